@@ -1,0 +1,71 @@
+"""The jobs of one file as a chain: which job's output (`job://`) another one reads."""
+
+from collections.abc import Iterator, Sequence
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError, choice, suggestion
+
+SCHEME = "job://"
+
+
+def in_order(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read."""
+    if problems := [*_repeated_names(jobs)]:
+        raise SpecError(problems)
+    by_name = {job.name: job for job in jobs}
+    if problems := [problem for job in jobs for problem in _wrong_inputs(job, by_name)]:
+        raise SpecError(problems)
+    ordered: list[Job] = []
+    waiting = dict(by_name)
+    while waiting:
+        ready = next((job for job in waiting.values() if not _inputs(job) & waiting.keys()), None)
+        if ready is None:
+            raise SpecError([_cycle(waiting)])
+        ordered.append(waiting.pop(ready.name))
+    return ordered
+
+
+def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
+    names = [job.name for job in jobs]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield Problem(f"{name}: metadata.name", f"is used by {names.count(name)} documents")
+
+
+def _references(job: Job) -> dict[Role, str]:
+    """The name of the job that each model comes from, for those that come from one."""
+    given = job.spec.models.given().items()
+    return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
+
+
+def _inputs(job: Job) -> set[str]:
+    return set(_references(job).values())
+
+
+def _wrong_inputs(job: Job, by_name: dict[str, Job]) -> Iterator[Problem]:
+    for role, name in _references(job).items():
+        path = f"{job.name}: spec.models.{role}.uri"
+        suitable = _suitable(role, trained=role in job.spec.algorithm.trained)
+        if name == job.name:
+            yield Problem(path, "refers to its own job")
+        elif name not in by_name:
+            others = by_name.keys() - {job.name}
+            yield Problem(path, f'no job of this file is named "{name}"; {suggestion(name, others)}')
+        elif (kind := by_name[name].spec.algorithm.name) not in suitable:
+            yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
+
+
+def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
+    """The algorithms whose output can be this model; a scorer to be trained may start from a language model."""
+    if role in ("actor", "reference"):
+        return ("SFT", "PPO")
+    return ("RewardModel", "SFT") if trained else ("RewardModel",)
+
+
+def _cycle(waiting: dict[str, Job]) -> Problem:
+    seen = [next(iter(waiting))]
+    while seen.count(seen[-1]) == 1:
+        seen.append(next(name for name in waiting if name in _inputs(waiting[seen[-1]])))
+    cycle = seen[seen.index(seen[-1]) :]
+    return Problem(f"{cycle[0]}: spec.models", f"jobs wait for each other: {' -> '.join(cycle)}")

@@ -1,0 +1,91 @@
+"""A job: one stage of training, checked as a whole."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from rlhf_api.contract import DNS_LABEL, Name, Spec
+from rlhf_api.names import Role
+from rlhf_api.problems import SpecError
+from rlhf_api.rules import broken, used_roles
+from rlhf_api.sentences import explain
+from rlhf_api.spec import JobSpec, Model, Optimizer
+
+
+class Metadata(Spec):
+    """The part of Kubernetes' object metadata that a manifest may set."""
+
+    name: Annotated[Name, Field(description="Name of the job.")]
+    namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")] = "default"
+    labels: dict[str, str] = Field(default_factory=dict, description="Kept and not read.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Kept and not read.")
+
+
+class Job(Spec):
+    """An RLHFJob. Its fields are right each by itself and together."""
+
+    api_version: Annotated[Literal["rlhf.hybridflow.io/v1alpha1"], Field(description="Group and version.")]
+    kind: Annotated[Literal["RLHFJob"], Field(description="Kind.")]
+    metadata: Annotated[Metadata, Field(description="Name and namespace.")]
+    spec: Annotated[JobSpec, Field(description="What to run.")]
+
+    @classmethod
+    def parse(cls, document: object, folder: Path | None = None) -> Self:
+        """The job that a document describes; `folder` is what relative file:// URIs are relative to.
+
+        Raises SpecError with every mistake.
+        """
+        context = {"folder": folder} if folder is not None else None
+        try:
+            return cls.model_validate(document, by_alias=True, by_name=False, context=context)
+        except ValidationError as found:
+            raise explain(cls, found) from None
+
+    @model_validator(mode="after")
+    def _obeys_the_rules(self) -> Self:
+        if problems := broken(self.spec):
+            raise SpecError(problems)
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    def models(self) -> dict[Role, Model]:
+        """The models that the algorithm uses: trained ones have an optimizer, and the reference is filled in."""
+        models = self.spec.models.given()
+        if "actor" in models:
+            models.setdefault("reference", _untrained(models["actor"]))
+        for role in self.spec.algorithm.trained:
+            models[role] = _with_optimizer(models[role])
+        return {role: models[role] for role in used_roles(self.spec)}
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Responses sampled in a step (RL), or rows read in it (offline; a pair is one row)."""
+        return self._rows_per_step * self.spec.rollout.samples_per_prompt
+
+    @property
+    def mini_batches(self) -> int:
+        """Mini-batches into which the sequences of a step are dealt; each is one optimizer step."""
+        return self.sequences_per_step // (self.spec.training.mini_batch_size or self.sequences_per_step)
+
+    def total_steps_for(self, rows: int) -> int:
+        """Steps of the whole job on `rows` rows of data; epochs lie end to end, and the very last step may be short."""
+        training = self.spec.training
+        return training.total_steps or -(-(training.total_epochs or 0) * rows // self._rows_per_step)
+
+    @property
+    def _rows_per_step(self) -> int:
+        rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
+        assert rows, "a rule requires one of the two"
+        return rows
+
+
+def _untrained(model: Model) -> Model:
+    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False})
+
+
+def _with_optimizer(model: Model) -> Model:
+    return model.model_copy(update={"optimizer": model.optimizer or Optimizer()})

@@ -1,0 +1,88 @@
+"""YAML as kubectl reads it (sigs.k8s.io/yaml, that is YAML 1.1 without timestamps, sexagesimals and duplicates)."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.nodes import MappingNode, ScalarNode
+
+from rlhf_api.problems import Problem, SpecError
+
+TAG = "tag:yaml.org,2002:"
+SCALARS = {
+    "bool": (r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF", "yYnNtTfFoO"),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "int": (r"[-+]?(0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO]?[0-7_]+|0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+}
+"""For each type the plain scalars that have it and their first characters; the first type that fits is taken."""
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read as text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def _bool(_: _Loader, node: ScalarNode) -> bool:
+    return node.value.lower() in ("y", "yes", "true", "on")
+
+
+def _int(_: _Loader, node: ScalarNode) -> int:
+    digits = node.value.replace("_", "")
+    return int(digits, 8 if re.fullmatch(r"[-+]?0[0-7]+", digits) else 0)
+
+
+def _mapping(loader: _Loader, node: MappingNode) -> Iterable[dict[str, Any]]:
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if key.tag == TAG + "merge":
+            continue
+        name, line = _key(loader.construct_object(key, deep=True)), key.start_mark.line + 1
+        if name in lines:
+            raise ConstructorError(None, None, f'"{name}" is given twice, first on line {lines[name]}', key.start_mark)
+        lines[name] = line
+    loader.flatten_mapping(node)
+    mapping: dict[str, Any] = {}
+    yield mapping
+    for key, value in node.value:
+        mapping[_key(loader.construct_object(key, deep=True))] = loader.construct_object(value)
+
+
+def _key(key: object) -> str:
+    """A key as JSON writes it."""
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+for _name, (_pattern, _first) in SCALARS.items():
+    _Loader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), list(_first))
+_Loader.add_constructor(TAG + "bool", _bool)
+_Loader.add_constructor(TAG + "int", _int)
+_Loader.add_constructor(TAG + "map", _mapping)
+
+
+def read(text: str, source: str) -> list[Any]:
+    """The documents in `text`, empty ones as None. Raises SpecError with the line, after `source`."""
+    try:
+        return list(yaml.load_all(text, _Loader))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError([Problem(f"{source}line {line}", f"cannot be read: {error.problem}")]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
+
+
+def write(document: Any) -> str:
+    """One document that `read` reads back."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,10 @@
+"""The names by which users, the operator and the trainer know a job and its models."""
+
+from typing import Literal
+
+GROUP = "rlhf.hybridflow.io"
+VERSION = "v1alpha1"
+API_VERSION: Literal["rlhf.hybridflow.io/v1alpha1"] = "rlhf.hybridflow.io/v1alpha1"
+KIND: Literal["RLHFJob"] = "RLHFJob"
+
+Role = Literal["actor", "critic", "reference", "reward"]

@@ -1,0 +1,46 @@
+"""A user's mistakes: where each one is, and what is wrong there."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+from rlhf_api.exit_codes import ExitCode
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: the path of the field and a sentence."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+    def within(self, prefix: str) -> "Problem":
+        """The same mistake, its path written after `prefix`."""
+        return Problem(prefix + self.path, self.message)
+
+
+class SpecError(ValueError):
+    """Every mistake found in a spec; the text has one line for each."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.SPEC
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def choice(names: Iterable[str]) -> str:
+    """`a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def suggestion(wrong: str, names: Iterable[str]) -> str:
+    """The known name nearest to `wrong` as a question, else all known names."""
+    known = sorted(names)
+    near = get_close_matches(wrong, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"

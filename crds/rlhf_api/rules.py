@@ -1,0 +1,144 @@
+"""Rules that span several fields of a spec; each yields every problem it finds."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from rlhf_api.names import Role
+from rlhf_api.problems import Problem, choice
+from rlhf_api.spec import KL, PPO, JobSpec, Model, Rollout, Training
+
+
+def broken(spec: JobSpec) -> list[Problem]:
+    """Every problem of every rule, with paths that start at `spec`."""
+    return [problem.within("spec.") for rule in RULES for problem in rule(spec)]
+
+
+def used_roles(spec: JobSpec) -> tuple[Role, ...]:
+    """The roles that the algorithm trains, then those it only reads."""
+    return spec.algorithm.trained + spec.algorithm.frozen
+
+
+def _roles_are_those_of_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
+    name, used, given = spec.algorithm.name, used_roles(spec), spec.models.given()
+    for role in given:
+        if role not in used:
+            yield Problem(f"models.{role}", f"{name} has no {role}; it uses {choice(used)}")
+    for role in used:
+        if role not in given and role != "reference":
+            yield Problem(f"models.{role}", f"is missing, {name} needs it")
+
+
+def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
+    for role, model in spec.models.given().items():
+        if role in spec.algorithm.frozen:
+            yield from (Problem(f"models.{role}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+
+
+def _training_fields(model: Model) -> list[str]:
+    return ["optimizer"] * bool(model.optimizer) + ["gradientCheckpointing"] * model.gradient_checkpointing
+
+
+def _untrained(spec: JobSpec, role: Role) -> str:
+    return f"{spec.algorithm.name} does not train the {role}"
+
+
+def _the_kl_target_belongs_to_adaptive(spec: JobSpec) -> Iterator[Problem]:
+    kl = spec.algorithm.kl if isinstance(spec.algorithm, PPO) else KL()
+    if kl.controller == "Adaptive" and kl.target is None:
+        yield Problem("algorithm.kl.target", "is missing, controller Adaptive needs it")
+    if kl.controller == "Fixed" and kl.target is not None:
+        yield Problem("algorithm.kl.target", "is for controller Adaptive only")
+
+
+def _the_length_is_given_once(spec: JobSpec) -> Iterator[Problem]:
+    if (spec.training.total_steps is None) == (spec.training.total_epochs is None):
+        yield Problem("training", "expected exactly one of totalSteps and totalEpochs")
+
+
+def _batches_fit_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
+    training, name = spec.training, spec.algorithm.name
+    needed, refused = ("promptBatchSize", "batchSize")
+    if spec.algorithm.offline:
+        needed, refused = refused, needed
+    sizes = {"promptBatchSize": training.prompt_batch_size, "batchSize": training.batch_size}
+    if sizes[needed] is None:
+        yield Problem(f"training.{needed}", f"is missing, {name} needs it")
+    if sizes[refused] is not None:
+        yield Problem(f"training.{refused}", f"is not for {name}; use {needed}")
+
+
+def _offline_algorithms_sample_nothing(spec: JobSpec) -> Iterator[Problem]:
+    evaluation = spec.evaluation
+    for_rl_only = {
+        "training.miniBatchSize": spec.training.mini_batch_size is not None,
+        "training.updateEpochs": spec.training.update_epochs != Training().update_epochs,
+        "rollout": spec.rollout != Rollout(),
+        "evaluation.functions": evaluation is not None and evaluation.functions != (),
+    }
+    if spec.algorithm.offline:
+        message = f"is for RL only, {spec.algorithm.name} generates no responses"
+        yield from (Problem(path, message) for path, given in for_rl_only.items() if given)
+
+
+def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
+    mini, prompts = spec.training.mini_batch_size, spec.training.prompt_batch_size
+    if mini is None or prompts is None:
+        return
+    sequences = prompts * spec.rollout.samples_per_prompt
+    if sequences % mini:
+        message = f"is {mini}, which does not divide the {sequences} sequences of a step"
+        yield Problem("training.miniBatchSize", f"{message} (promptBatchSize times samplesPerPrompt)")
+
+
+def _the_shortest_response_fits(spec: JobSpec) -> Iterator[Problem]:
+    shortest, longest = spec.rollout.min_response_tokens, spec.data.max_response_tokens
+    if shortest > longest:
+        yield Problem("rollout.minResponseTokens", f"is {shortest}, more than data.maxResponseTokens ({longest})")
+
+
+def _pools_are_given_with_manual(spec: JobSpec) -> Iterator[Problem]:
+    placement = spec.placement
+    if placement.mode == "Auto" and placement.pools:
+        yield Problem("placement.pools", "is for mode Manual only")
+    if placement.mode == "Manual" and not placement.pools:
+        yield Problem("placement.pools", "is missing, mode Manual needs it")
+
+
+def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
+    pools, used = spec.placement.pools, used_roles(spec)
+    homes = Counter(role for pool in pools for role in pool.models)
+    for role in used if pools else ():
+        if homes[role] != 1:
+            yield Problem("placement.pools", f"{role} is in {homes[role] or 'no'} pools, expected exactly one")
+    for index, pool in enumerate(pools):
+        strangers = [role for role in pool.models if role not in used]
+        yield from (
+            Problem(f"placement.pools.{index}.models", f"{spec.algorithm.name} has no {role}") for role in strangers
+        )
+
+
+def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
+    functions = spec.evaluation.functions if spec.evaluation else ()
+    yield from _repeated("placement.pools", [pool.name for pool in spec.placement.pools])
+    yield from _repeated("evaluation.functions", [function.name for function in functions])
+
+
+def _repeated(path: str, names: list[str]) -> Iterator[Problem]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"{path}.{index}.name", f'"{name}" is used twice')
+
+
+RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
+    _roles_are_those_of_the_algorithm,
+    _only_trained_models_say_how_to_train,
+    _the_kl_target_belongs_to_adaptive,
+    _the_length_is_given_once,
+    _batches_fit_the_algorithm,
+    _offline_algorithms_sample_nothing,
+    _the_batch_divides_into_mini_batches,
+    _the_shortest_response_fits,
+    _pools_are_given_with_manual,
+    _every_model_has_one_pool,
+    _names_are_unique,
+)

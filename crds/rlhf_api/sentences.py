@@ -1,0 +1,152 @@
+"""What pydantic finds, said in a sentence with the path as the user wrote it."""
+
+import json
+from types import MappingProxyType
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rlhf_api.contract import FORMS
+from rlhf_api.problems import Problem, SpecError, choice, suggestion
+
+Models = tuple[type[BaseModel], ...]
+
+EXPECTED = MappingProxyType(
+    {
+        "string_type": "text",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "tuple_type": "a list",
+        "dict_type": "a mapping",
+        "model_type": "a mapping",
+        "model_attributes_type": "a mapping",
+    }
+)
+BOUNDS = MappingProxyType(
+    {
+        "greater_than": ("more than", "gt"),
+        "greater_than_equal": ("at least", "ge"),
+        "less_than": ("less than", "lt"),
+        "less_than_equal": ("at most", "le"),
+    }
+)
+
+
+def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
+    """Every mistake in `found`, which validating a `root` raised."""
+    return SpecError([problem for error in found.errors() for problem in _problems(root, error)])
+
+
+def _problems(root: type[BaseModel], error: ErrorDetails) -> list[Problem]:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, SpecError):
+        return cause.problems
+    if error["type"] == "too_short" and error["input"]:
+        return []  # pydantic counts the right entries only, and has reported the wrong ones
+    path, candidates, tag = _locate(root, error["loc"])
+    match error["type"]:
+        case "extra_forbidden":
+            return [Problem(path, _unknown(path.rpartition(".")[2], candidates, tag))]
+        case "union_tag_invalid":
+            tags = choice(map(_tag, candidates))
+            return [Problem(f"{path}.name", f"is {_shown(error['input']['name'])}, expected {tags}")]
+        case "union_tag_not_found":
+            return [Problem(f"{path}.name", f"is missing, expected {choice(map(_tag, candidates))}")]
+        case "value_error":
+            return [Problem(path, str(cause))]
+    return [Problem(path, _sentence(error))]
+
+
+def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, Models, str]:
+    """The path of a location without discriminator tags, the models that may be there, and the last tag.
+
+    A field that no model has leaves the models of its parent.
+    """
+    path: list[str] = []
+    models: Models = (root,)
+    tag = ""
+    for part in location:
+        if len(models) > 1 and not tag:  # pydantic puts the tag of a union after its field
+            tag = str(part)
+            continue
+        if part != "[key]":
+            path.append(str(part))
+        owner = next((model for model in models if _tag(model) == tag), models[0]) if models else None
+        field = _fields(owner).get(part) if owner else None
+        if field:
+            models, tag = _models_in(field.annotation), ""
+    return ".".join(path) or "document", models, tag
+
+
+def _fields(model: type[BaseModel]) -> dict[int | str, Any]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _models_in(annotation: Any) -> Models:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation,)
+    return tuple(model for argument in get_args(annotation) for model in _models_in(argument))
+
+
+def _tag(model: type[BaseModel]) -> str:
+    """The name that selects a member of a union of models; empty for any other model."""
+    name = model.model_fields.get("name")
+    values = get_args(name.annotation) if name else ()
+    return str(values[0]) if values else ""
+
+
+def _unknown(name: str, candidates: Models, tag: str) -> str:
+    others = [_tag(model) for model in candidates if _tag(model) != tag and name in _fields(model)]
+    if others:
+        return f"unknown field for {tag}; it is for {choice(others)} only"
+    owner = next(model for model in candidates if _tag(model) == tag)
+    return f"unknown field; {suggestion(name, map(str, _fields(owner)))}"
+
+
+def _sentence(error: ErrorDetails) -> str:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind in EXPECTED:
+        return f"is {_shown(value)}, expected {EXPECTED[kind]}"
+    if kind in BOUNDS:
+        words, key = BOUNDS[kind]
+        return f"is {value}, expected {words} {_plain(context[key])}"
+    match kind:
+        case "missing":
+            return "is missing"
+        case "literal_error":
+            return f"is {_shown(value)}, expected {context['expected'].replace(chr(39), '')}"
+        case "string_pattern_mismatch":
+            return f"is {_shown(value)}, expected {FORMS[context['pattern']]}"
+        case "string_too_long":
+            return f"has {len(value)} characters, expected at most {context['max_length']}"
+        case "too_long":
+            return f"has {context['actual_length']} entries, expected {context['max_length']}"
+        case "string_too_short" | "too_short":
+            return "is empty"
+        case "recursion_loop":
+            return "contains itself"
+    return f"is {_shown(value)}, which cannot be used here"
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return f"{str(value).lower()} (true or false)"
+        case int() | float():
+            return f"{value} (a number)"
+        case str():
+            return f"{json.dumps(value, ensure_ascii=False)} (text)"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,283 @@
+"""What a user may ask of one job; rules that span several fields are in `rules`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, Count, Name, Spec
+from rlhf_api.names import Role
+
+Estimator = Literal["K1", "K2", "K3"]
+
+
+class Algorithm(Spec):
+    """What every algorithm says about the models it needs."""
+
+    offline: ClassVar[bool]
+    """Learns from the data alone; nothing is generated."""
+    trained: ClassVar[tuple[Role, ...]]
+    frozen: ClassVar[tuple[Role, ...]] = ()
+    """Roles that are read and not trained; `reference` may be left out."""
+
+
+class SFT(Algorithm):
+    """Supervised fine-tuning on prompts and responses."""
+
+    offline = True
+    trained = ("actor",)
+
+    name: Annotated[Literal["SFT"], Field(description="Supervised fine-tuning of the actor.")]
+
+
+class RewardModel(Algorithm):
+    """A reward model from pairs of responses (Bradley-Terry)."""
+
+    offline = True
+    trained = ("reward",)
+
+    name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
+
+
+class KL(Spec):
+    """The penalty that keeps the actor near the reference."""
+
+    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.05
+    apply_to: Annotated[
+        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
+    ] = "Reward"
+    controller: Annotated[
+        Literal["Fixed", "Adaptive"],
+        Field(description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."),
+    ] = "Fixed"
+    target: Annotated[
+        float | None, Field(gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive.")
+    ] = None
+    horizon: Annotated[Count, Field(description="Sequences over which Adaptive corrects the coefficient.")] = 10000
+    estimator: Annotated[
+        Estimator | None, Field(description="Estimator of the KL; unset is K1 in the reward and K3 in the loss.")
+    ] = None
+
+    @property
+    def resolved_estimator(self) -> Estimator:
+        """The estimator to use, the default filled in."""
+        return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
+
+
+class RewardShaping(Spec):
+    """What happens to a reward before the advantages see it."""
+
+    normalization: Annotated[
+        Literal["None", "Running"], Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far.")
+    ] = "None"
+    clip: Annotated[float | None, Field(gt=0, description="Largest magnitude of a reward; unset does not clip.")] = None
+    missing_end_penalty: Annotated[
+        float, Field(ge=0, description="Subtracted from the reward of a response without an end token.")
+    ] = 0.0
+
+
+class PPO(Algorithm):
+    """Proximal policy optimisation with a critic (arXiv 1707.06347)."""
+
+    offline = False
+    trained = ("actor", "critic")
+    frozen = ("reference", "reward")
+
+    name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
+    discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
+    gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
+    clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
+    value_clip_range: Annotated[
+        float | None, Field(gt=0, description="Largest change of a value in one update; null does not clip.")
+    ] = 0.2
+    entropy_coefficient: Annotated[float, Field(ge=0, description="Weight of the entropy bonus.")] = 0.0
+    kl: Annotated[KL, Field(description="The penalty that keeps the actor near the reference.")] = KL()
+    rewards: Annotated[RewardShaping, Field(description="What happens to a reward before it is used.")] = (
+        RewardShaping()
+    )
+    whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
+    critic_warmup_steps: Annotated[int, Field(ge=0, description="First steps that update the critic only.")] = 0
+
+
+def _absolute(uri: str, info: ValidationInfo) -> str:
+    """A `file://` URI made absolute against the folder in the validation context, if there is one."""
+    if not info.context or not uri.startswith("file://"):
+        return uri
+    folder: Path = info.context["folder"]
+    # Not Path.resolve: in a mounted ConfigMap it would follow a link that the next update removes.
+    return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
+
+
+ModelUri = Annotated[str, Field(pattern=MODEL_URI), AfterValidator(_absolute)]
+DataUri = Annotated[str, Field(pattern=DATA_URI), AfterValidator(_absolute)]
+
+
+class Optimizer(Spec):
+    """AdamW and its schedule."""
+
+    learning_rate: Annotated[float, Field(gt=0, description="Learning rate after the warm-up.")] = 1e-5
+    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay.")] = 0.0
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+        Field(strict=False, description="Decay of the first and the second moment."),
+    ] = (0.9, 0.95)
+    epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
+    warmup_steps: Annotated[int, Field(ge=0, description="First steps of the job, over which the rate rises to its peak.")] = 0
+    schedule: Annotated[
+        Literal["Constant", "Cosine"], Field(description="After the warm-up; Cosine ends at a tenth of the peak.")
+    ] = "Constant"
+    max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
+
+
+class Model(Spec):
+    """One model: where it comes from and, if it is trained, how."""
+
+    uri: Annotated[ModelUri, Field(description="hf://, job:// (the output of another job), package:// or file://.")]
+    revision: Annotated[str | None, Field(min_length=1, description="Branch, tag or commit of an hf:// model.")] = None
+    trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
+    gradient_checkpointing: Annotated[
+        bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
+    ] = False
+    optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
+
+
+class Models(Spec):
+    """The models of a job; the algorithm says which."""
+
+    actor: Annotated[Model | None, Field(description="The model that answers, and that SFT and RL train.")] = None
+    critic: Annotated[Model | None, Field(description="Estimates the value of each token.")] = None
+    reference: Annotated[Model | None, Field(description="The actor before training; unset means actor's.")] = None
+    reward: Annotated[Model | None, Field(description="Scores a response.")] = None
+
+    def given(self) -> dict[Role, Model]:
+        """The models that are written in the spec, by role."""
+        roles: dict[Role, Model | None] = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "reference": self.reference,
+            "reward": self.reward,
+        }
+        return {role: model for role, model in roles.items() if model}
+
+
+class DataSource(Spec):
+    """A data set and the names of its columns."""
+
+    uri: Annotated[DataUri, Field(description="hf://, package:// or file://.")]
+    subset: Annotated[str | None, Field(min_length=1, description="Configuration of a Hugging Face data set.")] = None
+    split: Annotated[str, Field(min_length=1, description="Split to read.")] = "train"
+    prompt_key: Annotated[str, Field(min_length=1, description="Column of the prompt.")] = "prompt"
+    response_key: Annotated[str, Field(min_length=1, description="Column of the response, for SFT.")] = "chosen"
+    chosen_key: Annotated[str, Field(min_length=1, description="Column of the better response of a pair.")] = "chosen"
+    rejected_key: Annotated[str, Field(min_length=1, description="Column of the worse response.")] = "rejected"
+    limit: Annotated[int | None, Field(ge=1, description="Read this many rows at most.")] = None
+
+
+class Data(Spec):
+    """What a job reads and how much of it a model sees."""
+
+    train: Annotated[DataSource, Field(description="The rows to train on.")]
+    max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
+    max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
+    overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
+    chat_template: Annotated[
+        Literal["Auto", "Never"], Field(description="Auto applies the tokenizer's chat template where it has one.")
+    ] = "Auto"
+
+
+def _some_tokens(top_k: int) -> int:
+    if top_k == 0:
+        raise ValueError("is 0, expected -1 (all tokens) or at least 1")
+    return top_k
+
+
+class Rollout(Spec):
+    """How responses are sampled."""
+
+    samples_per_prompt: Annotated[Count, Field(description="Responses sampled for each prompt.")] = 1
+    temperature: Annotated[float, Field(gt=0, description="Sampling temperature.")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, description="Sample from this much probability mass.")] = 1.0
+    top_k: Annotated[
+        int,
+        Field(ge=-1, description="Sample from this many most likely tokens; -1 means all."),
+        AfterValidator(_some_tokens),
+    ] = -1
+    min_response_tokens: Annotated[int, Field(ge=0, description="No end token before this many tokens.")] = 0
+    gpu_memory_utilization: Annotated[
+        float, Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take.")
+    ] = 0.4
+
+
+class Training(Spec):
+    """How long, in what batches and how reproducibly a job trains."""
+
+    total_steps: Annotated[int | None, Field(ge=1, description="Steps to train; or give totalEpochs.")] = None
+    total_epochs: Annotated[int | None, Field(ge=1, description="Passes over the rows; or give totalSteps.")] = None
+    prompt_batch_size: Annotated[int | None, Field(ge=1, description="Prompts of a step; RL only.")] = None
+    batch_size: Annotated[
+        int | None, Field(ge=1, description="Rows (for RewardModel, pairs) of a step; SFT and RewardModel only.")
+    ] = None
+    mini_batch_size: Annotated[
+        int | None, Field(ge=1, description="Sequences of an optimizer step, RL only; unset means the whole batch.")
+    ] = None
+    update_epochs: Annotated[Count, Field(description="Passes of the optimizer over a batch; RL only.")] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it.")] = 0
+    precision: Annotated[
+        Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
+    ] = "Auto"
+    micro_batch_tokens: Annotated[Count, Field(description="Tokens of one forward pass, padding included.")] = 16384
+
+
+class EvaluationFunction(Spec):
+    """A function of the user's that judges a response."""
+
+    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the metric.")]
+    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, description="module.path:function.")]
+
+
+class Evaluation(Spec):
+    """What is measured before, during and after training."""
+
+    data: Annotated[DataSource, Field(description="The rows to measure on.")]
+    every_steps: Annotated[int | None, Field(ge=1, description="Also measure each time so many steps are done.")] = None
+    functions: Annotated[
+        tuple[EvaluationFunction, ...], Field(strict=False, description="Functions to apply to responses; RL only.")
+    ] = ()
+
+
+class Resources(Spec):
+    """The slots a job may use; a slot is a GPU or a CPU worker."""
+
+    device: Annotated[Literal["Auto", "CPU", "GPU"], Field(description="Auto takes GPUs where there are any.")] = "Auto"
+    nodes: Annotated[Count, Field(description="Nodes of the job.")] = 1
+    slots_per_node: Annotated[int | None, Field(ge=1, description="Slots of a node; unset means all it has.")] = None
+
+
+class Pool(Spec):
+    """Slots that some models share."""
+
+    name: Annotated[Name, Field(description="Name of the pool.")]
+    models: Annotated[tuple[Role, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
+    nodes: Annotated[Count, Field(description="Nodes of the pool.")] = 1
+    slots_per_node: Annotated[Count, Field(description="Slots of each node.")]
+
+
+class Placement(Spec):
+    """Which models share which slots."""
+
+    mode: Annotated[Literal["Auto", "Manual"], Field(description="Auto lets the mapper decide.")] = "Auto"
+    pools: Annotated[tuple[Pool, ...], Field(strict=False, description="The pools; with Manual only.")] = ()
+
+
+class JobSpec(Spec):
+    """One stage of training."""
+
+    algorithm: Annotated[SFT | RewardModel | PPO, Field(discriminator="name", description="What to run.")]
+    models: Annotated[Models, Field(description="The models it runs on.")]
+    data: Annotated[Data, Field(description="The rows it reads.")]
+    rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()
+    training: Annotated[Training, Field(description="How long and in what batches.")]
+    evaluation: Annotated[Evaluation | None, Field(description="What is measured besides the training itself.")] = None
+    resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
+    placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()

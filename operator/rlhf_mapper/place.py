@@ -1,0 +1,61 @@
+"""Places the models of a job: pools as the manifest names them, or all models on one pool."""
+
+from __future__ import annotations
+
+from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping
+
+
+def place(job: Job, inventory: Inventory) -> Mapping:
+    """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it."""
+    device = _device(job, inventory)
+    if job.spec.placement.mode == "Manual":
+        pools = tuple(
+            MappedPool(name=pool.name, models=pool.models, slots_per_machine=(pool.slots_per_node,) * pool.nodes)
+            for pool in job.spec.placement.pools
+        )
+    else:
+        slots = job.spec.resources.slots_per_node or (max(inventory.gpus_per_machine) if device == "GPU" else 1)
+        slots_per_machine = (slots,) * job.spec.resources.nodes
+        pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
+    problems = _too_few_gpus(job, pools, inventory) if device == "GPU" else []
+    problems += [problem for pool in pools for problem in _does_not_divide(job, pool)]
+    if problems:
+        raise SpecError(problems)
+    return Mapping(device=device, pools=pools)
+
+
+def _device(job: Job, inventory: Inventory) -> Device:
+    wanted = job.spec.resources.device
+    has_gpus = any(inventory.gpus_per_machine)
+    if wanted == "GPU" and not has_gpus:
+        raise SpecError([Problem(f"{job.name}: spec.resources.device", "is GPU, but there is no GPU here")])
+    if wanted == "Auto":
+        return "GPU" if has_gpus else "CPU"
+    return wanted
+
+
+def _too_few_gpus(job: Job, pools: tuple[MappedPool, ...], inventory: Inventory) -> list[Problem]:
+    asked, have = sum(pool.size for pool in pools), sum(inventory.gpus_per_machine)
+    if asked <= have:
+        return []
+    return [Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {have}")]
+
+
+def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
+    """Batch sizes that do not divide over the slots of a pool."""
+    training = job.spec.training
+    sizes = {
+        "batchSize": training.batch_size,
+        "promptBatchSize * rollout.samplesPerPrompt": training.prompt_batch_size and job.sequences_per_step,
+        "miniBatchSize": training.mini_batch_size,
+    }
+    return [
+        Problem(
+            f"{job.name}: spec.training.{name}",
+            f"is {size}, which does not divide by the {pool.size} slots of pool {pool.name}",
+        )
+        for name, size in sizes.items()
+        if size and size % pool.size
+    ]

@@ -1,0 +1,53 @@
+"""A manifest that is no YAML, or holds no jobs, is reported with its line or its document."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_api import SpecError, load
+
+# sentence -> manifest, expected text of the error
+FILES = {
+    "a document that is a list": ("- 1\n", "document 1: is not a mapping"),
+    "no document": ("---\n---\n", "document 1: is missing, the manifest is empty"),
+    "a key that is given twice": (
+        "kind: RLHFJob\nspec: {}\nkind: RLHFJob\n",
+        'line 3: cannot be read: "kind" is given twice, first on line 1',
+    ),
+    "a bracket that is not closed": (
+        "a: 1\nb: [1\n",
+        "line 3: cannot be read: expected ',' or ']', but got '<stream end>'",
+    ),
+    "a key inside a value": ("a: b: c\n", "line 1: cannot be read: mapping values are not allowed here"),
+    "an unprintable character": ("a: 1\nb: \x01\n", "line 2: cannot be read: a character is not printable"),
+    "a Python object": (
+        "a: !!python/object:os.system {}\n",
+        (
+            "line 1: cannot be read: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/object:os.system'"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES)
+def test_a_file_that_cannot_be_read_says_where(text: str, expected: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load(text)
+    assert str(raised.value) == expected
+
+
+def test_a_document_without_a_name_goes_by_its_number(chain: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load(chain, ["helpful-sft:metadata={}"])
+    assert str(raised.value) == "document 2: metadata.name: is missing"
+
+
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\xff")
+    missing = tmp_path / "missing.yaml"
+    for path, message in {binary: "it is not UTF-8 text", missing: "No such file or directory"}.items():
+        with pytest.raises(SpecError) as raised:
+            load(path)
+        assert str(raised.value) == f"{path}: cannot be read: {message}"

@@ -1,0 +1,379 @@
+"""Each mistake of a user is reported with its path and one clear sentence."""
+
+import re
+
+import pytest
+
+from rlhf_api import ExitCode, SpecError, load
+
+PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
+POOLS = "placement={mode: Manual, pools: ["
+URI = "expected a URI that starts with"
+
+# sentence -> the overrides that plant the mistake, the expected path, the expected message
+MISTAKES = {
+    "a misspelt field": (
+        [f"{PPO}:algorithm.clipRnage=0.1"],
+        f"{PPO}: spec.algorithm.clipRnage",
+        "unknown field; did you mean clipRange?",
+    ),
+    "a field in snake case": (
+        [f"{PPO}:algorithm.clip_range=0.1"],
+        f"{PPO}: spec.algorithm.clip_range",
+        "unknown field; did you mean clipRange?",
+    ),
+    "a field like no other": (
+        [f"{SFT}:models.xyz={{}}"],
+        f"{SFT}: spec.models.xyz",
+        "unknown field; expected actor, critic, reference or reward",
+    ),
+    "a field of another algorithm": (
+        [f"{SFT}:algorithm.clipRange=0.1"],
+        f"{SFT}: spec.algorithm.clipRange",
+        "unknown field for SFT; it is for PPO only",
+    ),
+    "a field with the name of its algorithm": (
+        [f"{SFT}:algorithm.SFT=1"],
+        f"{SFT}: spec.algorithm.SFT",
+        "unknown field; expected name",
+    ),
+    "an unknown algorithm": (
+        [f"{SFT}:algorithm.name=SGD"],
+        f"{SFT}: spec.algorithm.name",
+        'is "SGD" (text), expected SFT, RewardModel or PPO',
+    ),
+    "no algorithm name": (
+        [f"{SFT}:algorithm={{}}"],
+        f"{SFT}: spec.algorithm.name",
+        "is missing, expected SFT, RewardModel or PPO",
+    ),
+    "an algorithm that is text": (
+        [f"{SFT}:algorithm=SFT"],
+        f"{SFT}: spec.algorithm",
+        'is "SFT" (text), expected a mapping',
+    ),
+    "a missing field": ([f"{SFT}:data={{}}"], f"{SFT}: spec.data.train", "is missing"),
+    "text for a whole number": (
+        [f'{PPO}:training.totalSteps="3"'],
+        f"{PPO}: spec.training.totalSteps",
+        'is "3" (text), expected a whole number',
+    ),
+    "a fraction for a whole number": (
+        [f"{PPO}:training.totalSteps=1.5"],
+        f"{PPO}: spec.training.totalSteps",
+        "is 1.5 (a number), expected a whole number",
+    ),
+    "a boolean for a number": (
+        [f"{PPO}:algorithm.discount=yes"],
+        f"{PPO}: spec.algorithm.discount",
+        "is true (true or false), expected a number",
+    ),
+    "a number for a boolean": (
+        [f"{PPO}:algorithm.whitenAdvantages=1"],
+        f"{PPO}: spec.algorithm.whitenAdvantages",
+        "is 1 (a number), expected true or false",
+    ),
+    "nothing for a number": (
+        [f"{PPO}:algorithm.discount="],
+        f"{PPO}: spec.algorithm.discount",
+        "is empty, expected a number",
+    ),
+    "a mapping for text": (
+        [f"{PPO}:data.train.split={{}}"],
+        f"{PPO}: spec.data.train.split",
+        "is a mapping, expected text",
+    ),
+    "a list for a mapping": ([f"{SFT}:data=[]"], f"{SFT}: spec.data", "is a list, expected a mapping"),
+    "text for a list": (
+        [f"{PPO}:placement.pools=all"],
+        f"{PPO}: spec.placement.pools",
+        'is "all" (text), expected a list',
+    ),
+    "text inside a pair of numbers": (
+        [f"{PPO}:models.actor.optimizer.betas=[0.9, x]"],
+        f"{PPO}: spec.models.actor.optimizer.betas.1",
+        'is "x" (text), expected a number',
+    ),
+    "three numbers for a pair": (
+        [f"{PPO}:models.actor.optimizer.betas=[0.9, 0.9, 0.9]"],
+        f"{PPO}: spec.models.actor.optimizer.betas",
+        "has 3 entries, expected 2",
+    ),
+    "not a number": (
+        [f"{PPO}:algorithm.kl.coefficient=.nan"],
+        f"{PPO}: spec.algorithm.kl.coefficient",
+        "is nan (a number), expected a finite number",
+    ),
+    "infinity": (
+        [f"{PPO}:models.actor.optimizer.maxGradNorm=.inf"],
+        f"{PPO}: spec.models.actor.optimizer.maxGradNorm",
+        "is inf (a number), expected a finite number",
+    ),
+    "a number below its bound": (
+        [f"{PPO}:training.totalSteps=0"],
+        f"{PPO}: spec.training.totalSteps",
+        "is 0, expected at least 1",
+    ),
+    "a number on its open bound": (
+        [f"{PPO}:algorithm.clipRange=1"],
+        f"{PPO}: spec.algorithm.clipRange",
+        "is 1, expected less than 1",
+    ),
+    "a top-k of zero": (
+        [f"{PPO}:rollout.topK=0"],
+        f"{PPO}: spec.rollout.topK",
+        "is 0, expected -1 (all tokens) or at least 1",
+    ),
+    "a word that is no choice": (
+        [f"{PPO}:training.precision=FP8"],
+        f"{PPO}: spec.training.precision",
+        'is "FP8" (text), expected Auto, FP32 or BF16',
+    ),
+    "another kind of object": ([f"{SFT}:kind=Pod"], f"{SFT}: kind", 'is "Pod" (text), expected RLHFJob'),
+    "a name that is no DNS label": (
+        [f"{PPO}:metadata.name=Helpful_PPO"],
+        "Helpful_PPO: metadata.name",
+        "is \"Helpful_PPO\" (text), expected lower-case letters, digits and '-', with a letter or digit at both ends",
+    ),
+    "a name that is too long": (
+        [f"{PPO}:metadata.name={'a' * 53}"],
+        f"{'a' * 53}: metadata.name",
+        "has 53 characters, expected at most 52",
+    ),
+    "empty text": ([f"{SFT}:data.train.split=''"], f"{SFT}: spec.data.train.split", "is empty"),
+    "a scheme that is not known": (
+        [f"{SFT}:models.actor.uri=s3://bucket/x"],
+        f"{SFT}: spec.models.actor.uri",
+        f'is "s3://bucket/x" (text), {URI} hf://, job://, package:// or file://',
+    ),
+    "data from a job": (
+        [f"{SFT}:data.train.uri=job://helpful-ppo"],
+        f"{SFT}: spec.data.train.uri",
+        f'is "job://helpful-ppo" (text), {URI} hf://, package:// or file://',
+    ),
+    "an entry point without a function": (
+        [f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: a.b}}]}}"],
+        f"{PPO}: spec.evaluation.functions.0.entrypoint",
+        'is "a.b" (text), expected module.path:function',
+    ),
+    "a label that is a number": (
+        [f"{SFT}:metadata.labels={{1: 2}}"],
+        f"{SFT}: metadata.labels.1",
+        "is 2 (a number), expected text",
+    ),
+    "a role the algorithm has not": (
+        [f"{SFT}:models.critic={{uri: hf://x}}"],
+        f"{SFT}: spec.models.critic",
+        "SFT has no critic; it uses actor",
+    ),
+    "a role that is missing": ([f"{PPO}:models.critic="], f"{PPO}: spec.models.critic", "is missing, PPO needs it"),
+    "an optimizer for the reward model of PPO": (
+        [f"{PPO}:models.reward.optimizer={{}}"],
+        f"{PPO}: spec.models.reward.optimizer",
+        "PPO does not train the reward",
+    ),
+    "gradient checkpointing for the reference": (
+        [f"{PPO}:models.reference={{uri: hf://x, gradientCheckpointing: true}}"],
+        f"{PPO}: spec.models.reference.gradientCheckpointing",
+        "PPO does not train the reference",
+    ),
+    "an adaptive controller without a target": (
+        [f"{PPO}:algorithm.kl.controller=Adaptive"],
+        f"{PPO}: spec.algorithm.kl.target",
+        "is missing, controller Adaptive needs it",
+    ),
+    "a target for a fixed coefficient": (
+        [f"{PPO}:algorithm.kl.target=6"],
+        f"{PPO}: spec.algorithm.kl.target",
+        "is for controller Adaptive only",
+    ),
+    "steps and epochs": (
+        [f"{PPO}:training.totalEpochs=1"],
+        f"{PPO}: spec.training",
+        "expected exactly one of totalSteps and totalEpochs",
+    ),
+    "neither steps nor epochs": (
+        [f"{PPO}:training.totalSteps="],
+        f"{PPO}: spec.training",
+        "expected exactly one of totalSteps and totalEpochs",
+    ),
+    "RL without prompts": (
+        [f"{PPO}:training.promptBatchSize="],
+        f"{PPO}: spec.training.promptBatchSize",
+        "is missing, PPO needs it",
+    ),
+    "rows for RL": (
+        [f"{PPO}:training.batchSize=8"],
+        f"{PPO}: spec.training.batchSize",
+        "is not for PPO; use promptBatchSize",
+    ),
+    "prompts for SFT": (
+        [f"{SFT}:training.promptBatchSize=8"],
+        f"{SFT}: spec.training.promptBatchSize",
+        "is not for SFT; use batchSize",
+    ),
+    "mini-batches for SFT": (
+        [f"{SFT}:training.miniBatchSize=8"],
+        f"{SFT}: spec.training.miniBatchSize",
+        "is for RL only, SFT generates no responses",
+    ),
+    "update epochs for SFT": (
+        [f"{SFT}:training.updateEpochs=2"],
+        f"{SFT}: spec.training.updateEpochs",
+        "is for RL only, SFT generates no responses",
+    ),
+    "sampling for a reward model": (
+        [f"{REWARD}:rollout.temperature=0.5"],
+        f"{REWARD}: spec.rollout",
+        "is for RL only, RewardModel generates no responses",
+    ),
+    "functions for SFT": (
+        [f"{SFT}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: a.b:c}}]}}"],
+        f"{SFT}: spec.evaluation.functions",
+        "is for RL only, SFT generates no responses",
+    ),
+    "mini-batches that do not divide": (
+        [f"{PPO}:training.miniBatchSize=24"],
+        f"{PPO}: spec.training.miniBatchSize",
+        "is 24, which does not divide the 32 sequences of a step (promptBatchSize times samplesPerPrompt)",
+    ),
+    "a shortest response longer than the longest": (
+        [f"{PPO}:rollout.minResponseTokens=2000"],
+        f"{PPO}: spec.rollout.minResponseTokens",
+        "is 2000, more than data.maxResponseTokens (1024)",
+    ),
+    "manual placement without pools": (
+        [f"{PPO}:placement.mode=Manual"],
+        f"{PPO}: spec.placement.pools",
+        "is missing, mode Manual needs it",
+    ),
+    "pools with automatic placement": (
+        [f"{SFT}:placement.pools=[{{name: a, models: [actor], slotsPerNode: 1}}]"],
+        f"{SFT}: spec.placement.pools",
+        "is for mode Manual only",
+    ),
+    "a pool without models": (
+        [f"{SFT}:{POOLS}{{name: a, models: [], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models",
+        "is empty",
+    ),
+    "an unknown role in a pool": (
+        [f"{SFT}:{POOLS}{{name: a, models: [rollout], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models.0",
+        'is "rollout" (text), expected actor, critic, reference or reward',
+    ),
+    "a model in no pool": (
+        [f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reward], slotsPerNode: 1}}]}}"],
+        f"{PPO}: spec.placement.pools",
+        "reference is in no pools, expected exactly one",
+    ),
+    "a model in two pools": (
+        [
+            (
+                f"{SFT}:{POOLS}{{name: a, models: [actor], slotsPerNode: 1}}, "
+                "{name: b, models: [actor], slotsPerNode: 1}]}"
+            )
+        ],
+        f"{SFT}: spec.placement.pools",
+        "actor is in 2 pools, expected exactly one",
+    ),
+    "a pool for a role the algorithm has not": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor, critic], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models",
+        "SFT has no critic",
+    ),
+    "two pools of one name": (
+        [
+            (
+                f"{PPO}:{POOLS}{{name: a, models: [actor, critic], slotsPerNode: 1}}, "
+                "{name: a, models: [reward, reference], slotsPerNode: 1}]}"
+            )
+        ],
+        f"{PPO}: spec.placement.pools.1.name",
+        '"a" is used twice',
+    ),
+    "two functions of one name": (
+        [
+            (
+                f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: "
+                "[{name: f, entrypoint: a:b}, {name: f, entrypoint: a:c}]}"
+            )
+        ],
+        f"{PPO}: spec.evaluation.functions.1.name",
+        '"f" is used twice',
+    ),
+    "a job that is not there": (
+        [f"{PPO}:models.actor.uri=job://helpful-stf"],
+        f"{PPO}: spec.models.actor.uri",
+        'no job of this file is named "helpful-stf"; did you mean helpful-sft?',
+    ),
+    "a job that reads itself": (
+        [f"{SFT}:models.actor.uri=job://helpful-sft"],
+        f"{SFT}: spec.models.actor.uri",
+        "refers to its own job",
+    ),
+    "an SFT as reward": (
+        [f"{PPO}:models.reward.uri=job://helpful-sft"],
+        f"{PPO}: spec.models.reward.uri",
+        '"helpful-sft" is a job of SFT, expected RewardModel',
+    ),
+    "a reward model as actor": (
+        [f"{PPO}:models.actor.uri=job://helpful-reward"],
+        f"{PPO}: spec.models.actor.uri",
+        '"helpful-reward" is a job of RewardModel, expected SFT or PPO',
+    ),
+    "an actor as critic": (
+        [f"{REWARD}:models.reward.uri=job://helpful-ppo"],
+        f"{REWARD}: spec.models.reward.uri",
+        '"helpful-ppo" is a job of PPO, expected RewardModel or SFT',
+    ),
+    "jobs that wait for each other": (
+        [f"{SFT}:models.actor.uri=job://helpful-ppo"],
+        f"{PPO}: spec.models",
+        "jobs wait for each other: helpful-ppo -> helpful-sft -> helpful-ppo",
+    ),
+    "a name that is used twice": (
+        [f"{SFT}:metadata.name=helpful-ppo"],
+        f"{PPO}: metadata.name",
+        "is used by 2 documents",
+    ),
+    "an override for a job that is not there": (
+        ["helpful-pppo:training.seed=1"],
+        "--set helpful-pppo:training.seed=1",
+        'no job is named "helpful-pppo"; did you mean helpful-ppo?',
+    ),
+    "an override of a path that cannot be": (
+        ["kind.seed=1"],
+        "--set kind.seed=1",
+        "there is no such path",
+    ),
+    "an override without a value": (
+        ["training.seed"],
+        "--set training.seed",
+        "expected path=value or NAME:path=value",
+    ),
+    "an override without a path": (["=1"], "--set =1", "expected path=value or NAME:path=value"),
+    "an override with two values": (["training.seed=1\n---\n2"], "--set training.seed=1\n---\n2", "expected one value"),
+}
+
+JARGON = re.compile(r"Input should|pydantic|https?://|validation|union|literal\[|constrained", re.IGNORECASE)
+
+
+@pytest.mark.parametrize(("overrides", "path", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_names_its_path(chain: str, overrides: list[str], path: str, message: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load(chain, overrides)
+    assert [(problem.path, problem.message) for problem in raised.value.problems] == [(path, message)]
+    assert str(raised.value) == f"{path}: {message}"
+    assert not JARGON.search(message)
+    assert raised.value.exit_code is ExitCode.SPEC
+
+
+def test_every_mistake_is_reported_at_once(chain: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load(chain, [f"{PPO}:training.miniBatchSize=24", f"{PPO}:algorithm.kl.target=6", f"{SFT}:training.seed=-1"])
+    assert [problem.path for problem in raised.value.problems] == [
+        "helpful-ppo: spec.algorithm.kl.target",
+        "helpful-ppo: spec.training.miniBatchSize",
+        "helpful-sft: spec.training.seed",
+    ]

@@ -1,0 +1,62 @@
+"""Workers without a model, to see how calls and batches move."""
+
+import time
+from typing import Any
+
+from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.types import Batch, Fields, register
+
+
+class Source:
+    """Makes fields, quickly and slowly."""
+
+    @register(DP_PROTO, adds=("number", "ragged"), phase="data")
+    def make(self, batch: Batch) -> Fields:
+        """number [B]: the row; ragged [B, T]: the row, as wide as this rank's last row number."""
+        rows = batch.rows
+        return {"number": rows, "ragged": rows[:, None].repeat(1, int(rows.max()) + 1)}
+
+    @register(DP_PROTO, reads=("number",), adds=("slow",))
+    def make_slowly(self, batch: Batch, *, seconds: float) -> Fields:
+        time.sleep(seconds)
+        return {"slow": batch["number"] * 10}
+
+    @register(ONE_TO_ALL)
+    def rank(self) -> int:
+        import torch.distributed as dist
+
+        return dist.get_rank()
+
+    @register(ONE_TO_ALL)
+    def fail(self) -> None:
+        raise NumericsError("the loss is nan")
+
+    @register(ONE_TO_ALL)
+    def die(self) -> None:
+        import os
+
+        os._exit(9)
+
+
+class Sink:
+    """Reads fields."""
+
+    @register(DP_PROTO, reads=("number",))
+    def read_number(self, batch: Batch) -> tuple[list[Any], float]:
+        return batch["number"].tolist(), time.time()
+
+    @register(DP_PROTO, reads=("ragged",))
+    def read_ragged(self, batch: Batch) -> tuple[int, list[int], list[int]]:
+        """(first row, shape, row sums)."""
+        return batch.start, list(batch["ragged"].shape), batch["ragged"].sum(1).tolist()
+
+    @register(DP_PROTO, reads=("number", "slow"), adds=("sum",))
+    def add(self, batch: Batch) -> Fields:
+        return {"sum": batch["number"] + batch["slow"]}
+
+    @register(DP_PROTO, reads=("sum",))
+    def read_sum(self, batch: Batch) -> list[int]:
+        return [int(value) for value in batch["sum"]]
+
+

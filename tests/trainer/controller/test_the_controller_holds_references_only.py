@@ -1,0 +1,157 @@
+"""Pools, groups and batches on a real Ray."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.payload import PayloadMeter, tensor_bytes
+from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError
+from rlhf_trainer.training.distributed import start
+from tests.trainer.controller.probe_workers import Sink, Source
+
+DEADLINE = 120.0
+
+
+class Models:
+    """Source and sink on pools of 2 and 1 slots."""
+
+    def __init__(self) -> None:
+        self.log = CallLog()
+        self.pools = [ResourcePool([2], name="left", device="CPU"), ResourcePool([1], name="right", device="CPU")]
+        self.groups = []
+        for pool in self.pools:
+            pool.reserve(deadline=DEADLINE)
+            self.groups.append(
+                WorkerGroup(
+                    pool,
+                    start=partial(start, "CPU", DEADLINE),
+                    environment={"OMP_NUM_THREADS": "1"},
+                    log=self.log,
+                    deadline=DEADLINE,
+                )
+            )
+        left, right = self.groups
+        left.build({"source": WorkerSpec(Source, {}), "sink": WorkerSpec(Sink, {})})
+        right.build({"sink": WorkerSpec(Sink, {})})
+        for group in self.groups:
+            group.wait_until_built()
+        self.source: Any = ModelHandle(left, "source", Source)
+        self.near: Any = ModelHandle(left, "sink", Sink)
+        self.far: Any = ModelHandle(right, "sink", Sink)
+
+    def stop(self) -> None:
+        for group in self.groups:
+            group.stop()
+        for pool in self.pools:
+            pool.release()
+
+
+@pytest.fixture(scope="module")
+def models(own_ray: None) -> Iterator[Models]:
+    made = Models()
+    yield made
+    made.stop()
+
+
+def test_ranks_follow_torchruns_contract(models: Models) -> None:
+    assert models.source.rank().result() == [0, 1]
+
+
+def test_rows_of_two_producers_reach_one_consumer_padded_on_the_right(models: Models) -> None:
+    batch = models.source.make(BatchFuture(step=1, size=5))
+    ((start_row, shape, sums),) = models.far.read_ragged(batch).result()
+    assert (start_row, shape) == (0, [5, 5])  # rank 0 held rows 0-2, 3 wide; rank 1 rows 3-4, 5 wide
+    assert sums == [0 * 3, 1 * 3, 2 * 3, 3 * 5, 4 * 5]
+
+
+def test_fields_go_there_and_back_between_pools(models: Models) -> None:
+    batch = models.source.make(BatchFuture(step=1, size=5))
+    batch = models.source.make_slowly(batch, seconds=0.0)
+    batch = models.far.add(batch)
+    assert models.near.read_sum(batch).result() == [[0, 11, 22], [33, 44]]
+
+
+def test_a_call_returns_at_once_and_waits_only_for_the_fields_it_reads(models: Models) -> None:
+    batch = models.source.make(BatchFuture(step=1, size=4))
+    models.far.read_number(batch).result()
+    called = time.time()
+    slow = models.source.make_slowly(batch, seconds=3.0)
+    returned = time.time()
+    ((_, read_at),) = models.far.read_number(slow).result()  # needs `number` only, while `slow` is still being made
+    total = models.far.read_sum(models.far.add(slow)).result()
+    done = time.time()
+    assert total == [[0, 11, 22, 33]]
+    assert done - called >= 3.0, "reading `slow` had to wait for it"
+    assert returned < read_at < called + 3.0, "reading `number` did not wait for `slow`"
+
+
+def test_no_payload_passes_through_the_controller(models: Models) -> None:
+    meter = PayloadMeter()
+    with meter.watching():
+        batch = models.source.make(BatchFuture(step=1, size=400))
+        batch = models.source.make_slowly(batch, seconds=0.0)
+        batch = models.far.add(batch)
+        models.near.read_sum(batch).result()
+        models.log.drain(deadline=DEADLINE)
+        assert meter.read() == 0
+
+
+def test_the_meter_sees_payload_that_does_pass(models: Models) -> None:
+    batch = models.source.make(BatchFuture(step=1, size=400))
+    meter = PayloadMeter()
+    with meter.watching():
+        ray.get(batch.fields["number"][0].reference)
+        assert meter.read() == 200 * 8
+        reference = ray.put({"inside": [torch.zeros(10, dtype=torch.float32)]})
+        assert meter.read() == 40
+        del reference
+    ray.get(batch.fields["number"][0].reference)
+    assert meter.read() == 0, "it counts only while it watches"
+
+
+def test_tensors_are_found_wherever_they_hide() -> None:
+    batch = {"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.int64).numpy(), "text")], "b": 5}
+    assert tensor_bytes(batch) == 12 + 16
+
+
+def test_a_workers_own_error_arrives_as_itself(models: Models) -> None:
+    with pytest.raises(NumericsError, match="the loss is nan"):
+        models.source.fail().result()
+    with pytest.raises(NumericsError):
+        models.log.drain(deadline=DEADLINE)
+
+
+def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
+    models.log.drain(deadline=DEADLINE)
+    batch = models.source.make(BatchFuture(step=1, size=4))
+    models.near.read_number(batch).result()
+    spans = [span for report in models.log.drain(deadline=DEADLINE) for span in report.spans]
+    assert {span.phase for span in spans} == {"data", "transfer"}
+    assert {span.rank for span in spans} == {0, 1}
+
+
+def test_a_pool_that_ray_cannot_hold_is_one_sentence(own_ray: None) -> None:
+    pool = ResourcePool([64], name="huge", device="CPU")
+    with pytest.raises(EnvironmentProblem, match="pool huge needs 64 CPU slots"):
+        pool.reserve(deadline=2)
+
+
+def test_a_dead_worker_is_a_communication_error(models: Models) -> None:
+    lonely = ResourcePool([1], name="lonely", device="CPU")
+    lonely.reserve(deadline=DEADLINE)
+    log = CallLog()
+    group = WorkerGroup(lonely, start=partial(start, "CPU", DEADLINE), environment={}, log=log, deadline=DEADLINE)
+    group.build({"source": WorkerSpec(Source, {})})
+    group.wait_until_built()
+    dying: Any = ModelHandle(group, "source", Source)
+    with pytest.raises(CommunicationError, match="a worker process died"):
+        dying.die().result()
+    lonely.release()

@@ -1,0 +1,73 @@
+"""A tensor of a wrong shape is refused once the signatures are checked; inputs are never written to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import TypeCheckError, jaxtyped
+
+from rlhf_trainer.ops import advantages, kl, log_probs, losses, masks
+
+X = torch.rand(2, 3)
+ROW = torch.rand(2)
+LOGITS = torch.rand(2, 3, 5)
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...], dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "keep": (masks.keep, (X, X), {}),
+    "masked_sum": (masks.masked_sum, (X, X), {}),
+    "masked_mean": (masks.masked_mean, (X, X), {"count": 2}),
+    "whiten": (masks.whiten, (X, X), {"mean": 0.0, "std": 1.0}),
+    "last_token": (masks.last_token, (X,), {}),
+    "row_sums": (masks.row_sums, (X, X), {}),
+    "token_log_probs": (log_probs.token_log_probs, (LOGITS, TOKENS), {"temperature": 1.0}),
+    "token_entropy": (log_probs.token_entropy, (LOGITS,), {"temperature": 1.0}),
+    "shift_values": (log_probs.shift_values, (X,), {}),
+    "kl_estimate": (kl.kl_estimate, (X, X), {"estimator": "K1"}),
+    "gae": (advantages.gae, (X, X, X), {"gamma": 1.0, "lam": 1.0}),
+    "token_rewards": (advantages.token_rewards, (ROW, X, X), {"kl_coef": 0.1}),
+    "shape_scores": (
+        advantages.shape_scores,
+        (ROW, ROW),
+        {"mean": 0.0, "std": 1.0, "clip": None, "missing_end_penalty": 0.0},
+    ),
+    "policy_loss": (losses.policy_loss, (X, X, X, X), {"clip_eps": 0.2, "num_tokens": 1}),
+    "value_loss": (losses.value_loss, (X, X, X, X), {"clip_eps": 0.2, "num_tokens": 1}),
+    "kl_loss": (losses.kl_loss, (X, X, X), {"estimator": "K1", "num_tokens": 1}),
+    "sft_loss": (losses.sft_loss, (X, X), {"num_tokens": 1}),
+    "pair_loss": (losses.pair_loss, (ROW, ROW, ROW), {"num_pairs": 1}),
+}
+every_function = pytest.mark.parametrize("name", CASES)
+
+
+@every_function
+def test_the_right_shapes_are_accepted_and_a_wrong_one_is_refused(name: str) -> None:
+    function, tensors, scalars = CASES[name]
+    checked = jaxtyped(typechecker=beartype)(function)
+    checked(*tensors, **scalars)
+    with pytest.raises(TypeCheckError):
+        checked(*tensors[:-1], tensors[-1][None], **scalars)
+
+
+@every_function
+def test_inputs_are_not_written_to(name: str) -> None:
+    function, tensors, scalars = CASES[name]
+    before = [x.clone() for x in tensors]
+    function(*tensors, **scalars)
+    assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
+def test_scalars_go_by_name(name: str) -> None:
+    function, tensors, scalars = CASES[name]
+    with pytest.raises(TypeError):
+        function(*tensors, *scalars.values())
+
+
+def test_a_mask_of_too_few_rows_is_refused_although_torch_would_broadcast_it() -> None:
+    checked = jaxtyped(typechecker=beartype)(losses.sft_loss)
+    with pytest.raises(TypeCheckError):
+        checked(X, X[:1], num_tokens=1)

@@ -1,0 +1,64 @@
+"""What the trainer writes is an ordinary Hugging Face directory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.training.models import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.sharding import shard
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import EXAMPLE_MODEL, save_tiny
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+def save_again(folder: str, output: str, is_scorer: bool) -> None:
+    load = {"seed": 0, "trust_remote_code": False, "revision": None}
+    model = load_scorer(folder, path="spec.models.reward", **load) if is_scorer else load_language_model(folder, **load)
+    sharded = shard(model, compute_dtype=torch.float32, recompute_activations=True)
+    save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_model_goes_through_two_shards_unchanged(tied: bool, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "before", seed=1, tied=tied)
+    run_ranks(2, save_again, folder, str(tmp_path / "after"), False)
+    before = AutoModelForCausalLM.from_pretrained(folder)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "after")
+    assert torch.equal(before(TOKENS).logits, after(TOKENS).logits)
+    assert after.config.architectures == ["LlamaForCausalLM"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "after").encode("How do I") == AutoTokenizer.from_pretrained(
+        EXAMPLE_MODEL
+    ).encode("How do I")
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_reward_model_loads_as_a_sequence_classifier(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "before", seed=1, labels=1)
+    run_ranks(2, save_again, folder, str(tmp_path / "after"), True)
+    before = AutoModelForSequenceClassification.from_pretrained(folder)
+    after = AutoModelForSequenceClassification.from_pretrained(tmp_path / "after")
+    assert torch.equal(before(TOKENS).logits, after(TOKENS).logits)
+    assert after(TOKENS).logits.shape == (1, 1)
+
+
+def test_a_reward_model_with_two_labels_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "two", seed=1, labels=2)
+    with pytest.raises(ConfigError, match=r"spec\.models\.reward: .*two has 2 labels; a reward model has 1"):
+        load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="spec.models.reward")
+
+
+def test_only_sft_starts_from_a_folder_without_weights() -> None:
+    folder = str(EXAMPLE_MODEL)
+    with pytest.raises(DataError, match="has no weights"):
+        load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    first, again, other = (
+        load_language_model(folder, seed=seed, trust_remote_code=False, revision=None, may_initialise=True)
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first(TOKENS), again(TOKENS))
+    assert not torch.equal(first(TOKENS), other(TOKENS))

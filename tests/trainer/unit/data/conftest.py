@@ -1,0 +1,71 @@
+"""Tokenizers made from nothing, and data sets that leave no trace outside the test's folder."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_api.spec import DataSource
+
+Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, so that lengths are lengths of texts."""
+    special = ["<pad>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
+
+
+@pytest.fixture
+def plain() -> PreTrainedTokenizerFast:
+    """A tokenizer without a chat template."""
+    return byte_tokenizer()
+
+
+@pytest.fixture
+def chat() -> PreTrainedTokenizerFast:
+    """A tokenizer whose template ends a turn with the end-of-text token and a line break."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder that `datasets` may write to."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Rows -> the source of a file that holds them."""
+
+    def source_of(rows: Sequence[Mapping[str, object]]) -> DataSource:
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return DataSource(uri=f"file://{file}")
+
+    return source_of

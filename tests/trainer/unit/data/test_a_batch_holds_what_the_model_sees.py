@@ -1,0 +1,180 @@
+"""The tensors of a batch: ids from position 0, padding on the right, masks that cover what they say."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_api.spec import DataSource, JobSpec
+from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.errors import DataError
+
+Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
+LIMITS = Limits(max_prompt_tokens=100, max_response_tokens=100)
+PAD, END = 0, 1
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, letters: str) -> list[int]:
+    return [int(tokenizer(letter)["input_ids"][0]) for letter in letters]
+
+
+def test_prompts(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    loader = PromptLoader(write([{"prompt": "abc"}, {"prompt": "z"}]), plain, path="spec.data.train", limits=LIMITS)
+    batch = loader.ordered(multiple=3)
+    a, b, c, z = ids_of(plain, "abcz")
+    assert batch["prompt_ids"].tolist() == [[a, b, c], [z, PAD, PAD], [a, b, c]]
+    assert batch["prompt_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 1]]
+    assert {name: tensor.tolist() for name, tensor in batch.items() if tensor.dim() == 1} == {
+        "valid": [1, 1, 0],
+        "row": [0, 1, 2],
+        "example": [0, 1, 0],
+    }
+    integers = {name for name, tensor in batch.items() if tensor.dtype == torch.int64}
+    assert integers == {"prompt_ids", "row", "example"}
+    assert {tensor.dtype for name, tensor in batch.items() if name not in integers} == {torch.float32}
+
+
+def test_rows_are_numbered_in_the_whole_batch(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    loader = PromptLoader(write([{"prompt": "abc"}]), plain, path="spec.data.train", limits=LIMITS)
+    assert loader.batch(5, batch_size=8, rows=slice(2, 5))["row"].tolist() == [2, 3, 4]
+
+
+def test_the_mask_covers_the_text_of_the_assistant_and_the_end(write: Write, chat: PreTrainedTokenizerFast) -> None:
+    talk = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "and you?"}]
+    rows = [
+        {"prompt": talk, "chosen": [{"role": "assistant", "content": "I am fine."}]},
+        {"prompt": talk[1:], "chosen": [{"role": "assistant", "content": "  Yes: caf\u00e9!\n"}]},
+    ]
+    loader = CompletionLoader(write(rows), chat, path="spec.data.train", limits=LIMITS)
+    batch = loader.ordered()
+    seen = [ids[mask > 0] for ids, mask in zip(batch["tokens"], batch["attention_mask"], strict=True)]
+    assert [chat.decode(ids) for ids in seen] == [
+        "<|system|>be kind</s>\n<|user|>and you?</s>\n<|assistant|>I am fine.</s>",
+        "<|user|>and you?</s>\n<|assistant|>  Yes: caf\u00e9!\n</s>",
+    ]
+    trained = [ids[mask > 0] for ids, mask in zip(batch["tokens"], batch["response_mask"], strict=True)]
+    assert [chat.decode(ids) for ids in trained] == ["I am fine.</s>", "  Yes: caf\u00e9!\n</s>"]
+    assert batch["response_mask"].dtype == batch["attention_mask"].dtype == torch.float32
+    assert loader.text(1) == "and you?\n"
+
+
+def test_padding_trains_nothing(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    rows = [{"prompt": "ab", "chosen": "c"}, {"prompt": "a", "chosen": ""}]
+    batch = CompletionLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered(multiple=3)
+    a, b, c = ids_of(plain, "abc")
+    assert batch["tokens"].tolist() == [[a, b, c, END], [a, END, PAD, PAD], [a, b, c, END]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch["response_mask"].tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_the_two_responses_of_a_pair_are_equally_wide(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    rows = [{"prompt": "a", "chosen": "bb", "rejected": "c"}, {"prompt": "b", "chosen": "", "rejected": "ccc"}]
+    batch = PairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered()
+    a, b, c = ids_of(plain, "abc")
+    assert batch["chosen_tokens"].tolist() == [[a, b, b, END, PAD], [b, END, PAD, PAD, PAD]]
+    assert batch["rejected_tokens"].tolist() == [[a, c, END, PAD, PAD], [b, c, c, c, END]]
+    assert batch["chosen_mask"].sum(1).tolist() == [4, 2]
+    assert batch["rejected_mask"].sum(1).tolist() == [3, 5]
+
+
+def test_a_tokenizer_without_padding_pads_with_the_end(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    plain.pad_token = None
+    batch = PromptLoader(write([{"prompt": "ab"}, {"prompt": "a"}]), plain, path="x", limits=LIMITS).ordered()
+    assert batch["prompt_ids"][1, 1] == END
+    assert batch["prompt_mask"][1].tolist() == [1, 0]
+
+
+OVERLONG: dict[str, tuple[type[Loader], dict[str, str], str]] = {
+    "a prompt": (
+        PromptLoader,
+        {"prompt": "12345"},
+        "promptKey: row 1 (counted from 0) has 5 tokens, more than the 4 of",
+    ),
+    "the prompt of a response": (
+        CompletionLoader,
+        {"prompt": "12345", "chosen": "1"},
+        "promptKey: row 1 (counted from 0) has 5 tokens, more than the 4 of spec.data.maxPromptTokens",
+    ),
+    "a response with its end": (
+        CompletionLoader,
+        {"prompt": "1234", "chosen": "123"},
+        "responseKey: row 1 (counted from 0) has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
+    ),
+    "the better response": (
+        PairLoader,
+        {"prompt": "1", "chosen": "123", "rejected": "1"},
+        "chosenKey: row 1 (counted from 0) has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
+    ),
+    "the worse response": (
+        PairLoader,
+        {"prompt": "1", "chosen": "12", "rejected": "1234"},
+        "rejectedKey: row 1 (counted from 0) has 5 tokens, more than the 3 of spec.data.maxResponseTokens",
+    ),
+}
+FITS = {"prompt": "abcd", "chosen": "ab", "rejected": "cd"}
+
+
+@pytest.mark.parametrize("name", OVERLONG)
+def test_a_row_that_is_too_long(
+    name: str, write: Write, plain: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, row, sentence = OVERLONG[name]
+    source = write([FITS, {**FITS, **row}, {**FITS, "prompt": "wxyz"}])
+    limits = Limits(max_prompt_tokens=4, max_response_tokens=3)
+    with caplog.at_level(logging.WARNING):
+        loader = kind(source, plain, path="spec.data.train", limits=limits)
+    assert (len(loader), loader.dropped) == (2, 1)
+    assert [loader.text(example) for example in range(2)] == ["abcd", "wxyz"]
+    assert "spec.data.train: dropped 1 rows longer than spec.data.maxPromptTokens 4" in caplog.text
+    failing = Limits(max_prompt_tokens=4, max_response_tokens=3, overlong="Fail")
+    with pytest.raises(DataError) as raised:
+        kind(source, plain, path="spec.data.train", limits=failing)
+    assert str(raised.value).startswith(f"spec.data.train.{sentence}")
+
+
+def test_a_row_that_just_fits_does_not_fail(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    limits = Limits(max_prompt_tokens=4, max_response_tokens=3, overlong="Fail")
+    assert len(PairLoader(write([FITS]), plain, path="x", limits=limits)) == 1
+
+
+def test_no_row_left(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    source = write([FITS, FITS])
+    with pytest.raises(DataError) as raised:
+        PromptLoader(source, plain, path="spec.data.train", limits=Limits(max_prompt_tokens=1, max_response_tokens=1))
+    assert str(raised.value) == (
+        f"spec.data.train: all 2 rows of {source.uri} are longer than spec.data.maxPromptTokens 1"
+    )
+
+
+def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
+    write: Write, plain: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf_trainer.data.loaders.ROWS_AT_ONCE", 2)
+    rows = [{"prompt": str(number)} for number in (1, 2, 333, 4, 5)]
+    loader = PromptLoader(write(rows), plain, path="x", limits=Limits(max_prompt_tokens=1, max_response_tokens=1))
+    assert [loader.text(example) for example in range(len(loader))] == ["1", "2", "4", "5"]
+    failing = Limits(max_prompt_tokens=1, max_response_tokens=1, overlong="Fail")
+    with pytest.raises(DataError, match="row 2 "):
+        PromptLoader(write(rows), plain, path="x", limits=failing)
+
+
+def test_the_limits_of_a_job() -> None:
+    spec = JobSpec.model_validate(
+        {
+            "algorithm": {"name": "SFT"},
+            "models": {"actor": {"uri": "hf://a/model"}},
+            "data": {
+                "train": {"uri": "hf://a/b"},
+                "maxPromptTokens": 5,
+                "maxResponseTokens": 6,
+                "overlong": "Fail",
+                "chatTemplate": "Never",
+            },
+            "training": {"batchSize": 4, "seed": 7, "totalEpochs": 8},
+        }
+    )
+    assert Limits.of(spec) == Limits(
+        max_prompt_tokens=5, max_response_tokens=6, overlong="Fail", chat_template="Never", seed=7, total_epochs=8
+    )

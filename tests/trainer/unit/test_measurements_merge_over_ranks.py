@@ -1,0 +1,45 @@
+"""Telemetry: what ranks measure becomes one record, whose times add up to the step."""
+
+import pytest
+
+from rlhf_trainer.telemetry import TRANSFER, Recorder, Span, covered, merge, phase_seconds
+
+
+def test_means_are_weighted_over_ranks() -> None:
+    one, two = Recorder(), Recorder()
+    one.mean("loss/sft", 6.0, 3)
+    two.mean("loss/sft", 1.0, 1)
+    two.maximum("grad_norm/sft", 2.0)
+    one.add("tokens", 5)
+    two.add("tokens", 7)
+    assert merge([one.drain(), two.drain()]) == {"loss/sft": 7.0 / 4, "grad_norm/sft": 2.0, "tokens": 12.0}
+
+
+def test_a_mean_of_nothing_is_not_reported() -> None:
+    recorder = Recorder()
+    recorder.mean("reward/mean", 0.0, 0.0)
+    assert merge([recorder.drain()]) == {}
+
+
+def test_draining_forgets() -> None:
+    recorder = Recorder()
+    recorder.add("tokens", 5)
+    recorder.drain()
+    assert recorder.drain().sums == {}
+
+
+def test_overlapping_spans_count_once() -> None:
+    spans = [Span("a", "", 0, 1.0, 3.0), Span("a", "", 1, 2.0, 4.0), Span("a", "", 0, 10.0, 11.0)]
+    assert covered(spans) == pytest.approx(4.0)
+
+
+def test_controller_and_transfer_get_the_time_in_which_no_model_computes() -> None:
+    spans = [
+        Span("generation", "", 0, 0.0, 2.0),
+        Span(TRANSFER, "", 1, 1.5, 3.0),  # half a second of it under generation
+        Span("update", "", 0, 4.0, 5.0),
+    ]
+    seconds = phase_seconds(spans, 6.0)
+    assert seconds == pytest.approx(
+        {"time/step": 6.0, "time/generation": 2.0, "time/update": 1.0, "time/transfer": 1.0, "time/controller": 2.0}
+    )

@@ -1,0 +1,35 @@
+"""Transfer protocols and the references that a rank is sent."""
+
+import pytest
+
+from rlhf_trainer.controller.batch import BatchFuture, Piece
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, Layout
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_dp_proto_covers_every_row_once_and_in_order(rows: int, ranks: int) -> None:
+    shares = DP_PROTO.distribute(Layout(data=ranks), rows)
+    assert [row for share in shares for row in share] == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_to_all_gives_every_rank_everything() -> None:
+    assert ONE_TO_ALL.distribute(Layout(data=3), 4) == [range(4)] * 3
+
+
+def test_a_rank_is_sent_only_the_references_of_its_rows() -> None:
+    """The paper's Figure 5(b): 3 producers, 2 consumers, each needs one and a half batches."""
+    pieces = [Piece(0, 2, "actor 0"), Piece(2, 4, "actor 1"), Piece(4, 6, "actor 2")]  # type: ignore[arg-type]
+    batch = BatchFuture(step=1, size=6, fields={"tokens": pieces})
+    shares = DP_PROTO.distribute(Layout(data=2), batch.size)
+    sent = [batch.slice(share, ["tokens"], reader="critic") for share in shares]
+    assert [[piece.reference for piece in part.pieces["tokens"]] for part in sent] == [
+        ["actor 0", "actor 1"],
+        ["actor 1", "actor 2"],
+    ]
+
+
+def test_reading_a_field_that_is_not_there_names_the_method_and_the_field() -> None:
+    with pytest.raises(KeyError, match=r"critic\.update_critic reads returns; the batch holds nothing"):
+        BatchFuture(step=1, size=2).slice(range(2), ["returns"], reader="critic.update_critic")

@@ -1,0 +1,38 @@
+"""What an algorithm may ask of each model; `B` is a batch, whether of references (controller) or of tensors (torchrun)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+B = TypeVar("B")
+
+
+class Actor(Protocol[B]):
+    def generate_sequences(self, batch: B) -> B: ...
+    def compute_log_prob(self, batch: B) -> B: ...
+    def update_actor(self, batch: B) -> Any: ...
+
+
+class Critic(Protocol[B]):
+    def compute_values(self, batch: B) -> B: ...
+    def update_critic(self, batch: B) -> Any: ...
+
+
+class Reference(Protocol[B]):
+    def compute_log_prob(self, batch: B) -> B: ...
+
+
+class Reward(Protocol[B]):
+    def compute_reward(self, batch: B) -> B: ...
+
+
+class Advantage(Protocol[B]):
+    def compute_advantage(self, batch: B) -> B: ...
+
+
+class SupervisedActor(Protocol[B]):
+    def update_actor(self, batch: B) -> Any: ...
+
+
+class RewardInTraining(Protocol[B]):
+    def update_reward(self, batch: B) -> Any: ...

@@ -1,0 +1,10 @@
+"""Supervised fine-tuning on written responses, the first stage of RLHF (Ouyang et al., arXiv:2203.02155, section 3.5)."""
+
+from __future__ import annotations
+
+from rlhf_trainer.algorithms.models import B, SupervisedActor
+
+
+def step(completions: B, *, actor: SupervisedActor[B]) -> None:
+    """One optimizer step on a batch of prompts with their responses."""
+    actor.update_actor(completions)

@@ -1,0 +1,87 @@
+"""The command line: rlhf run and rlhf validate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import load
+from rlhf_api.problems import SpecError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all documents, or of one."),
+]
+
+
+@app.callback()
+def about() -> None:
+    """RLHF of language models: one manifest, on this machine or on a cluster."""
+
+
+@app.command()
+def run(
+    file: File,
+    output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
+    sets: Sets = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all documents.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the run folder and start over.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Run the jobs of a manifest in dependency order."""
+    overrides = [*(sets or []), *([f"spec.training.seed={seed}"] if seed is not None else [])]
+
+    def work() -> None:
+        from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
+
+        folder = output or Path("runs") / file.stem
+        run_file(file, output=folder, overrides=overrides, restart=restart, address=address)
+
+    sys.exit(exit_code_of(work, debug=debug))
+
+
+@app.command()
+def validate(file: File, sets: Sets = None) -> None:
+    """Check a manifest; prints ok, or every error with its path."""
+
+    def work() -> None:
+        load(file, sets or [])
+        typer.echo("ok")
+
+    sys.exit(exit_code_of(work, debug=False))
+
+
+def exit_code_of(work: object, *, debug: bool) -> int:
+    """Run `work`; an error becomes a sentence on stderr and the exit code that says what kind it is."""
+    assert callable(work)
+    try:
+        work()
+    except Exception as error:
+        if debug:
+            raise
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            first = (str(error).strip().splitlines() or [""])[0]
+            typer.echo(f"internal error: {type(error).__name__}: {first} (--debug shows the traceback)", err=True)
+            return int(ExitCode.INTERNAL)
+        lines = str(error).splitlines() if isinstance(error, SpecError) else [str(error)]
+        for line in lines:
+            typer.echo(f"error: {line}", err=True)
+        return int(code)
+    return int(ExitCode.OK)
+
+
+def main() -> None:
+    """Entry point of the `rlhf` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

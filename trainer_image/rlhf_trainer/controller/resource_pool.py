@@ -1,0 +1,57 @@
+"""A set of slots on which colocated models live; one slot is one GPU, or one CPU worker (HybridFlow section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlhf_trainer.errors import EnvironmentProblem
+
+Device = Literal["CPU", "GPU"]
+
+
+class ResourcePool:
+    """`ResourcePool([slots per machine] * machines)`: one Ray placement group a machine, one bundle a slot."""
+
+    def __init__(self, slots_per_machine: Sequence[int], *, name: str, device: Device) -> None:
+        self.name = name
+        self.device = device
+        self.slots_per_machine = tuple(slots_per_machine)
+        self._groups: list[PlacementGroup] = []
+
+    @property
+    def size(self) -> int:
+        """Slots of all machines."""
+        return sum(self.slots_per_machine)
+
+    def reserve(self, *, deadline: float) -> None:
+        """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
+        bundle = {"CPU": 1.0, "GPU": 1.0} if self.device == "GPU" else {"CPU": 1.0}
+        self._groups = [placement_group([bundle] * slots, strategy="STRICT_PACK") for slots in self.slots_per_machine]
+        try:
+            ray.get([group.ready() for group in self._groups], timeout=deadline)
+        except ray.exceptions.GetTimeoutError:
+            self.release()
+            have = ray.cluster_resources().get(self.device, 0)
+            raise EnvironmentProblem(
+                f"pool {self.name} needs {self.size} {self.device} slots as {list(self.slots_per_machine)} on its machines; "
+                f"Ray has {have:.0f} in all and did not give them within {deadline:.0f} s"
+            ) from None
+
+    def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:
+        """For each rank: where Ray shall put it, and its rank on its machine."""
+        return [
+            (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index), index)
+            for group, slots in zip(self._groups, self.slots_per_machine, strict=True)
+            for index in range(slots)
+        ]
+
+    def release(self) -> None:
+        """Give the slots back."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups = []

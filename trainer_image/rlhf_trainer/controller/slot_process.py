@@ -1,0 +1,55 @@
+"""The process of one slot: the workers of all models of its pool, and the calls that the controller makes on them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+
+from rlhf_trainer.controller.batch import BatchSlice
+from rlhf_trainer.telemetry import TRANSFER, recorder
+from rlhf_trainer.types import transfers_of
+
+
+class SlotProcess:
+    """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
+
+    def __init__(self, *, deadline: float) -> None:
+        self._deadline = deadline
+        self._workers: dict[str, Any] = {}
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and a free port of this machine, for rank 0 of a group."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray.util.get_node_ip_address(), free.getsockname()[1]
+
+    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> None:
+        """Take up torchrun's environment contract and start torch.distributed by it; `start` returns the rank."""
+        os.environ.update(environment)
+        recorder.rank = start()
+
+    def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
+        """Make the worker of a role in this process."""
+        self._workers[role] = worker_class(**arguments)
+
+    def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
+        """Fetch what the method reads, run it, and return each field it adds, or its value, and last what was measured."""
+        worker = self._workers[role]
+        transfer = transfers_of(type(worker))[method]
+        name = f"{role}.{method}"
+        positional = []
+        if batch is not None:
+            with recorder.span(TRANSFER, f"{name}: fetch"):
+                positional = [batch.fetch(deadline=self._deadline)]
+        run = getattr(worker, method)
+        if transfer.phase:
+            with recorder.span(transfer.phase, name):
+                result = run(*positional, **arguments)
+        else:
+            result = run(*positional, **arguments)
+        values = [result[field].cpu() for field in transfer.adds] if transfer.adds else [result]
+        return (*values, recorder.drain())

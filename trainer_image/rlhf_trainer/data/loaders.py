@@ -1,0 +1,250 @@
+"""Loaders: a data set as padded batches of token ids, the same rows for any number of ranks and after any resume.
+
+All three read a prompt and as many responses to it as they need; they differ in the tensors they lay out.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import datasets
+import numpy as np
+import torch
+from pydantic.alias_generators import to_camel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.spec import DataSource, JobSpec
+from rlhf_trainer.data import order
+from rlhf_trainer.data.ragged import Ragged
+from rlhf_trainer.data.source import open_rows
+from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_prompts, encode_responses
+from rlhf_trainer.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 8192
+"""Rows tokenised in one call: enough for the tokenizer's threads, little enough for memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What of a data set a job takes, and in which order."""
+
+    max_prompt_tokens: int
+    max_response_tokens: int
+    """Longest response, its end-of-text token included."""
+    overlong: Literal["Drop", "Fail"] = "Drop"
+    chat_template: ChatTemplate = "Auto"
+    seed: int = 0
+    total_epochs: int | None = None
+    """Passes over the data, after which batches are padding; None: as many as there are steps."""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> "Limits":
+        """The limits of a job."""
+        return cls(
+            max_prompt_tokens=spec.data.max_prompt_tokens,
+            max_response_tokens=spec.data.max_response_tokens,
+            overlong=spec.data.overlong,
+            chat_template=spec.data.chat_template,
+            seed=spec.training.seed,
+            total_epochs=spec.training.total_epochs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a batch that one rank lays out."""
+
+    examples: Tensor
+    """int64 [B]"""
+    valid: Tensor
+    """float32 [B], 0 on padding"""
+    batch: Tensor
+    """int64: the examples of the whole batch, which is as wide as the longest of them."""
+
+
+class Loader:
+    """A data set in memory, tokenised; `len(loader)` examples are left after dropping those that are over-long.
+
+    An example is a row that is kept; examples are numbered from 0 in the order of the file.
+    """
+
+    responses: ClassVar[tuple[str, ...]] = ()
+    """The fields of a DataSource that name its responses' columns."""
+    fields: ClassVar[tuple[str, ...]]
+    """What `batch` gives to a step; `row` comes with it."""
+
+    def __init__(self, source: DataSource, tokenizer: PreTrainedTokenizerBase, *, path: str, limits: Limits) -> None:
+        """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
+
+        Raises DataError, naming field and row, when the data cannot be read (see `open_rows`, `encode_prompts` and
+        `encode_responses`), when a row is over-long and `limits.overlong` is "Fail", or when no row is left.
+        """
+        self.path = path
+        """The source's place in the manifest."""
+        self.dropped = 0
+        """Rows left out because their prompt or a response is longer than the limits."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
+        keys = ("prompt_key", *self.responses)
+        columns = [getattr(source, key) for key in keys]
+        rows = open_rows(source, path=path, keys=keys).select_columns(list(dict.fromkeys(columns)))
+        parts = [self._kept(*part) for part in self._tokenised(rows, columns)]
+        self._prompts, *self._responses = (Ragged.joined(list(pieces)) for pieces in zip(*parts, strict=True))
+        if len(self) == 0:
+            raise DataError(f"{path}: all {self.dropped} rows of {source.uri} are longer than {self._allowed()}")
+        if self.dropped:
+            logger.warning("%s: dropped %d rows longer than %s", path, self.dropped, self._allowed())
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def total_steps(self, total_epochs: int, *, batch_size: int) -> int:
+        """Steps that see every example `total_epochs` times; the last one may be short."""
+        return order.total_steps(len(self), batch_size=batch_size, total_epochs=total_epochs)
+
+    def batch(self, step: int, *, batch_size: int, rows: slice | None = None) -> dict[str, Tensor]:
+        """The rows [start, stop) of a step's batch (all by default); steps count from 1.
+
+        The order follows from the seed and the step alone. Rows beyond the last epoch repeat row 0 of the batch with
+        `valid` 0; a step that has no row is a ValueError. The tensors are those of the class, and `row` int64 [B]:
+        start .. stop - 1. Their width is that of the whole batch, so the slices of all ranks fit together.
+        """
+        limits, count = self._limits, len(self)
+        start = (step - 1) * batch_size
+        last = None if limits.total_epochs is None else count * limits.total_epochs
+        if step < 1 or (last is not None and start >= last):
+            raise ValueError(f"{self.path} has no step {step}: steps go from 1 until all epochs are done")
+        places = np.arange(start, start + batch_size)
+        valid = np.ones(batch_size, dtype=bool) if last is None else places < last
+        examples = order.examples_at(np.where(valid, places, start), num_examples=count, seed=limits.seed)
+        return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
+
+    def ordered(self, rows: slice | None = None, *, multiple: int = 1) -> dict[str, Tensor]:
+        """The examples [start, stop) in the order of the file, for evaluation; the tensors are those of `batch`.
+
+        All by default, as many as divide by `multiple`; those beyond the last example repeat example 0 with `valid` 0.
+        """
+        count = len(self)
+        total = max(-(-count // multiple) * multiple, rows.stop if rows else 0)
+        valid = torch.arange(total) < count
+        return self._slice(torch.arange(total) * valid, valid, rows)
+
+    def text(self, example: int) -> str:
+        """The prompt of an example as the model sees it, without special tokens."""
+        ids = self._prompts[example].tolist()
+        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def _slice(self, examples: Tensor, valid: Tensor, rows: slice | None) -> dict[str, Tensor]:
+        """Lay out some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
+        assert rows is None or 0 <= rows.start <= rows.stop <= len(examples), f"{rows} of {len(examples)} rows"
+        asked = torch.arange(len(examples))[rows or slice(None)]
+        chosen = Rows(examples=examples[asked], valid=valid[asked].float(), batch=examples)
+        return {**self._tensors(chosen), "valid": chosen.valid, "row": asked}
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        """What the class gives of these rows, besides `valid` and `row`."""
+        raise NotImplementedError
+
+    def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        """(ids, attention mask) [B, T] of prompt and response; T is the longest with any response of the batch."""
+        width = max(int((self._prompts.lengths + each.lengths)[rows.batch].max()) for each in self._responses)
+        whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
+        return whole.padded(width, self._pad_id)
+
+    def _tokenised(self, rows: datasets.Dataset, columns: list[str]) -> Iterator[tuple[int, list[list[Ids]]]]:
+        """(first row, [ids of the prompts, ids of each kind of response]) of some thousands of rows at a time."""
+        fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses)]
+        template = self._limits.chat_template
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            table = rows[first : first + ROWS_AT_ONCE]
+            prompts, *responses = (
+                Column(field=field, values=list(table[column]), first_row=first)
+                for field, column in zip(fields, columns, strict=True)
+            )
+            ids = encode_prompts(prompts, self._tokenizer, chat_template=template)
+            replies = [
+                encode_responses(prompts, ids, response, self._tokenizer, chat_template=template)
+                for response in responses
+            ]
+            yield first, [ids, *replies]
+
+    def _kept(self, first: int, texts: list[list[Ids]]) -> list[Ragged]:
+        """The rows within the limits; the others are counted, or a DataError."""
+        tokens = [Ragged.of(ids) for ids in texts]
+        most = [self._limits.max_prompt_tokens, *[self._limits.max_response_tokens] * len(self.responses)]
+        fits = torch.stack([rows.lengths <= limit for rows, limit in zip(tokens, most, strict=True)])
+        kept = fits.all(0)
+        if kept.all():
+            return tokens
+        if self._limits.overlong == "Fail":
+            row = int(kept.long().argmin())
+            column = int(fits[:, row].long().argmin())
+            raise self._too_long(first + row, column, int(tokens[column].lengths[row]))
+        self.dropped += int((~kept).sum())
+        return [rows.selected(kept.nonzero()[:, 0]) for rows in tokens]
+
+    def _too_long(self, row: int, column: int, length: int) -> DataError:
+        key = to_camel(("prompt_key", *self.responses)[column])
+        limit = "maxResponseTokens" if column else "maxPromptTokens"
+        most = self._limits.max_response_tokens if column else self._limits.max_prompt_tokens
+        return DataError(
+            f"{self.path}.{key}: row {row} (counted from 0) has {length} tokens, "
+            f"more than the {most} of spec.data.{limit}"
+        )
+
+    def _allowed(self) -> str:
+        response = f" or spec.data.maxResponseTokens {self._limits.max_response_tokens}" if self.responses else ""
+        return f"spec.data.maxPromptTokens {self._limits.max_prompt_tokens}{response}"
+
+
+class PromptLoader(Loader):
+    """Prompts to respond to: `prompt_ids` int64 and `prompt_mask` [B, P], `valid` [B]; also `example` int64 [B]."""
+
+    fields = ("prompt_ids", "prompt_mask", "valid")
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        width = int(self._prompts.lengths[rows.batch].max())
+        ids, mask = self._prompts.selected(rows.examples).padded(width, self._pad_id)
+        return {"prompt_ids": ids, "prompt_mask": mask, "example": rows.examples}
+
+
+class CompletionLoader(Loader):
+    """Prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
+
+    `response_mask` is 1 on the response and its end-of-text token, and 0 on every token of a row that is not valid.
+    """
+
+    responses = ("response_key",)
+    fields = ("tokens", "attention_mask", "response_mask", "valid")
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        tokens, attention_mask = self._whole(0, rows)
+        is_response = torch.arange(tokens.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
+        response_mask = attention_mask * is_response * rows.valid[:, None]
+        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": response_mask}
+
+
+class PairLoader(Loader):
+    """Pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
+
+    `chosen_mask` and `rejected_mask` [B, T] are their attention masks; T is the same for both.
+    """
+
+    responses = ("chosen_key", "rejected_key")
+    fields = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        chosen_tokens, chosen_mask = self._whole(0, rows)
+        rejected_tokens, rejected_mask = self._whole(1, rows)
+        return {
+            "chosen_tokens": chosen_tokens,
+            "chosen_mask": chosen_mask,
+            "rejected_tokens": rejected_tokens,
+            "rejected_mask": rejected_mask,
+        }

@@ -1,0 +1,56 @@
+"""Rows of token ids of different lengths, kept in one flat array."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class Ragged:
+    """Rows of token ids. A token takes 4 bytes, whatever the number of rows."""
+
+    def __init__(self, flat: Tensor, lengths: Tensor) -> None:
+        """`flat`: int32 [sum of lengths], the rows one after the other; `lengths`: int64 [rows]."""
+        self.flat = flat
+        self.lengths = lengths
+        self._starts = lengths.cumsum(0) - lengths
+
+    @classmethod
+    def of(cls, rows: Iterable[list[int]]) -> "Ragged":
+        """The rows, in their order."""
+        flat: list[int] = []
+        lengths: list[int] = []
+        for row in rows:
+            flat.extend(row)
+            lengths.append(len(row))
+        return cls(torch.tensor(flat, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int64))
+
+    @classmethod
+    def joined(cls, parts: list["Ragged"]) -> "Ragged":
+        """The rows of all parts, in their order."""
+        return cls(torch.cat([part.flat for part in parts]), torch.cat([part.lengths for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """The ids of one row, int32 [length]."""
+        start = int(self._starts[row])
+        return self.flat[start : start + int(self.lengths[row])]
+
+    def selected(self, rows: Tensor) -> "Ragged":
+        """The rows at these indices, int64 [rows], in their order."""
+        kept = [self[row] for row in rows.tolist()]
+        return Ragged(torch.cat(kept) if kept else self.flat[:0], self.lengths[rows])
+
+    def after(self, other: "Ragged") -> "Ragged":
+        """Each row of `other` followed by the row of this at the same index."""
+        pieces = [piece for row in range(len(self)) for piece in (other[row], self[row])]
+        return Ragged(torch.cat(pieces) if pieces else self.flat[:0], self.lengths + other.lengths)
+
+    def padded(self, width: int, pad_id: int) -> tuple[Tensor, Tensor]:
+        """(ids int64 [rows, width] padded on the right with `pad_id`, mask float32 [rows, width], 1 on the ids)."""
+        mask = torch.arange(width) < self.lengths[:, None]
+        ids = torch.full(mask.shape, pad_id, dtype=torch.int64)
+        ids[mask] = self.flat.long()
+        return ids, mask.float()

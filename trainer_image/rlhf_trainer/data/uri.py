@@ -1,0 +1,40 @@
+"""Where `file://` and `package://` addresses are on this machine's disk."""
+
+import importlib.resources
+from pathlib import Path
+from urllib.parse import unquote
+
+from rlhf_trainer.errors import DataError
+
+FILE = "file://"
+PACKAGE = "package://"
+
+
+def local_path(uri: str) -> Path:
+    """The file or folder that `uri` names.
+
+    `file:///absolute/path` is taken as it stands (%20 and the like decoded); `package://top_package/path` is looked up
+    in the installed Python package. Raises DataError, naming `uri`, when there is nothing or the scheme is another one.
+    """
+    if uri.startswith(FILE):
+        found = Path(unquote(uri.removeprefix(FILE)))
+        if not found.is_absolute():
+            raise DataError(f"{uri}: a file:// address is absolute, as file:///folder/file")
+    elif uri.startswith(PACKAGE):
+        found = _in_package(uri)
+    else:
+        raise DataError(f"{uri}: only file:// and package:// name something on this machine's disk")
+    if not found.exists():
+        raise DataError(f"{uri}: there is no file or folder {found}")
+    return found
+
+
+def _in_package(uri: str) -> Path:
+    package, _, inside = uri.removeprefix(PACKAGE).partition("/")
+    try:
+        found = importlib.resources.files(package).joinpath(inside)
+    except (ImportError, TypeError, ValueError) as error:
+        raise DataError(f"{uri}: no Python package named {package!r} is installed") from error
+    if not isinstance(found, Path):
+        raise DataError(f"{uri}: the package {package!r} is not unpacked on disk")
+    return found

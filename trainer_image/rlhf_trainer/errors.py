@@ -1,0 +1,65 @@
+"""The tree of errors, each with the exit code that the operator classifies.
+
+TrainerError              1  INTERNAL        a defect of the trainer
+|-- ConfigError           2  SPEC            the manifest does not fit this machine or this model
+|-- DataError             3  DATA            a data set that is missing, unreadable or lacks what the manifest names
+|-- EnvironmentProblem    4  ENVIRONMENT     device, disk, Ray, a missing package
+|-- MemoryProblem         5  OUT_OF_MEMORY   the device's memory or the machine's
+|-- NumericsError         6  NUMERICS        a loss that is not finite, a checksum that does not match
+|-- UserCodeError         7  USER_CODE       a reward function or a data hook raised
+`-- CommunicationError    8  COMMUNICATION   a collective failed, a worker was lost
+
+`str(error)` is one sentence that names the field of the manifest or the file; a user sees it without a traceback.
+"""
+
+from typing import ClassVar
+
+from rlhf_api.exit_codes import ExitCode
+
+
+class TrainerError(Exception):
+    """What the trainer raises on purpose; `exit_code` is how the process ends when nothing catches it."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class ConfigError(TrainerError):
+    """A manifest that does not fit this machine or this model."""
+
+    exit_code = ExitCode.SPEC
+
+
+class DataError(TrainerError):
+    """A data set that is missing, unreadable, or lacks what the manifest names."""
+
+    exit_code = ExitCode.DATA
+
+
+class EnvironmentProblem(TrainerError):  # noqa: N818 (EnvironmentError is a builtin)
+    """A device, a disk, Ray or a package that is missing or does not work."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class MemoryProblem(TrainerError):  # noqa: N818 (MemoryError is a builtin)
+    """Not enough memory on the device or the machine."""
+
+    exit_code = ExitCode.OUT_OF_MEMORY
+
+
+class NumericsError(TrainerError):
+    """A value that is not finite, or bytes whose checksum does not match."""
+
+    exit_code = ExitCode.NUMERICS
+
+
+class UserCodeError(TrainerError):
+    """Code named in the manifest (a reward function, a data hook) raised or returned the wrong thing."""
+
+    exit_code = ExitCode.USER_CODE
+
+
+class CommunicationError(TrainerError):
+    """A collective failed or a worker was lost."""
+
+    exit_code = ExitCode.COMMUNICATION

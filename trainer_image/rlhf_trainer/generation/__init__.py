@@ -1,0 +1,1 @@
+"""The generation engine: vLLM inside the worker process."""

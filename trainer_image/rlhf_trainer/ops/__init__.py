@@ -1,0 +1,1 @@
+"""The mathematics of the trainer: pure functions of tensors, shapes in the signatures, sources in the docstrings."""

@@ -1,0 +1,66 @@
+"""From scores to advantages: shaped scores, rewards per token, generalized advantage estimation."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_trainer.ops.masks import WHITEN_EPS, keep, last_token
+
+
+def gae(
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    mask: Float[Tensor, "B T"],
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Generalized advantage estimation (arXiv:1506.02438, eq. 16).
+
+    delta_t = r_t + gamma * V_{t+1} - V_t
+    A_t     = delta_t + gamma * lam * A_{t+1}
+
+    t + 1 is the next token of the mask: a masked token passes its successor's value and advantage through, without a
+    discount. After the last one both are 0. Returns (advantages, returns), with returns = advantages + values where the
+    mask is 1 and both 0 elsewhere. Rewards and values outside the mask are not read.
+    """
+    next_advantage = next_value = torch.zeros_like(rewards[:, 0])
+    backwards = []
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        here = mask[:, t] > 0
+        next_advantage = torch.where(here, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(here, values[:, t], next_value)
+        backwards.append(next_advantage)
+    advantages = keep(torch.stack(backwards[::-1], dim=1), mask)
+    return advantages, keep(advantages + values, mask)
+
+
+def token_rewards(
+    scores: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, kl_coef: float
+) -> Float[Tensor, "B T"]:
+    """Rewards per token: -kl_coef * kl on every token of the mask, and the score on its last (arXiv:2203.02155, eq. 2).
+
+    A row without a token of the mask has no reward. kl: per-token estimate, nats.
+    """
+    return keep(-kl_coef * kl, mask) + keep(scores[:, None].expand_as(mask), last_token(mask))
+
+
+def shape_scores(
+    scores: Float[Tensor, " B"],
+    ended: Float[Tensor, " B"] | Bool[Tensor, " B"],
+    *,
+    mean: float,
+    std: float,
+    clip: float | None,
+    missing_end_penalty: float,
+) -> Float[Tensor, " B"]:
+    """Scores as they enter the rewards: (scores - mean) / (std + 1e-8), limited to [-clip, clip], less the penalty.
+
+    The penalty is for responses that did not end with end-of-text (`ended` is 0); it comes after the clip, so that it
+    always counts. clip None limits nothing.
+    """
+    shaped = (scores - mean) / (std + WHITEN_EPS)
+    if clip is not None:
+        shaped = shaped.clamp(-clip, clip)
+    return torch.where(ended > 0, shaped, shaped - missing_end_penalty)

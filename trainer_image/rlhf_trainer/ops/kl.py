@@ -1,0 +1,39 @@
+"""Estimates of KL(actor || reference) from sampled tokens, and the coefficient that keeps it near a target."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+KlEstimator = Literal["K1", "K2", "K3"]
+
+MAX_RELATIVE_ERROR = 0.2
+"""Bound of the adaptive coefficient's error (arXiv:1909.08593, section 2.2)."""
+
+
+def kl_estimate(
+    log_probs: Float[Tensor, "*shape"], ref_log_probs: Float[Tensor, "*shape"], *, estimator: KlEstimator
+) -> Float[Tensor, "*shape"]:
+    """Per-token estimate of KL(policy || reference) in nats (Schulman, "Approximating KL divergence", 2020).
+
+    The tokens were sampled from the policy of log_probs. With r = reference / policy of the token:
+    K1 = -log r (unbiased), K2 = (log r)^2 / 2 (biased, never negative), K3 = r - 1 - log r (unbiased, never negative).
+    """
+    log_ratio = ref_log_probs - log_probs
+    if estimator == "K1":
+        return -log_ratio
+    if estimator == "K2":
+        return 0.5 * log_ratio.square()
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def adaptive_coefficient(coefficient: float, *, kl: float, target: float, horizon: float, num_sequences: int) -> float:
+    """The KL coefficient after a step of `num_sequences` responses (arXiv:1909.08593, section 2.2).
+
+    error = clip(kl / target - 1, -0.2, 0.2);  coefficient * (1 + error * num_sequences / horizon)
+
+    kl: the step's mean KL of a whole response, nats; target: in the same unit; horizon: in responses.
+    """
+    error = min(max(kl / target - 1.0, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
+    return coefficient * (1.0 + error * num_sequences / horizon)

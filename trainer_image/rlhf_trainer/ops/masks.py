@@ -1,0 +1,53 @@
+"""Sums and means over the masked tokens; what lies outside a mask (padding, prompts) never counts, NaN included.
+
+A mask is 1.0 where a token counts and 0.0 elsewhere.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+WHITEN_EPS = 1e-8
+"""Added to a standard deviation before dividing by it."""
+
+
+def keep(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """x where the mask is 1, and exactly 0 with gradient 0 elsewhere, whatever x holds there.
+
+    A NaN survives multiplication by 0, and so does its gradient; hence select, and do so before any arithmetic.
+    """
+    return torch.where(mask > 0, x, 0.0)
+
+
+def masked_sum(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Sum of x where the mask is 1."""
+    return keep(x, mask).sum()
+
+
+def masked_mean(
+    x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"], *, count: int | float | Tensor
+) -> Float[Tensor, ""]:
+    """Sum of x where the mask is 1, divided by `count`: the tokens of the global batch, more than 0.
+
+    The shares of all ranks and micro-batches add up to the mean.
+    """
+    return masked_sum(x, mask) / count
+
+
+def whiten(
+    x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mean: float | Tensor, std: float | Tensor
+) -> Float[Tensor, "B T"]:
+    """(x - mean) / (std + 1e-8) where the mask is 1, 0 elsewhere; mean and std are those of the global batch."""
+    return keep((x - mean) / (std + WHITEN_EPS), mask)
+
+
+def row_sums(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """Sum of x over each row's tokens where the mask is 1."""
+    return keep(x, mask).sum(dim=1)
+
+
+def last_token(mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """1.0 at each row's last token of the mask, 0.0 elsewhere; a row without one is all zeros."""
+    chosen = mask > 0
+    chosen_from_here = chosen.flip(1).cumsum(1).flip(1)
+    return (chosen & (chosen_from_here == 1)).to(mask.dtype)

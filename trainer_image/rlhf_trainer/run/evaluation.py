@@ -1,0 +1,147 @@
+"""What `spec.evaluation` measures on held-out data: a loss, the pair accuracy, or responses before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlhf_api.job import Job
+from rlhf_trainer.telemetry import Report
+from rlhf_trainer.workers.judge import JudgedRow
+
+FIRST_DRAW, SECOND_DRAW = 0, -1
+"""Numbers that stand for a step where responses are drawn for an evaluation; each gives every row a seed of its own."""
+
+
+class Runtime(Protocol):
+    """A job's models brought to life, by the controller on Ray or in one rank under torchrun."""
+
+    models: Mapping[str, Any]
+
+    def blank(self, step: int, size: int) -> Any:
+        """A batch of `size` rows that has no fields yet."""
+
+    def drain(self) -> Sequence[Report]:
+        """Wait for all calls made so far; what every rank measured in them."""
+
+
+class Evaluation:
+    """No evaluation: the base of those that measure something."""
+
+    def before(self) -> None:
+        """Measure before the first step."""
+
+    def during(self) -> dict[str, float]:
+        """Measurements for the record of a step."""
+        return {}
+
+    def after(self) -> dict[str, float]:
+        """Measure after the last step: what summary.json says."""
+        return {}
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Rows of samples.jsonl."""
+        return []
+
+
+class HeldOut(Evaluation):
+    """A mean over the held-out rows, from (total, weight) of each rank."""
+
+    def __init__(self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str) -> None:
+        self._runtime, self._rows, self._measure = runtime, rows, measure
+        self._evaluate = getattr(runtime.models[role], method)
+
+    def during(self) -> dict[str, float]:
+        return {f"evaluation/{self._measure}": self._mean()}
+
+    def after(self) -> dict[str, float]:
+        return {self._measure: self._mean()}
+
+    def _mean(self) -> float:
+        batch = self._runtime.models["data"].load_evaluation(self._runtime.blank(FIRST_DRAW, self._rows))
+        parts = self._evaluate(batch).result()
+        self._runtime.drain()
+        return float(sum(total for total, _ in parts) / sum(weight for _, weight in parts))
+
+
+class Rollouts(Evaluation):
+    """Responses to the held-out prompts before and after, with the same seeds, judged by reward and functions.
+
+    win_rate is the share of prompts whose response after scores higher than before by the first evaluation function (the
+    reward if there is none), a tie counting 0.5; win_rate_null compares two draws before training in the same way.
+    """
+
+    def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str]) -> None:
+        self._runtime, self._rows = runtime, rows
+        self._measures = ["reward", *functions]
+        self._decider = functions[0] if functions else "reward"
+        self._before: list[JudgedRow] = []
+        self._again: list[JudgedRow] = []
+        self._after: list[JudgedRow] = []
+
+    def before(self) -> None:
+        self._before, self._again = self._draw(FIRST_DRAW), self._draw(SECOND_DRAW)
+
+    def during(self) -> dict[str, float]:
+        rows = self._draw(FIRST_DRAW)
+        return {
+            **{f"evaluation/{measure}": mean(rows, measure) for measure in self._measures},
+            "evaluation/win_rate": win_rate(rows, self._before, self._decider),
+        }
+
+    def after(self) -> dict[str, float]:
+        self._after = self._draw(FIRST_DRAW)
+        summary = {}
+        for measure in self._measures:
+            summary[f"{measure}_before"] = mean(self._before, measure)
+            summary[f"{measure}_after"] = mean(self._after, measure)
+        summary["win_rate"] = win_rate(self._after, self._before, self._decider)
+        summary["win_rate_null"] = win_rate(self._again, self._before, self._decider)
+        return summary
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "prompt": before.prompt,
+                "response_before": before.response,
+                "response_after": after.response,
+                **{f"{measure}_before": before.scores[measure] for measure in self._measures},
+                **{f"{measure}_after": after.scores[measure] for measure in self._measures},
+            }
+            for before, after in zip(self._before, self._after, strict=True)
+        ]
+
+    def _draw(self, draw: int) -> list[JudgedRow]:
+        """Responses of the actor as it is now to every held-out prompt."""
+        models = self._runtime.models
+        batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
+        batch = models["actor"].generate_sequences(batch)
+        batch = models["reward"].compute_reward(batch)
+        parts = models["judge"].judge(batch).result()
+        self._runtime.drain()
+        return [row for part in parts for row in part]
+
+
+def mean(rows: Sequence[JudgedRow], measure: str) -> float:
+    """Mean of a measure over rows."""
+    return sum(row.scores[measure] for row in rows) / len(rows)
+
+
+def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: str) -> float:
+    """Share of the rows that score higher than the other of the same prompt; a tie counts 0.5."""
+    wins = 0.0
+    for row, other in zip(rows, others, strict=True):
+        mine, theirs = row.scores[measure], other.scores[measure]
+        wins += 1.0 if mine > theirs else 0.5 if mine == theirs else 0.0
+    return wins / len(rows)
+
+
+def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
+    """The evaluation that the job asks for, on `rows` held-out rows (padding included)."""
+    if job.spec.evaluation is None:
+        return Evaluation()
+    if job.spec.algorithm.name == "SFT":
+        return HeldOut(runtime, rows, role="actor", method="evaluate_completions", measure="loss")
+    if job.spec.algorithm.name == "RewardModel":
+        return HeldOut(runtime, rows, role="reward", method="evaluate_pairs", measure="pair_accuracy")
+    return Rollouts(runtime, rows, functions=[function.name for function in job.spec.evaluation.functions])

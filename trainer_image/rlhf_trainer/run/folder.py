@@ -1,0 +1,115 @@
+"""The run folder: everything that a run leaves behind, a folder a job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.files import dump
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.status import Failure, Metric, Output, Progress, Status
+from rlhf_trainer.data.uri import local_path
+
+
+JOB, HUB = "job://", "hf://"
+
+
+def model_folders(job: Job, output: Path) -> dict[Role, str]:
+    """Where each model of a job is on this machine; a name on the hub stays a name. DataError if there is nothing."""
+    return {role: model_folder(model.uri, output) for role, model in job.models().items()}
+
+
+def model_folder(uri: str, output: Path) -> str:
+    """The local folder of a model, or its name on the hub."""
+    if uri.startswith(JOB):
+        return str((output / uri.removeprefix(JOB) / "model").resolve())
+    return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
+
+
+def read_summary(output: Path) -> dict[str, Any]:
+    """summary.json of a run folder; empty if there is none yet."""
+    path = output / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
+    """Put what a job measured into summary.json of the run folder."""
+    everything = {**read_summary(output), name: dict(summary)}
+    (output / "summary.json").write_text(json.dumps(everything, indent=2) + "\n")
+
+
+def now() -> str:
+    """The time, RFC 3339, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class JobFolder:
+    """`DIR/<job>/`: the job as resolved, its status, metrics, events and samples, and the model."""
+
+    def __init__(self, output: Path, job: Job) -> None:
+        self.path = output / job.name
+        self.model = self.path / "model"
+        self._job = job
+        self._status = Status(phase="Pending")
+
+    def finished(self) -> bool:
+        """Whether this very job has succeeded here before."""
+        status, saved = self.path / "status.json", self.path / "job.yaml"
+        if not (status.is_file() and saved.is_file() and self.model.is_dir()):
+            return False
+        return json.loads(status.read_text())["phase"] == "Succeeded" and saved.read_text() == dump(self._job)
+
+    def begin(self) -> None:
+        """Clear what an unfinished run left and write the job."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        (self.path / "job.yaml").write_text(dump(self._job))
+        self._write_status(phase="Running", start_time=now())
+
+    def event(self, message: str) -> None:
+        """Add a line to events.log."""
+        with (self.path / "events.log").open("a") as file:
+            file.write(f"{now()} {message}\n")
+
+    def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
+        """Add a step to metrics.jsonl and show it in the status."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(dict(record)) + "\n")
+        shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
+        progress = Progress(step=int(record["step"]), total_steps=total_steps, stage=stage)
+        self._write_status(progress=progress, metrics=shown)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write samples.jsonl."""
+        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        (self.path / "samples.jsonl").write_text(text)
+
+    def succeed(self) -> None:
+        """The model is there: say where."""
+        self._write_status(
+            phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri())
+        )
+
+    def fail(self, *, reason: str, exit_code: int, message: str) -> None:
+        """Say in the status why the run ended."""
+        if not self.path.is_dir():
+            return
+        stopped = reason == "Stopped"
+        self._write_status(
+            phase="Stopped" if stopped else "Failed",
+            completion_time=now(),
+            last_failure=Failure(reason=reason, exit_code=exit_code, message=message),
+        )
+        self.event(message)
+
+    def _write_status(self, **changes: Any) -> None:
+        """Replace status.json in one piece, so that a reader never sees half of it."""
+        self._status = self._status.model_copy(update=changes)
+        unfinished = self.path / "status.json.unfinished"
+        unfinished.write_text(json.dumps(self._status.document(), indent=2) + "\n")
+        unfinished.rename(self.path / "status.json")

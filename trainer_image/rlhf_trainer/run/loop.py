@@ -1,0 +1,45 @@
+"""The loop around an algorithm's step: count, time, check, hand on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.telemetry import Report, merge, phase_seconds
+
+Record = dict[str, float]
+
+
+def train(
+    run_step: Callable[[int], Sequence[Report]],
+    *,
+    total_steps: int,
+    after_step: Callable[[int], Mapping[str, float]],
+    publish: Callable[[Record, Sequence[str]], None],
+) -> None:
+    """Run all steps.
+
+    `run_step(number)` runs one and returns what every rank measured; `after_step(number)` may add an evaluation to its
+    record. Raises NumericsError when a loss is not finite.
+    """
+    for number in range(1, total_steps + 1):
+        record, warnings = timed_record(number, run_step)
+        record.update(after_step(number))
+        broken = [name for name, value in record.items() if name.startswith("loss/") and not math.isfinite(value)]
+        if broken:
+            raise NumericsError(f"step {number}: {', '.join(broken)} is not finite")
+        publish(record, warnings)
+
+
+def timed_record(number: int, run_step: Callable[[int], Sequence[Report]]) -> tuple[Record, list[str]]:
+    """Run one step: its metrics under the names of metrics.jsonl, times in seconds; and the ranks' warnings, each once."""
+    began = time.time()
+    reports = run_step(number)
+    seconds = time.time() - began
+    record: Record = {"step": number, **merge(reports)}
+    record.update(phase_seconds([span for report in reports for span in report.spans], seconds))
+    if "tokens" in record:
+        record["tokens_per_second"] = record.pop("tokens") / seconds
+    return record, sorted({warning for report in reports for warning in report.warnings})

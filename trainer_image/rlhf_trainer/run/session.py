@@ -1,0 +1,45 @@
+"""The Ray that a run uses: the one it was told, or one of its own that ends with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from rlhf_mapper.mapping import Inventory
+from rlhf_trainer.errors import EnvironmentProblem
+
+
+@contextmanager
+def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
+    """Connect to `address` (or RAY_ADDRESS) and never stop it; without one start an own, isolated Ray and stop it.
+
+    An own Ray has room for `cpu_slots` CPU workers, whatever the number of cores. EnvironmentProblem if it does not start.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options = {} if address else {"num_cpus": max(cpu_slots, os.cpu_count() or 1), "include_dashboard": False}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            **options,
+        )
+    except Exception as error:  # Ray has no common class for what can go wrong here
+        raise EnvironmentProblem(f"Ray cannot start: {str(error).strip().splitlines()[0]}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def inventory() -> Inventory:
+    """The machines of the connected Ray."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return Inventory(gpus_per_machine=tuple(int(resources.get("GPU", 0)) for resources in nodes))

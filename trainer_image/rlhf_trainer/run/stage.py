@@ -1,0 +1,63 @@
+"""One job from its first step to its saved model, on any runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_trainer.run.evaluation import Runtime, evaluation_of
+from rlhf_trainer.run.loop import Record, train
+from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.stages import stage_of
+from rlhf_trainer.telemetry import Report
+
+
+def run_stage(
+    job: Job,
+    runtime: Runtime,
+    *,
+    total_steps: int,
+    evaluation_rows: int,
+    model_folder: Path,
+    publisher: Publisher | None,
+) -> dict[str, Any]:
+    """Evaluate, train, evaluate and save; returns the job's part of summary.json.
+
+    A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
+    """
+    stage, started = stage_of(job), time.monotonic()
+    inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
+    evaluation = evaluation_of(job, runtime, evaluation_rows)
+    evaluation.before()
+
+    def run_step(number: int) -> Sequence[Report]:
+        batch = runtime.models["data"].load_batch(runtime.blank(number, job.sequences_per_step))
+        stage.step(batch, **inputs)
+        return runtime.drain()
+
+    def after_step(number: int) -> Record:
+        every = job.spec.evaluation.every_steps if job.spec.evaluation else None
+        return evaluation.during() if every and number % every == 0 and number < total_steps else {}
+
+    if publisher:
+        publisher.begin(total_steps=total_steps)
+    train(
+        run_step,
+        total_steps=total_steps,
+        after_step=after_step,
+        publish=publisher.step if publisher else lambda record, warnings: None,
+    )
+    measured = evaluation.after()
+    runtime.models[stage.saved].save(folder=str(model_folder)).result()
+    runtime.drain()
+    if publisher:
+        publisher.folder.samples(evaluation.samples())
+    return {
+        "steps": total_steps,
+        "seconds": round(time.monotonic() - started, 1),
+        "seed": job.spec.training.seed,
+        **measured,
+    }

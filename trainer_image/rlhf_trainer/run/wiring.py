@@ -1,0 +1,106 @@
+"""Brings a job to life on Ray: pools, worker groups, and the models that the algorithm talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_mapper.mapping import MappedPool
+from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.payload import PayloadMeter
+from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.telemetry import Report
+from rlhf_trainer.training import distributed
+from rlhf_trainer.workers.advantage import AdvantageWorker
+from rlhf_trainer.workers.data import DataShape
+from rlhf_trainer.workers.judge import JudgeWorker
+
+DEADLINE_SECONDS = 1800.0
+"""How long any remote call or collective may take."""
+
+
+class RayRuntime:
+    """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
+
+    def __init__(self, job: Job, placed: PlacedModels, folders: Mapping[Role, str]) -> None:
+        """folders: role -> local folder of its model, or its name on the hub."""
+        self.models: dict[str, Any] = {}
+        self._job, self._placed, self._folders = job, placed, folders
+        self._log, self._meter = CallLog(), PayloadMeter()
+        self._slots: list[ResourcePool] = []
+        self._groups: dict[str, WorkerGroup] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[DataShape]:
+        """Pools, processes and models exist while the block runs; gives what was found in the data."""
+        try:
+            with self._meter.watching():
+                yield self._start()
+        finally:
+            for group in self._groups.values():
+                group.stop()
+            for slots in self._slots:
+                slots.release()
+
+    def blank(self, step: int, size: int) -> BatchFuture:
+        """A batch of `size` rows that has no fields yet."""
+        return BatchFuture(step=step, size=size)
+
+    def drain(self) -> Sequence[Report]:
+        """Wait for all calls made so far; what every rank measured, and the payload bytes of this process."""
+        reports = self._log.drain(deadline=DEADLINE_SECONDS)
+        return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
+
+    def _start(self) -> DataShape:
+        for pool in self._placed.pools:
+            slots = ResourcePool(pool.slots_per_machine, name=pool.name, device=self._placed.device)
+            slots.reserve(deadline=DEADLINE_SECONDS)
+            self._slots.append(slots)
+        for pool, slots in zip(self._placed.pools, self._slots, strict=True):
+            self._groups[pool.name] = WorkerGroup(
+                slots,
+                start=partial(distributed.start, self._placed.device, DEADLINE_SECONDS),
+                environment={"OMP_NUM_THREADS": "1"} if self._placed.device == "CPU" else {},
+                log=self._log,
+                deadline=DEADLINE_SECONDS,
+            )
+        stage = stage_of(self._job)
+        home = next(pool for pool in self._placed.pools if stage.saved in pool.models)
+        setting = setting_of(self._job, stage.saved, self._folders)
+        self._build(home, {"data": WorkerSpec(stage.data, {"setting": setting, "slots": home.size})})
+        shape: DataShape = self.models["data"].describe().result()[0]
+        for pool in self._placed.pools:
+            self._build(pool, self._workers(pool, shape, is_home=pool is home))
+        for group in self._groups.values():
+            group.wait_until_built()
+        self.drain()
+        return shape
+
+    def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
+        group = self._groups[pool.name]
+        group.build(workers)
+        self.models.update({role: ModelHandle(group, role, spec.worker_class) for role, spec in workers.items()})
+
+    def _workers(self, pool: MappedPool, shape: DataShape, *, is_home: bool) -> dict[str, WorkerSpec]:
+        """The workers of a pool's models; beside the actor of an RL job also those of the advantages and the evaluation."""
+        job, stage = self._job, stage_of(self._job)
+        total_steps = job.total_steps_for(shape.rows)
+        workers = {}
+        for role in pool.models:
+            arguments: dict[str, Any] = {"setting": setting_of(job, role, self._folders, total_steps=total_steps)}
+            if stage.generates and role == "actor":
+                arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // pool.size)
+            workers[role] = WorkerSpec(stage.workers[role], arguments)
+        if stage.generates and is_home:
+            functions = job.spec.evaluation.functions if job.spec.evaluation else ()
+            setting = setting_of(job, stage.saved, self._folders)
+            workers["advantage"] = WorkerSpec(AdvantageWorker, {"algorithm": job.spec.algorithm})
+            workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting, "functions": list(functions)})
+        return workers

@@ -1,0 +1,144 @@
+"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd sft|reward_model FILE`.
+
+Every rank runs the same algorithm file on its own rows; no Ray and no controller take part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.distributed as dist
+import typer
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError
+from rlhf_trainer.cli import exit_code_of
+from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.run.display import Display
+from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
+from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.stage import run_stage
+from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.telemetry import Report, recorder
+from rlhf_trainer.training import distributed
+from rlhf_trainer.types import Batch, Transfer, transfers_of
+
+PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel"}
+DEADLINE_SECONDS = 1800.0
+
+
+class LocalValues:
+    """What a method returned on each rank; `result` is a collective."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> list[Any]:
+        """The values of all ranks, in order."""
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, self._value)
+        return gathered
+
+
+class LocalModel:
+    """A worker of this rank with the methods that a `ModelHandle` has: they run here, at once, on this rank's rows."""
+
+    def __init__(self, worker: Any) -> None:
+        for name, transfer in transfers_of(type(worker)).items():
+            setattr(self, name, partial(self._call, getattr(worker, name), transfer))
+
+    @staticmethod
+    def _call(method: Any, transfer: Transfer, batch: Batch | None = None, **arguments: Any) -> Any:
+        with recorder.span(transfer.phase or "other"):
+            result = method(*([batch] if batch else []), **arguments)
+        return batch.having(result) if batch and transfer.adds else LocalValues(result)
+
+
+class SpmdRuntime:
+    """The models of one rank."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self.models = models
+
+    def blank(self, step: int, size: int) -> Batch:
+        """This rank's rows of a batch of `size` rows, without fields."""
+        rows = rows_by_data_rank(Layout(data=dist.get_world_size()), size)[dist.get_rank()]
+        return Batch(step=step, start=rows.start, size=len(rows))
+
+    def drain(self) -> Sequence[Report]:
+        """What every rank measured since the last call; a collective."""
+        reports: list[Report] = LocalValues(recorder.drain()).result()
+        return reports
+
+
+def main(
+    program: Annotated[str, typer.Argument(help="sft or reward_model")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest; its first job of that kind is run.")],
+    output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="[NAME:]PATH=VALUE")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Run one offline job on the ranks that torchrun started."""
+    folder = output or Path("runs") / file.stem
+    sys.exit(exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug))
+
+
+def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
+    """The program of one rank; rank 0 writes the run folder."""
+    job = job_of(program, file, overrides)
+    folders = model_folders(job, output)
+    device: Literal["CPU", "GPU"] = "CPU"
+    if job.spec.resources.device != "CPU" and torch.cuda.is_available():
+        device = "GPU"
+    recorder.rank = distributed.start(device, DEADLINE_SECONDS)
+    try:
+        publisher = Publisher(job, JobFolder(output, job), Display()) if recorder.rank == 0 else None
+        summary = run_rank(job, folders, publisher, model_folder=JobFolder(output, job).model.resolve())
+        if publisher:
+            publisher.folder.succeed()
+            add_to_summary(output, job.name, summary)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_rank(
+    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, model_folder: Path
+) -> dict[str, Any]:
+    """Build this rank's workers and run the stage."""
+    if publisher:
+        publisher.folder.begin()
+    stage = stage_of(job)
+    data = stage.data(setting_of(job, stage.saved, folders), slots=dist.get_world_size())
+    shape = data.describe()
+    total_steps = job.total_steps_for(shape.rows)
+    worker = stage.workers[stage.saved](setting_of(job, stage.saved, folders, total_steps=total_steps))
+    runtime = SpmdRuntime({"data": LocalModel(data), stage.saved: LocalModel(worker)})
+    return run_stage(
+        job,
+        runtime,
+        total_steps=total_steps,
+        evaluation_rows=shape.evaluation_rows,
+        model_folder=model_folder,
+        publisher=publisher,
+    )
+
+
+def job_of(program: str, file: Path, overrides: Sequence[str]) -> Job:
+    """The first job of the program's kind in the manifest."""
+    if program not in PROGRAMS:
+        raise SpecError([Problem("program", f"is {program}; there are {' and '.join(PROGRAMS)}")])
+    for job in load(file, overrides):
+        if job.spec.algorithm.name == PROGRAMS[program]:
+            return job
+    raise SpecError([Problem(str(file), f"has no {PROGRAMS[program]} job")])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,115 @@
+"""What is measured inside a process: weighted means, maxima, sums and timed spans, merged over ranks into one record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+TRANSFER = "transfer"
+"""Phase of the spans in which a rank fetches the fields it reads or stores those it adds."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time on one rank; `start` and `end` in seconds of the machine's clock."""
+
+    phase: str
+    name: str
+    rank: int
+    start: float
+    end: float
+
+
+@dataclass
+class Report:
+    """What one process measured since it was last asked."""
+
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """name -> (weighted total, weight)."""
+    maxima: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Collects the measurements of this process."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self._report = Report()
+
+    def mean(self, name: str, total: float, weight: float) -> None:
+        """Add to a weighted mean; the record holds sum(total) / sum(weight) over all ranks and calls."""
+        old_total, old_weight = self._report.means.get(name, (0.0, 0.0))
+        self._report.means[name] = (old_total + float(total), old_weight + float(weight))
+
+    def maximum(self, name: str, value: float) -> None:
+        self._report.maxima[name] = max(float(value), self._report.maxima.get(name, float("-inf")))
+
+    def add(self, name: str, value: float) -> None:
+        """Add to a sum over all ranks and calls."""
+        self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
+
+    def warn(self, message: str) -> None:
+        """Something that should hold and does not; the run goes on and says so."""
+        self._report.warnings.append(message)
+
+    @contextmanager
+    def span(self, phase: str, name: str = "") -> Iterator[None]:
+        start = time.time()
+        try:
+            yield
+        finally:
+            self._report.spans.append(Span(phase, name or phase, self.rank, start, time.time()))
+
+    def drain(self) -> Report:
+        """What was measured since the last call."""
+        report, self._report = self._report, Report()
+        return report
+
+
+recorder = Recorder()
+"""The recorder of this process."""
+
+
+def merge(reports: Iterable[Report]) -> dict[str, float]:
+    """Measurements of all ranks and calls as one flat record; spans are left to `phase_seconds`."""
+    total = Recorder()
+    for report in reports:
+        for name, (value, weight) in report.means.items():
+            total.mean(name, value, weight)
+        for name, value in report.maxima.items():
+            total.maximum(name, value)
+        for name, value in report.sums.items():
+            total.add(name, value)
+    merged = total.drain()
+    means = {name: value / weight for name, (value, weight) in merged.means.items() if weight}
+    return {**means, **merged.maxima, **merged.sums}
+
+
+def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
+    """`time/<phase>` of a step in seconds: the time in which at least one rank was in that phase.
+
+    `time/transfer` is the time in which ranks only moved data; `time/controller` that in which no rank did anything.
+    """
+    by_phase: dict[str, list[Span]] = {}
+    for span in spans:
+        by_phase.setdefault(span.phase, []).append(span)
+    seconds = {f"time/{phase}": covered(group) for phase, group in by_phase.items() if phase != TRANSFER}
+    work = [span for phase, group in by_phase.items() if phase != TRANSFER for span in group]
+    everything = covered(work + by_phase.get(TRANSFER, []))
+    seconds["time/transfer"] = everything - covered(work)
+    seconds["time/controller"] = max(0.0, step_seconds - everything)
+    return {"time/step": step_seconds, **seconds}
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Length in seconds of the union of the spans."""
+    total, reached = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(0.0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    return total

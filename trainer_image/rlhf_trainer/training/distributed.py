@@ -1,0 +1,51 @@
+"""One rank's place in torch.distributed, by torchrun's environment contract."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Device = Literal["CPU", "GPU"]
+
+
+def start(device: Device, timeout_seconds: float) -> int:
+    """Join the process group named by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; returns the rank.
+
+    NCCL on GPUs, gloo on CPU. A collective that takes longer than `timeout_seconds` raises.
+    """
+    if device == "GPU":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timedelta(seconds=timeout_seconds))
+    return dist.get_rank()
+
+
+def device_here() -> torch.device:
+    """The device that this rank computes on."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def data_mesh() -> DeviceMesh:
+    """All ranks as one data-parallel axis."""
+    return init_device_mesh(device_here().type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def sum_over_ranks(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """Each value summed over the ranks (float64, one collective)."""
+    total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
+    dist.all_reduce(total)
+    return [float(value) for value in total.tolist()]
+
+
+def largest_over_ranks(value: int) -> int:
+    """The largest value of any rank."""
+    largest = torch.tensor(value, device=device_here())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest.item())

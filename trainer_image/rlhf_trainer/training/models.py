@@ -1,0 +1,141 @@
+"""Models of transformers as the trainer uses them: a causal language model, and a scorer with one value a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from rlhf_trainer.errors import ConfigError, DataError
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
+
+class Scorer(nn.Module):
+    """A sequence classification model with one label, read at every token: reward model and critic.
+
+    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token.
+    """
+
+    def __init__(self, classifier: PreTrainedModel) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.classifier.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        scores: Tensor = self.classifier.score(hidden)
+        return scores.squeeze(-1).float()
+
+
+class LanguageModel(nn.Module):
+    """A causal language model: `forward(tokens [B, T]) -> logits [B, T, V]`. Right padding needs no attention mask."""
+
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.causal_lm(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+def inner(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a Scorer or LanguageModel."""
+    found = model.classifier if isinstance(model, Scorer) else model.causal_lm
+    assert isinstance(found, PreTrainedModel)
+    return found
+
+
+def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder; DataError without an end-of-text token."""
+    tokenizer: PreTrainedTokenizerBase = _loaded(
+        AutoTokenizer, folder, trust_remote_code=trust_remote_code, revision=revision
+    )
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{folder}: the tokenizer has no end-of-text token (eos_token)")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:
+    """config.json of a model folder."""
+    config: PreTrainedConfig = _loaded(AutoConfig, folder, trust_remote_code=trust_remote_code, revision=revision)
+    return config
+
+
+def has_weights(folder: str) -> bool:
+    """Whether a local model folder holds weights; a name on the hub counts as having them."""
+    path = Path(folder)
+    return not path.is_dir() or any(any(path.glob(pattern)) for pattern in WEIGHT_FILES)
+
+
+def load_language_model(
+    folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, may_initialise: bool = False
+) -> LanguageModel:
+    """A causal language model with float32 weights.
+
+    A folder without weights is initialised from `seed` where the caller allows it, and is a DataError elsewhere.
+    """
+    torch.manual_seed(seed)
+    if has_weights(folder):
+        model = _loaded(
+            AutoModelForCausalLM,
+            folder,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+        )
+    elif may_initialise:
+        config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    else:
+        raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
+    return LanguageModel(model)
+
+
+def load_scorer(folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, path: str) -> Scorer:
+    """A scorer with float32 weights, from a reward model or, with a new head drawn from `seed`, a language model.
+
+    `path` names the field of the manifest for the message when the model has more than one label (ConfigError).
+    """
+    if not has_weights(folder):
+        raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
+    config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
+    is_classifier = any("SequenceClassification" in name for name in config.architectures or [])
+    if is_classifier and config.num_labels != 1:
+        raise ConfigError(f"{path}: {folder} has {config.num_labels} labels; a reward model has 1")
+    torch.manual_seed(seed)
+    model = _loaded(
+        AutoModelForSequenceClassification,
+        folder,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        num_labels=1,
+        dtype=torch.float32,
+        use_safetensors=True,
+    )
+    if not hasattr(model, "score"):
+        raise ConfigError(f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic")
+    return Scorer(model)
+
+
+def _loaded(factory: Any, folder: str, **options: Any) -> Any:
+    """`from_pretrained` whose failures are one sentence."""
+    try:
+        return factory.from_pretrained(folder, **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error

@@ -1,0 +1,39 @@
+"""Writes a sharded model as a Hugging Face directory that transformers and vLLM load as it is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.sharding import full_weights
+
+
+def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Gather the weights on rank 0 and write config, weights (safetensors) and tokenizer; the folder appears whole or not at all."""
+    pretrained = inner(model)
+    dropped = set(getattr(pretrained, "_tied_weights_keys", None) or ()) if pretrained.config.tie_word_embeddings else set()
+    is_writer = dist.get_rank() == 0
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in full_weights(model):
+        if is_writer and name not in dropped:
+            weights[name] = weight.cpu().contiguous().clone()
+    if is_writer:
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        pretrained.config.architectures = [type(pretrained).__name__.removeprefix("FSDP")]
+        pretrained.config.save_pretrained(unfinished)
+        if pretrained.can_generate() and pretrained.generation_config is not None:
+            pretrained.generation_config.save_pretrained(unfinished)
+        save_torch_state_dict(weights, unfinished)
+        tokenizer.save_pretrained(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    dist.barrier()

@@ -1,0 +1,87 @@
+"""What crosses the floors: the rows of a batch that one rank holds, and the mark a worker method carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlhf_trainer.protocols import TransferProtocol
+
+Fields = dict[str, Tensor]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+TRANSFER_MARK = "transfer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rows [start, start + size) of a step's batch, as one rank holds them.
+
+    Every field is a tensor [size, ...]. Fields [size, T] are aligned to tokens: prompt and response lie contiguous from
+    position 0 and are padded on the right, so `log_probs[b, t]` belongs to token t given the tokens before it.
+    """
+
+    step: int
+    """Number of the step, from 1; 0 and below are the draws of an evaluation."""
+    start: int
+    """Row of the step's batch that is this rank's first."""
+    size: int
+    """Rows of this rank."""
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def having(self, added: Fields) -> Batch:
+        """This batch with further fields."""
+        return replace(self, fields={**self.fields, **added})
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows of the step's batch, int64 [size]."""
+        return torch.arange(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """How a worker method is called from the controller: which rows go where, and what is read and added."""
+
+    protocol: TransferProtocol
+    reads: tuple[str, ...]
+    adds: tuple[str, ...]
+    phase: str
+
+
+def register(
+    protocol: TransferProtocol, *, reads: Sequence[str] = (), adds: Sequence[str] = (), phase: str = ""
+) -> Callable[[Method], Method]:
+    """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
+
+    The method waits only for the fields it `reads` and returns exactly the fields it `adds`; a method that adds none may
+    return a small value. `phase` names the part of the step its time counts for; a method without one times its own.
+    """
+
+    def mark(method: Method) -> Method:
+        setattr(method, TRANSFER_MARK, Transfer(protocol=protocol, reads=tuple(reads), adds=tuple(adds), phase=phase))
+        return method
+
+    return mark
+
+
+def transfers_of(worker_class: type) -> dict[str, Transfer]:
+    """The marked methods of a worker class: name -> mark."""
+    found = {name: getattr(getattr(worker_class, name), TRANSFER_MARK, None) for name in dir(worker_class)}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several producers as one tensor; [b, T] parts of different T are padded with zeros on the right."""
+    if parts[0].dim() < 2:
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])

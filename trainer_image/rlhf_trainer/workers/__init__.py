@@ -1,0 +1,1 @@
+"""What one rank of each model does (SPMD); no module here knows Ray."""

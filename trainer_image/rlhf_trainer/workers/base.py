@@ -1,0 +1,103 @@
+"""What every worker is made from, and the model it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.job import Job
+from rlhf_api.spec import Model
+from rlhf_trainer.ops.log_probs import token_log_probs
+from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.engine import Engine, Trainer
+from rlhf_trainer.training.models import load_tokenizer
+from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.sharding import shard
+from rlhf_trainer.types import Batch, Fields, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetting:
+    """The job, and which of its models a worker holds."""
+
+    job: Job
+    role: str
+    model: Model
+    folder: str
+    """Local folder of the model, or its name on the hub."""
+    total_steps: int
+
+    @property
+    def path(self) -> str:
+        """The model's field in the manifest, for messages."""
+        return f"{self.job.name}: spec.models.{self.role}"
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """`training.precision`; Auto is float32 on CPU and bfloat16 on GPUs."""
+        precision = self.job.spec.training.precision
+        if precision == "Auto":
+            precision = "BF16" if device_here().type == "cuda" else "FP32"
+        return torch.bfloat16 if precision == "BF16" else torch.float32
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(
+            self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision
+        )
+
+    def engine(self, model: nn.Module) -> Engine:
+        """The model, sharded, for forward passes only."""
+        model.requires_grad_(False)
+        sharded = shard(model, compute_dtype=self.compute_dtype, recompute_activations=False)
+        return Engine(sharded, token_budget=self.job.spec.training.micro_batch_tokens)
+
+    def trainer(self, model: nn.Module, *, token_budget: int | None = None) -> Trainer:
+        """The model, sharded, with its optimizer."""
+        assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
+        sharded = shard(
+            model, compute_dtype=self.compute_dtype, recompute_activations=self.model.gradient_checkpointing
+        )
+        return Trainer(
+            sharded,
+            token_budget=token_budget or self.job.spec.training.micro_batch_tokens,
+            optimizer=self.model.optimizer,
+            total_steps=self.total_steps,
+        )
+
+
+class TrainedModel:
+    """A worker whose model is trained and saved."""
+
+    def __init__(self, setting: WorkerSetting, trainer: Trainer) -> None:
+        self.setting = setting
+        self.trainer = trainer
+
+    @register(ONE_TO_ALL)
+    def save(self, *, folder: str) -> None:
+        """Write the model as a Hugging Face directory."""
+        save_model(self.trainer.model, self.setting.tokenizer(), Path(folder))
+
+
+def lengths_of(batch: Batch) -> Tensor:
+    """Tokens of each row, prompt and response: int64 [B]."""
+    return batch["attention_mask"].sum(1).long()
+
+
+def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
+    """log-probabilities float32 [B, T] of the batch's tokens under a language model, without gradient."""
+
+    def compute(model: nn.Module, micro: Fields) -> Tensor:
+        return token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=temperature)
+
+    return engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
+
+
+def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:
+    """values [B, T] at the last token of each row: [B]."""
+    last = (attention_mask.sum(1).long() - 1).clamp(min=0)
+    return values.gather(1, last[:, None])[:, 0]

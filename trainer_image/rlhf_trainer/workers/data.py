@@ -1,0 +1,118 @@
+"""The data loader as a worker: every rank reads, and gives only its rows of a step's batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.base import WorkerSetting
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataShape:
+    """What was found in the data."""
+
+    rows: int
+    """Rows to train on, after dropping those that are too long."""
+    evaluation_rows: int
+    """Rows of an evaluation batch: the held-out rows, padded so that they divide over the ranks; 0 without evaluation."""
+    facts: tuple[str, ...]
+    """Sentences for the user, such as how many rows were dropped."""
+
+
+class DataWorker:
+    """One rank of the loader of a job: its training rows and, if asked for, its held-out rows."""
+
+    loader_class: type[Loader]
+
+    def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
+        """`setting`: the job and the model whose tokenizer is used; `slots`: ranks that share a batch."""
+        job = setting.job
+        tokenizer = setting.tokenizer()
+        self._batch_size = job.spec.training.batch_size or job.spec.training.prompt_batch_size or 0
+        self._samples_per_prompt = job.spec.rollout.samples_per_prompt
+        self._slots = slots
+        limits = Limits.of(job.spec)
+        self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", limits=limits)
+        self._held_out = None
+        if job.spec.evaluation:
+            path = "spec.evaluation.data"
+            self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, limits=limits)
+
+    @register(ONE_TO_ALL)
+    def describe(self) -> DataShape:
+        """How much data there is."""
+        held_out = len(self._held_out) if self._held_out else 0
+        return DataShape(
+            rows=len(self._train),
+            evaluation_rows=-(-held_out // self._slots) * self._slots,
+            facts=tuple(
+                f"{loader.path}: {loader.dropped} of {loader.dropped + len(loader)} rows are too long and were dropped"
+                for loader in (self._train, self._held_out)
+                if loader and loader.dropped
+            ),
+        )
+
+    def _training_rows(self, batch: Batch) -> Fields:
+        """This rank's rows of a step, each prompt repeated for its samples."""
+        repeat = self._samples_per_prompt
+        first, last = batch.start // repeat, -(-(batch.start + batch.size) // repeat)
+        fields = self._train.batch(batch.step, batch_size=self._batch_size, rows=slice(first, last))
+        chosen = batch.rows // repeat - first
+        return {name: fields[name][chosen] for name in self._train.fields}
+
+    def _held_out_rows(self, batch: Batch) -> Fields:
+        """This rank's held-out rows, in the order of the file; rows beyond the last are padding (valid 0)."""
+        assert self._held_out is not None
+        fields = self._held_out.ordered(slice(batch.start, batch.start + batch.size))
+        return {name: fields[name] for name in self._held_out.fields}
+
+
+class PromptData(DataWorker):
+    """Prompts of RL."""
+
+    loader_class = PromptLoader
+
+    @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """prompt_ids int64 and prompt_mask [B, P], valid [B]."""
+        return self._training_rows(batch)
+
+    @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
+    def load_evaluation(self, batch: Batch) -> Fields:
+        """The same fields for held-out prompts."""
+        return self._held_out_rows(batch)
+
+
+class CompletionData(DataWorker):
+    """Prompts with their responses."""
+
+    loader_class = CompletionLoader
+
+    @register(DP_PROTO, adds=CompletionLoader.fields, phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """tokens int64, attention_mask and response_mask [B, T], valid [B]."""
+        return self._training_rows(batch)
+
+    @register(DP_PROTO, adds=CompletionLoader.fields, phase="data")
+    def load_evaluation(self, batch: Batch) -> Fields:
+        """The same fields for held-out rows."""
+        return self._held_out_rows(batch)
+
+
+class PairData(DataWorker):
+    """Pairs of a better and a worse response."""
+
+    loader_class = PairLoader
+
+    @register(DP_PROTO, adds=PairLoader.fields, phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """chosen_tokens, rejected_tokens int64 and their masks [B, T], valid [B]."""
+        return self._training_rows(batch)
+
+    @register(DP_PROTO, adds=PairLoader.fields, phase="data")
+    def load_evaluation(self, batch: Batch) -> Fields:
+        """The same fields for held-out pairs."""
+        return self._held_out_rows(batch)

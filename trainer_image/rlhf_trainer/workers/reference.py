@@ -1,0 +1,29 @@
+"""The frozen reference model: log-probabilities that the actor is kept close to."""
+
+from __future__ import annotations
+
+from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.base import WorkerSetting, log_probs_by
+
+
+class ReferenceWorker:
+    """One rank of the reference model."""
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        self.setting = setting
+        self._engine = setting.engine(
+            load_language_model(
+                setting.folder,
+                seed=setting.job.spec.training.seed,
+                trust_remote_code=setting.model.trust_remote_code,
+                revision=setting.model.revision,
+            )
+        )
+
+    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """ref_log_probs float32 [B, T] (`compute_ref_log_prob` of HybridFlow Table 4)."""
+        temperature = self.setting.job.spec.rollout.temperature
+        return {"ref_log_probs": log_probs_by(self._engine, batch, temperature=temperature)}

@@ -1,0 +1,54 @@
+"""Supervised fine-tuning of the actor: next-token loss on the completions only."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from rlhf_trainer.ops.log_probs import token_log_probs
+from rlhf_trainer.ops.losses import sft_loss
+from rlhf_trainer.ops.masks import masked_sum
+from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import sum_over_ranks
+from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of, log_probs_by
+
+COMPLETION_FIELDS = ("tokens", "attention_mask", "response_mask")
+
+
+class SupervisedActorWorker(TrainedModel):
+    """One rank of an actor that learns from written responses; a model without weights starts from the seed."""
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        model = load_language_model(
+            setting.folder,
+            seed=setting.job.spec.training.seed,
+            trust_remote_code=setting.model.trust_remote_code,
+            revision=setting.model.revision,
+            may_initialise=True,
+        )
+        super().__init__(setting, setting.trainer(model))
+
+    @register(DP_PROTO, reads=COMPLETION_FIELDS, phase="update")
+    def update_actor(self, batch: Batch) -> None:
+        """One optimizer step on a batch of prompts with their responses."""
+        fields = {name: batch[name] for name in COMPLETION_FIELDS}
+        tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
+        recorder.add("tokens", float(fields["attention_mask"].sum()))
+
+        def loss(model: nn.Module, micro: Fields) -> Tensor:
+            log_probs = token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=1.0)
+            share = sft_loss(log_probs, micro["response_mask"], num_tokens=tokens)
+            recorder.mean("loss/sft", float(share) * tokens, float(micro["response_mask"].sum()))
+            return share
+
+        norm = self.trainer.update(fields, lengths_of(batch), loss, step=batch.step)
+        recorder.maximum("grad_norm/sft", norm)
+
+    @register(DP_PROTO, reads=COMPLETION_FIELDS)
+    def evaluate_completions(self, batch: Batch) -> tuple[float, float]:
+        """(negative log-likelihood, tokens) of the responses of this rank's rows."""
+        log_probs = log_probs_by(self.trainer, batch, temperature=1.0)
+        mask = batch["response_mask"]
+        return -float(masked_sum(log_probs, mask)), float(mask.sum())
