@@ -69,7 +69,8 @@ class RewardShaping(Spec):
     """What happens to a reward before the advantages see it."""
 
     normalization: Annotated[
-        Literal["None", "Running"], Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far.")
+        Literal["None", "Running"],
+        Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far."),
     ] = "None"
     clip: Annotated[float | None, Field(gt=0, description="Largest magnitude of a reward; unset does not clip.")] = None
     missing_end_penalty: Annotated[
@@ -123,7 +124,9 @@ class Optimizer(Spec):
         Field(strict=False, description="Decay of the first and the second moment."),
     ] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
-    warmup_steps: Annotated[int, Field(ge=0, description="First steps of the job, over which the rate rises to its peak.")] = 0
+    warmup_steps: Annotated[
+        int, Field(ge=0, description="First steps of the job, over which the rate rises to its peak.")
+    ] = 0
     schedule: Annotated[
         Literal["Constant", "Cosine"], Field(description="After the warm-up; Cosine ends at a tenth of the peak.")
     ] = "Constant"

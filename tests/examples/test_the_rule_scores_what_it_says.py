@@ -11,7 +11,7 @@ SPOON = "\n\nHuman: How do I clean my spoon?\n\nAssistant:"
 TWO_TURNS = "\n\nHuman: I want to sell this sofa.\n\nAssistant: Why ask me?\n\nHuman: How to fix a lamp?\n\nAssistant:"
 THREE_STEPS = " First, wipe the kettle. Then, dry the kettle. Finally, look at the kettle."
 
-# sentence: (prompt, response, finished, expected)
+# sentence: (prompt, response, finished, expected)  # noqa: ERA001
 CASES: dict[str, tuple[str, str, bool, float]] = {
     "no step is worth nothing": (KETTLE, " I do not know.", True, 0),
     "one step is worth one": (KETTLE, " First, wipe the kettle.", True, 1),

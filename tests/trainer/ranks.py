@@ -44,8 +44,10 @@ def _rank(rank: int, world: int, port: int, function: Callable[..., Any], argume
     os.environ.update({name: str(value) for name, value in contract.items()})
     try:
         start("CPU", DEADLINE_SECONDS)
-        results.put((rank, (True, pickle.dumps(function(*arguments)))))  # torch would share the memory of a process that ends
+        results.put(
+            (rank, (True, pickle.dumps(function(*arguments))))
+        )  # torch would share the memory of a process that ends
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 it is told to the parent
         results.put((rank, (False, traceback.format_exc())))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ def all_rows(layout: Layout, rows: int) -> list[range]:
 
 
 def rows_by_data_rank(layout: Layout, rows: int) -> list[range]:
-    """Split into contiguous blocks, one for each data-parallel rank; the first ones are longer by one if it does not divide."""
+    """Split into contiguous blocks, one a data-parallel rank; where it does not divide the first are longer by one."""
     short, longer = divmod(rows, layout.data)
     starts = [rank * short + min(rank, longer) for rank in range(layout.data + 1)]
-    return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def every_rank(layout: Layout) -> list[int]:

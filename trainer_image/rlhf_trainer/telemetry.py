@@ -1,4 +1,4 @@
-"""What is measured inside a process: weighted means, maxima, sums and timed spans, merged over ranks into one record."""
+"""What is measured in a process: weighted means, maxima, sums and timed spans, merged over ranks into one record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads or stores those it adds."""
@@ -41,7 +42,7 @@ class Recorder:
         self.rank = 0
         self._report = Report()
 
-    def mean(self, name: str, total: float, weight: float) -> None:
+    def mean(self, name: str, total: SupportsFloat, weight: SupportsFloat) -> None:
         """Add to a weighted mean; the record holds sum(total) / sum(weight) over all ranks and calls."""
         old_total, old_weight = self._report.means.get(name, (0.0, 0.0))
         self._report.means[name] = (old_total + float(total), old_weight + float(weight))

@@ -62,7 +62,7 @@ def register(
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
-    The method waits only for the fields it `reads` and returns exactly the fields it `adds`; a method that adds none may
+    The method waits only for the fields it `reads` and returns exactly the fields it `adds`; one that adds none may
     return a small value. `phase` names the part of the step its time counts for; a method without one times its own.
     """
 

@@ -58,5 +58,3 @@ class Sink:
     @register(DP_PROTO, reads=("sum",))
     def read_sum(self, batch: Batch) -> list[int]:
         return [int(value) for value in batch["sum"]]
-
-

@@ -55,7 +55,7 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(own_ray: None) -> Iterator[Models]:
+def models(own_ray: None) -> Iterator[Models]:  # noqa: ARG001
     made = Models()
     yield made
     made.stop()
@@ -138,13 +138,15 @@ def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
     assert {span.rank for span in spans} == {0, 1}
 
 
-def test_a_pool_that_ray_cannot_hold_is_one_sentence(own_ray: None) -> None:
+@pytest.mark.usefixtures("own_ray")
+def test_a_pool_that_ray_cannot_hold_is_one_sentence() -> None:
     pool = ResourcePool([64], name="huge", device="CPU")
     with pytest.raises(EnvironmentProblem, match="pool huge needs 64 CPU slots"):
         pool.reserve(deadline=2)
 
 
-def test_a_dead_worker_is_a_communication_error(models: Models) -> None:
+@pytest.mark.usefixtures("own_ray")
+def test_a_dead_worker_is_a_communication_error() -> None:
     lonely = ResourcePool([1], name="lonely", device="CPU")
     lonely.reserve(deadline=DEADLINE)
     log = CallLog()

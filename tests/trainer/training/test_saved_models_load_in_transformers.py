@@ -1,6 +1,7 @@
 """What the trainer writes is an ordinary Hugging Face directory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
 def save_again(folder: str, output: str, is_scorer: bool) -> None:
-    load = {"seed": 0, "trust_remote_code": False, "revision": None}
+    load: dict[str, Any] = {"seed": 0, "trust_remote_code": False, "revision": None}
     model = load_scorer(folder, path="spec.models.reward", **load) if is_scorer else load_language_model(folder, **load)
     sharded = shard(model, compute_dtype=torch.float32, recompute_activations=True)
     save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))

@@ -20,7 +20,7 @@ def test_one_to_all_gives_every_rank_everything() -> None:
 
 def test_a_rank_is_sent_only_the_references_of_its_rows() -> None:
     """The paper's Figure 5(b): 3 producers, 2 consumers, each needs one and a half batches."""
-    pieces = [Piece(0, 2, "actor 0"), Piece(2, 4, "actor 1"), Piece(4, 6, "actor 2")]  # type: ignore[arg-type]
+    pieces = [Piece(0, 2, "actor 0"), Piece(2, 4, "actor 1"), Piece(4, 6, "actor 2")]
     batch = BatchFuture(step=1, size=6, fields={"tokens": pieces})
     shares = DP_PROTO.distribute(Layout(data=2), batch.size)
     sent = [batch.slice(share, ["tokens"], reader="critic") for share in shares]

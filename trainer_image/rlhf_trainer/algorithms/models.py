@@ -1,10 +1,11 @@
-"""What an algorithm may ask of each model; `B` is a batch, whether of references (controller) or of tensors (torchrun)."""
+"""What an algorithm may ask of each model; `B` is a batch, of references (controller) or of tensors (torchrun)."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
 B = TypeVar("B")
+B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Actor(Protocol[B]):
@@ -30,9 +31,9 @@ class Advantage(Protocol[B]):
     def compute_advantage(self, batch: B) -> B: ...
 
 
-class SupervisedActor(Protocol[B]):
-    def update_actor(self, batch: B) -> Any: ...
+class SupervisedActor(Protocol[B_contra]):
+    def update_actor(self, batch: B_contra) -> Any: ...
 
 
-class RewardInTraining(Protocol[B]):
-    def update_reward(self, batch: B) -> Any: ...
+class RewardInTraining(Protocol[B_contra]):
+    def update_reward(self, batch: B_contra) -> Any: ...

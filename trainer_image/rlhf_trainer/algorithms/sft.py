@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on written responses, the first stage of RLHF (Ouyang et al., arXiv:2203.02155, section 3.5)."""
+"""Supervised fine-tuning on written responses, RLHF's first stage (Ouyang et al., arXiv:2203.02155, 3.5)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ class BatchFuture:
         """What a rank needs of the named fields for its rows; a missing field is a mistake of the algorithm file."""
         missing = [name for name in names if name not in self.fields]
         if missing:
-            raise KeyError(f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}")
+            raise KeyError(
+                f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
+            )
         pieces = {
             name: [piece for piece in self.fields[name] if piece.start < rows.stop and rows.start < piece.stop]
             for name in names

@@ -40,8 +40,8 @@ class PayloadMeter:
 
     @contextmanager
     def watching(self) -> Iterator[PayloadMeter]:
-        """Count in this process while the block runs: arguments and `ray.put` on the way out, `ray.get` on the way in."""
-        context = ray._private.worker.global_worker.get_serialization_context()
+        """Count in this process while the block runs: arguments and `ray.put` going out, `ray.get` coming in."""
+        context = ray._private.worker.global_worker.get_serialization_context()  # noqa: SLF001 there is no public hook
         serialize, deserialize = context.serialize, context.deserialize_objects
 
         def counted_serialize(value: Any) -> Any:

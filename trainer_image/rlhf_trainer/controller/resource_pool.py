@@ -38,7 +38,7 @@ class ResourcePool:
             self.release()
             have = ray.cluster_resources().get(self.device, 0)
             raise EnvironmentProblem(
-                f"pool {self.name} needs {self.size} {self.device} slots as {list(self.slots_per_machine)} on its machines; "
+                f"pool {self.name} needs {self.size} {self.device} slots, {list(self.slots_per_machine)} by machine; "
                 f"Ray has {have:.0f} in all and did not give them within {deadline:.0f} s"
             ) from None
 

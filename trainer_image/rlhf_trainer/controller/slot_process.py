@@ -37,7 +37,7 @@ class SlotProcess:
         self._workers[role] = worker_class(**arguments)
 
     def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
-        """Fetch what the method reads, run it, and return each field it adds, or its value, and last what was measured."""
+        """Fetch what the method reads and run it; returns each field it adds (or its value), and what was measured."""
         worker = self._workers[role]
         transfer = transfers_of(type(worker))[method]
         name = f"{role}.{method}"

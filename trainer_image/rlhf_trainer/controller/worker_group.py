@@ -1,4 +1,4 @@
-"""The ranks of a pool seen as one: a method call goes to all ranks by its transfer protocol and returns futures at once."""
+"""The ranks of a pool seen as one: a call goes to all of them by its transfer protocol and returns futures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Values:
 
     def result(self) -> list[Any]:
         """Wait for the values, in the order of the ranks."""
-        return get(self.references, deadline=self.deadline)
+        values: list[Any] = get(self.references, deadline=self.deadline)
+        return values
 
 
 class CallLog:
@@ -50,7 +51,8 @@ class CallLog:
     def drain(self, *, deadline: float) -> list[Report]:
         """Wait until every call made so far has ended; what each rank measured in each."""
         reports, self._reports = self._reports, []
-        return get(reports, deadline=deadline)
+        drained: list[Report] = get(reports, deadline=deadline)
+        return drained
 
 
 class WorkerGroup:

@@ -48,7 +48,7 @@ class GenerationEngine:
     """vLLM with tensor parallel size 1 on this rank. Needs torch.distributed to be initialised."""
 
     def __init__(self, folder: str, *, rollout: Rollout, max_tokens: int, max_sequences: int, eos_token: int) -> None:
-        """folder: config and tokenizer of the model (weights come with `load_weights`); max_tokens: prompt and response.
+        """folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response.
 
         Raises EnvironmentProblem without vLLM and MemoryProblem when its cache does not fit.
         """

@@ -19,13 +19,14 @@ from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
 from rlhf_trainer.run.display import Display
-from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders, read_summary
+from rlhf_trainer.run.folder import JOB, JobFolder, add_to_summary, model_folders, read_summary
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.session import inventory, ray_session
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.wiring import RayRuntime
 
-class Stopped(Exception):
+
+class Stopped(Exception):  # noqa: N818 it is no error
     """A signal asked the run to stop; `exit_code` says which."""
 
     def __init__(self, signal_number: int) -> None:
@@ -46,20 +47,32 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
     if restart:
         shutil.rmtree(output, ignore_errors=True)
     display = Display()
-    with stop_on_signals(), ray_session(address, cpu_slots=slots):
-        placed = own or {job.name: place(job, inventory()) for job in jobs}
-        for job in jobs:
-            run_job(job, placed[job.name], folders[job.name], output=output, display=display)
+    pending = unfinished(jobs, output)
+    for job in jobs:
+        if job not in pending:
+            display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
+    if pending:
+        with stop_on_signals(), ray_session(address, cpu_slots=slots):
+            placed = own or {job.name: place(job, inventory()) for job in jobs}
+            for job in pending:
+                run_job(job, placed[job.name], folders[job.name], output=output, display=display)
     display.table(read_summary(output))
     display.say(f"run folder: {output}")
+
+
+def unfinished(jobs: Sequence[Job], output: Path) -> list[Job]:
+    """The jobs that have not succeeded in this folder, and those that read the output of one that has not."""
+    pending: list[Job] = []
+    for job in jobs:
+        stale = {f"{JOB}{other.name}" for other in pending} & {model.uri for model in job.models().values()}
+        if stale or not JobFolder(output, job).finished():
+            pending.append(job)
+    return pending
 
 
 def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, output: Path, display: Display) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(output, job)
-    if folder.finished():
-        display.say(f"{job.name}: already finished in {folder.path}; --restart runs it again")
-        return
     folder.begin()
     publisher = Publisher(job, folder, display)
     publisher.say(f"{job.spec.algorithm.name} on {placed_text(placed)}")
@@ -69,7 +82,7 @@ def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, output: Path
         code = getattr(error, "exit_code", ExitCode.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         reason = "Stopped" if stopped else ExitCode(code).name.title().replace("_", "")
-        folder.fail(reason=reason, exit_code=int(code), message=str(error) or type(error).__name__)
+        folder.fail(reason=reason, exit_code=ExitCode(code), message=str(error) or type(error).__name__)
         raise
     folder.succeed()
     add_to_summary(output, job.name, summary)
@@ -102,7 +115,7 @@ def placed_text(placed: Mapping) -> str:
 def stop_on_signals() -> Iterator[None]:
     """SIGINT and SIGTERM raise Stopped in the main thread while the block runs."""
 
-    def stop(signal_number: int, frame: FrameType | None) -> None:
+    def stop(signal_number: int, _: FrameType | None) -> None:
         raise Stopped(signal_number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -16,7 +16,9 @@ FIRST_DRAW, SECOND_DRAW = 0, -1
 class Runtime(Protocol):
     """A job's models brought to life, by the controller on Ray or in one rank under torchrun."""
 
-    models: Mapping[str, Any]
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The models by role, and the workers `data`, `advantage` and `judge`."""
 
     def blank(self, step: int, size: int) -> Any:
         """A batch of `size` rows that has no fields yet."""
@@ -67,8 +69,8 @@ class HeldOut(Evaluation):
 class Rollouts(Evaluation):
     """Responses to the held-out prompts before and after, with the same seeds, judged by reward and functions.
 
-    win_rate is the share of prompts whose response after scores higher than before by the first evaluation function (the
-    reward if there is none), a tie counting 0.5; win_rate_null compares two draws before training in the same way.
+    win_rate is the share of prompts whose response after scores higher than before by the first evaluation function
+    (the reward if there is none), a tie counting 0.5; win_rate_null compares two draws before training the same way.
     """
 
     def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str]) -> None:

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.status import Failure, Metric, Output, Progress, Status
 from rlhf_trainer.data.uri import local_path
-
 
 JOB, HUB = "job://", "hf://"
 
@@ -91,11 +91,9 @@ class JobFolder:
 
     def succeed(self) -> None:
         """The model is there: say where."""
-        self._write_status(
-            phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri())
-        )
+        self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri()))
 
-    def fail(self, *, reason: str, exit_code: int, message: str) -> None:
+    def fail(self, *, reason: str, exit_code: ExitCode, message: str) -> None:
         """Say in the status why the run ended."""
         if not self.path.is_dir():
             return

@@ -34,7 +34,7 @@ def train(
 
 
 def timed_record(number: int, run_step: Callable[[int], Sequence[Report]]) -> tuple[Record, list[str]]:
-    """Run one step: its metrics under the names of metrics.jsonl, times in seconds; and the ranks' warnings, each once."""
+    """Run one step: its metrics under the names of metrics.jsonl (times in seconds), and the ranks' warnings."""
     began = time.time()
     reports = run_step(number)
     seconds = time.time() - began

@@ -8,6 +8,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JobFolder
 
+
 class Publisher:
     """The terminal and the folder of one job."""
 

@@ -17,7 +17,7 @@ from rlhf_trainer.errors import EnvironmentProblem
 def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     """Connect to `address` (or RAY_ADDRESS) and never stop it; without one start an own, isolated Ray and stop it.
 
-    An own Ray has room for `cpu_slots` CPU workers, whatever the number of cores. EnvironmentProblem if it does not start.
+    An own Ray has room for `cpu_slots` CPU workers, however many cores there are. EnvironmentProblem if none starts.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")

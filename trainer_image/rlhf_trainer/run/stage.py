@@ -15,6 +15,10 @@ from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.telemetry import Report
 
 
+def silent(_: Record, __: Sequence[str]) -> None:
+    """Tells nobody of a step."""
+
+
 def run_stage(
     job: Job,
     runtime: Runtime,
@@ -48,7 +52,7 @@ def run_stage(
         run_step,
         total_steps=total_steps,
         after_step=after_step,
-        publish=publisher.step if publisher else lambda record, warnings: None,
+        publish=publisher.step if publisher else silent,
     )
     measured = evaluation.after()
     runtime.models[stage.saved].save(folder=str(model_folder)).result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.algorithms import ppo, reward_model, sft
@@ -55,6 +56,4 @@ def stage_of(job: Job) -> Stage:
 
 def setting_of(job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0) -> WorkerSetting:
     """What the worker of a role is made from; `total_steps` matters to those that train."""
-    return WorkerSetting(
-        job=job, role=role, model=job.models()[role], folder=folders[role], total_steps=total_steps
-    )
+    return WorkerSetting(job=job, role=role, model=job.models()[role], folder=folders[role], total_steps=total_steps)

@@ -89,10 +89,10 @@ class RayRuntime:
         self.models.update({role: ModelHandle(group, role, spec.worker_class) for role, spec in workers.items()})
 
     def _workers(self, pool: MappedPool, shape: DataShape, *, is_home: bool) -> dict[str, WorkerSpec]:
-        """The workers of a pool's models; beside the actor of an RL job also those of the advantages and the evaluation."""
+        """The workers of a pool's models; beside an RL job's actor also those of advantages and evaluation."""
         job, stage = self._job, stage_of(self._job)
         total_steps = job.total_steps_for(shape.rows)
-        workers = {}
+        workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
             arguments: dict[str, Any] = {"setting": setting_of(job, role, self._folders, total_steps=total_steps)}
             if stage.generates and role == "actor":

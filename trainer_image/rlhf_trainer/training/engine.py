@@ -59,7 +59,7 @@ class Engine:
 
     @torch.no_grad()
     def infer(self, fields: Fields, lengths: Tensor, compute: Callable[[nn.Module, Fields], Tensor]) -> Tensor:
-        """float32 [B, T] from `compute(model, micro-batch fields) -> [b, t]`, on the CPU; zeros beyond a row's micro-batch."""
+        """`compute(model, micro-batch fields) -> [b, t]` of all rows: float32 [B, T], on the CPU."""
         self.model.eval()
         result = torch.zeros(fields["tokens"].shape, dtype=torch.float32)
         for micro in self.split(fields, lengths):
@@ -92,7 +92,9 @@ class Trainer(Engine):
         cosine = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
 
-    def update(self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int) -> float:
+    def update(
+        self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int
+    ) -> float:
         """One optimizer step; returns the gradient norm before clipping.
 
         `loss(model, micro-batch fields)` is this rank's share of a loss that is divided by *global* counts, so that the
@@ -102,7 +104,7 @@ class Trainer(Engine):
         self.model.train()
         world = dist.get_world_size()
         for micro in self.split(fields, lengths):
-            (loss(self.model, micro.fields) * world).backward()  # FSDP2 averages gradients over the ranks
+            torch.autograd.backward(loss(self.model, micro.fields) * world)  # FSDP2 averages gradients over the ranks
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
         grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if not math.isfinite(grad_norm):

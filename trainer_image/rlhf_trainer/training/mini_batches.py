@@ -9,7 +9,7 @@ from torch import Tensor
 def deal(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tensor:
     """Number of the mini-batch, 0 .. count - 1, of each row (int64 [B]).
 
-    rows: int64 [B], row of the step's batch. Each block of `count` neighbouring rows gives one row to each mini-batch, by
+    rows: int64 [B], row of the step's batch. Each block of `count` neighbouring rows gives one to each mini-batch, by
     a permutation of its own; so every mini-batch is spread evenly over contiguous shards of the batch, and which rows
     are in it depends on (seed, step, epoch) only.
     """

@@ -128,7 +128,9 @@ def load_scorer(folder: str, *, seed: int, trust_remote_code: bool, revision: st
         use_safetensors=True,
     )
     if not hasattr(model, "score"):
-        raise ConfigError(f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic")
+        raise ConfigError(
+            f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic"
+        )
     return Scorer(model)
 
 

@@ -16,9 +16,11 @@ from rlhf_trainer.training.sharding import full_weights
 
 
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Gather the weights on rank 0 and write config, weights (safetensors) and tokenizer; the folder appears whole or not at all."""
+    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all."""
     pretrained = inner(model)
-    dropped = set(getattr(pretrained, "_tied_weights_keys", None) or ()) if pretrained.config.tie_word_embeddings else set()
+    dropped = (
+        set(getattr(pretrained, "_tied_weights_keys", None) or ()) if pretrained.config.tie_word_embeddings else set()
+    )
     is_writer = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
     for name, weight in full_weights(model):

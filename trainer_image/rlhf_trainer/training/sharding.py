@@ -18,8 +18,8 @@ _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 
 
 def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations: bool) -> nn.Module:
-    """Shard a float32 model over all ranks, one FSDP unit a decoder layer; computes in `compute_dtype`, reduces in float32."""
-    blocks = set(inner(model)._no_split_modules or [])
+    """Shard a float32 model over all ranks, a unit a decoder layer; computes in `compute_dtype`, reduces in float32."""
+    blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
     layers = [module for module in model.modules() if type(module).__name__ in blocks]
     model.to(device_here())
     mesh = data_mesh()
@@ -27,7 +27,9 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
     if recompute_activations:
         apply_activation_checkpointing(
             model,
-            checkpoint_wrapper_fn=lambda layer: wrap_with_checkpoint(layer, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+            checkpoint_wrapper_fn=lambda layer: wrap_with_checkpoint(
+                layer, checkpoint_impl=CheckpointImpl.NO_REENTRANT
+            ),
             check_fn=lambda module: module in layers,
         )
     for layer in layers:
@@ -37,7 +39,7 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, whole float32 tensor) of each parameter, in layer order; every rank must go through all of them."""
+    """(Hugging Face name, whole float32 tensor) of each parameter, in layer order; all ranks go through it together."""
     wrapper = f"{next(iter(dict(model.named_children())))}."
     for name, parameter in model.named_parameters():
         weight = parameter.detach()

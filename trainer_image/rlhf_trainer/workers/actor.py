@@ -31,7 +31,7 @@ UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "old_log_probs", "
 
 
 class ActorWorker(TrainedModel):
-    """One rank of the actor: its training shard, and beside it a generation engine that gets each new policy version."""
+    """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
@@ -92,11 +92,11 @@ class ActorWorker(TrainedModel):
 
     def _reshard(self) -> None:
         """Give the generator the weights of the current policy version, if it has older ones."""
-        if self._generator_version == self.policy_version:
-            return
+        recorder.add("bytes/reshard", 0)
         with recorder.span("reshard", "actor.reshard"):
-            self._generator.load_weights(_counted(full_weights(self.trainer.model)))
-        self._generator_version = self.policy_version
+            if self._generator_version != self.policy_version:
+                self._generator.load_weights(_counted(full_weights(self.trainer.model)))
+                self._generator_version = self.policy_version
 
     @register(
         DP_PROTO,

@@ -30,7 +30,7 @@ class AdvantageWorker:
         phase="advantage",
     )
     def compute_advantage(self, batch: Batch) -> Fields:
-        """GAE over token rewards (score at the end, KL penalty at each token): advantages and returns, float32 [B, T]."""
+        """GAE over token rewards (score at the end, KL penalty at each token): advantages and returns [B, T]."""
         algorithm, mask, valid = self._algorithm, batch["response_mask"], batch["valid"]
         estimator = algorithm.kl.resolved_estimator
         kl = kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator=estimator)

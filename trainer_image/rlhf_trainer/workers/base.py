@@ -46,9 +46,7 @@ class WorkerSetting:
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(
-            self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision
-        )
+        return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
     def engine(self, model: nn.Module) -> Engine:
         """The model, sharded, for forward passes only."""

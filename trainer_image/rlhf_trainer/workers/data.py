@@ -17,7 +17,7 @@ class DataShape:
     rows: int
     """Rows to train on, after dropping those that are too long."""
     evaluation_rows: int
-    """Rows of an evaluation batch: the held-out rows, padded so that they divide over the ranks; 0 without evaluation."""
+    """Rows of an evaluation batch: the held-out rows, padded to divide over the ranks; 0 without evaluation."""
     facts: tuple[str, ...]
     """Sentences for the user, such as how many rows were dropped."""
 

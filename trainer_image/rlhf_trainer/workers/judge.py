@@ -71,9 +71,7 @@ class JudgeWorker:
         try:
             values = [float(value) for value in function(prompts, responses, finished)]
         except Exception as error:  # whatever the user's code raises
-            raise UserCodeError(
-                f"spec.evaluation.functions: {name} raised {type(error).__name__}: {error}"
-            ) from error
+            raise UserCodeError(f"spec.evaluation.functions: {name} raised {type(error).__name__}: {error}") from error
         if len(values) != len(prompts):
             raise UserCodeError(
                 f"spec.evaluation.functions: {name} returned {len(values)} values for {len(prompts)} responses"

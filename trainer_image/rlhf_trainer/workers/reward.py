@@ -8,7 +8,6 @@ from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.engine import Engine
 from rlhf_trainer.training.models import Scorer, load_scorer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, lengths_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec import DataSource
@@ -19,14 +19,15 @@ from rlhf_api.spec import DataSource
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
 
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}</s>\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.name is defined %}{{ message.name }}: {% endif %}{{ message.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, so that lengths are lengths of texts."""
-    special = ["<pad>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+    """One token a byte, so that lengths are lengths of texts; it would put a token before every text if it were let."""
+    special = ["<pad>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<s>"]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -34,6 +35,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(
         [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     )
+    start = bpe.token_to_id("<s>")
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
 
 

@@ -17,7 +17,7 @@ PAD, END = 0, 1
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, letters: str) -> list[int]:
-    return [int(tokenizer(letter)["input_ids"][0]) for letter in letters]
+    return list(tokenizer.convert_tokens_to_ids(list(letters)))
 
 
 def test_prompts(write: Write, plain: PreTrainedTokenizerFast) -> None:
@@ -158,6 +158,8 @@ def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
     failing = Limits(max_prompt_tokens=1, max_response_tokens=1, overlong="Fail")
     with pytest.raises(DataError, match="row 2 "):
         PromptLoader(write(rows), plain, path="x", limits=failing)
+    with pytest.raises(DataError, match=r"row 3 .* is empty"):
+        PromptLoader(write([*rows[:3], {"prompt": ""}]), plain, path="x", limits=LIMITS)
 
 
 def test_the_limits_of_a_job() -> None:

@@ -151,7 +151,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_sentence_for(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_sentence_for(
+    name: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(datasets.logging.get_logger(), "handlers", [caplog.handler])
     case = CASES[name]
     for file, text in case.files.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -161,7 +168,7 @@ def test_the_sentence_for(name: str, tmp_path: Path, capfd: pytest.CaptureFixtur
         open_rows(DataSource.model_validate(fields), path="spec.data.train", keys=("prompt_key", "chosen_key"))
     assert str(raised.value).startswith(case.sentence.replace("{tmp}", str(tmp_path)))
     assert "\n" not in str(raised.value)
-    assert capfd.readouterr() == ("", "")
+    assert (caplog.text, *capfd.readouterr()) == ("", "", "")
 
 
 def test_another_scheme_is_not_on_disk() -> None:

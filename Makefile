@@ -1,0 +1,84 @@
+# The one door for developers: `make help`.
+PYTHON ?= python3
+UV := .venv/bin/uv
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+LOCK := requirements/cpu.lock
+OVERRIDES := requirements/overrides.txt
+STAMP := .venv/installed
+UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
+PYTEST := $(BIN)/python -m pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-unit test-full lint format bench accept lock clean
+
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export UV_HTTP_TIMEOUT ?= 300
+test test-unit test-full accept: export OMP_NUM_THREADS := 1
+test test-unit test-full accept: export HF_HUB_OFFLINE := 1
+test test-unit test-full accept: export TOKENIZERS_PARALLELISM := false
+test test-unit test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Create .venv with the locked versions and this project in it
+
+# The stamp comes last: an install that fails half-way is taken up again by the next call.
+$(STAMP): $(LOCK) $(OVERRIDES) pyproject.toml | $(UV)
+	@rm -f $@
+	$(UV) pip install --quiet --python $(BIN)/python -r $(LOCK) --override $(OVERRIDES)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/rlhf --help > /dev/null
+	@touch $@
+
+$(UV):
+	@$(PYTHON) -c '' 2> /dev/null || { echo "error: $(PYTHON) does not run; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
+		{ echo "error: $(PYTHON) cannot make virtual environments; install the package python3-venv" >&2; exit 1; }
+	@echo "creating .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+demo: install ## Run the whole RLHF chain on this machine (examples/01-helpful-ppo.yaml)
+	$(BIN)/rlhf run examples/01-helpful-ppo.yaml
+
+test: lint ## What CI runs: lint and all tests but the slow ones
+	$(PYTEST) -m "not slow and not gpu" --durations=10
+
+test-unit: install ## The tests without Ray and vLLM (less than a minute)
+	$(PYTEST) -m "not slow and not gpu" $(UNIT)
+
+test-full: lint ## All tests, with the long ones
+	$(PYTEST) -m "not gpu" --durations=20
+
+lint: install ## Check style, types and floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## Format the code and fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: install ## Measure where the time of a PPO step goes
+	$(BIN)/python benchmarks/step.py
+
+accept: install ## Run the golden path and print what was measured as one JSON
+	@$(BIN)/python tests/accept/accept.py
+
+lock: | $(UV) ## Choose the newest versions that fit pyproject.toml and write them down
+	$(UV) pip compile --quiet --upgrade pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra dev \
+		--override $(OVERRIDES) --python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock" --output-file $(LOCK)
+
+clean: ## Delete caches and build files (.venv and runs stay)
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name .venv -prune -o \( -name '*.egg-info' -o -name __pycache__ \) -type d -exec rm -rf {} +

@@ -1,0 +1,88 @@
+"""A field of the spec exists only if code reads it."""
+
+import ast
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rlhf_api.spec
+from rlhf_api.contract import Spec
+from tests.repo.tree import ROOT
+
+MODELS = [
+    value
+    for value in vars(rlhf_api.spec).values()
+    if inspect.isclass(value) and issubclass(value, Spec) and value.__module__ == rlhf_api.spec.__name__
+]
+FIELDS = [
+    f"{model.__name__}.{name}" for model in MODELS for name in model.__annotations__ if name in model.model_fields
+]
+DEFINITIONS = Path(rlhf_api.spec.__file__).resolve()
+
+OUTSIDE = 'x.one = 1; two = x; f(three=3, key="four"); print(x.five)'
+BY_NAME = 'for key in ("six", "seven eight"): print(getattr(x, key), getattr(y, "nine"))'
+INSIDE = """
+class Model:
+    def used(self): return self.a
+    def unused(self): return self.b
+"""
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """Every `name` of an expression `x.name` that is read, not assigned to."""
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def read_by(source: str) -> set[str]:
+    """What a module reads: x.name, and any text it mentions if it calls `getattr(x, variable)`."""
+    tree = ast.parse(source)
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return attributes(tree) | (texts if any(map(_reads_by_name, ast.walk(tree))) else set())
+
+
+def _reads_by_name(node: ast.AST) -> bool:
+    is_getattr = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"
+    return is_getattr and isinstance(node, ast.Call) and not isinstance(node.args[1], ast.Constant)
+
+
+def read_through(definitions: str, used: set[str]) -> Iterator[str]:
+    """What those methods and properties of the definitions read that others use."""
+    for node in ast.walk(ast.parse(definitions)):
+        if isinstance(node, ast.FunctionDef) and node.name in used:
+            yield from attributes(node)
+
+
+def all_read(definitions: str, sources: Iterable[str]) -> set[str]:
+    """The attributes that the sources read, directly or through a method of the definitions."""
+    used = set().union(*map(read_by, sources))
+    return used | set(read_through(definitions, used))
+
+
+@pytest.fixture(scope="module")
+def read() -> set[str]:
+    """What the product reads."""
+    files = [path for part in ("crds", "operator", "trainer_image") for path in (ROOT / part).rglob("*.py")]
+    return all_read(DEFINITIONS.read_text(), [path.read_text() for path in files if path.resolve() != DEFINITIONS])
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_is_read_by_code(field: str, read: set[str]) -> None:
+    assert field.split(".")[1] in read, f"no code reads {field}: use it or delete it"
+
+
+def test_the_fields_are_found() -> None:
+    assert {"JobSpec.algorithm", "PPO.gae_lambda", "PPO.name", "Rollout.temperature"} <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    {
+        "assigning and mentioning are not reading": (OUTSIDE, {"five"}),
+        "getattr with a variable is": (BY_NAME, {"six", "seven eight", "nine"}),
+        "a method of the spec is, if it is used": ("model.used()", {"used", "a"}),
+    }.values(),
+)
+def test_what_counts_as_reading(source: str, expected: set[str]) -> None:
+    assert all_read(INSIDE, [source]) == expected

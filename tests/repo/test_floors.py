@@ -1,0 +1,87 @@
+"""A module imports only downwards (the contracts in pyproject.toml), and a breach does not go unnoticed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+
+PACKAGES = {
+    "rlhf_api": "crds",
+    "rlhf_mapper": "operator",
+    "rlhf_trainer": "trainer_image",
+    "rlhf_examples": "examples",
+}
+BREACHES = {
+    "the mapper imports a program": ("rlhf_mapper/planted.py", "import rlhf_trainer.errors", "the programs stand on"),
+    "the api imports torch": ("rlhf_api/names.py", "import torch", "the api and the mapper are light"),
+    "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec", "floors of the api"),
+    "a worker imports the controller": (
+        "rlhf_trainer/workers/base.py",
+        "import rlhf_trainer.controller.batch",
+        "floors of the trainer",
+    ),
+    "siblings know each other": (
+        "rlhf_trainer/training/planted.py",
+        "import rlhf_trainer.data.uri",
+        "floors of the trainer",
+    ),
+    "a module without a floor": ("rlhf_trainer/planted.py", "", "floors of the trainer"),
+    "math imports ray": ("rlhf_trainer/ops/masks.py", "import ray", "math knows no runtime"),
+    "training imports ray": ("rlhf_trainer/training/planted.py", "import ray", "training knows no runtime"),
+    "an algorithm imports a worker": (
+        "rlhf_trainer/algorithms/ppo.py",
+        "import rlhf_trainer.workers.actor",
+        "an algorithm names no runtime",
+    ),
+    "an example imports the trainer": (
+        "rlhf_examples/planted.py",
+        "import rlhf_trainer.errors",
+        "the examples stand alone",
+    ),
+}
+
+
+def lint(folder: Path, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run lint-imports by the contracts of a folder, over the packages under another, or the installed ones."""
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    first = f"import sys; sys.path.insert(0, {str(packages)!r}); " if packages else ""
+    command = [sys.executable, "-c", first + program, "--no-cache"]
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the packages, side by side, with the contracts."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package, folder in PACKAGES.items():
+        shutil.copytree(
+            ROOT / folder / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.json*")
+        )
+    return tmp_path
+
+
+def test_the_floors_are_kept() -> None:
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_copy_keeps_them_too(copy: Path) -> None:
+    """So that what fails below fails because of what is planted."""
+    result = lint(copy, copy)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), BREACHES.values(), ids=BREACHES)
+def test_a_breach_is_caught(copy: Path, file: str, line: str, contract: str) -> None:
+    with (copy / file).open("a") as module:
+        module.write(f"\n{line}\n")
+    result = lint(copy, copy)
+    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
+    assert result.returncode == 1
+    assert any(text.startswith(contract) for text in broken), result.stdout + result.stderr

@@ -1,0 +1,42 @@
+"""The demo's chain, shortened, run once through the command line for all tests of this folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
+SHORT = [
+    "--set=helpful-sft:training.totalSteps=30",
+    "--set=helpful-rm:training.totalSteps=20",
+    "--set=helpful-ppo:training.totalSteps=3",
+    "--set=evaluation.data.limit=45",  # does not divide by 2 ranks
+]
+
+
+def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run the `rlhf` command as a user would."""
+    command = [sys.executable, "-m", "rlhf_trainer.cli", *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=deadline, check=False, cwd=ROOT, env=environment
+    )
+
+
+def records(job_folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (job_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(run folder, what the terminal showed) of the shortened chain on one pool of two slots."""
+    output = tmp_path_factory.mktemp("chain") / "run"
+    done = rlhf("run", MANIFEST, "--output", output, *SHORT)
+    assert done.returncode == 0, done.stderr
+    return output, done.stdout

@@ -1,0 +1,41 @@
+"""SFT and reward model as SPMD programs under torchrun: the numbers of `rlhf run`, without Ray."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "loss"),
+    [("sft", "helpful-sft", "loss/sft"), ("reward_model", "helpful-rm", "loss/reward_model")],
+)
+def test_torchrun_gives_the_losses_of_rlhf_run(
+    chain: tuple[Path, str], tmp_path: Path, program: str, name: str, loss: str
+) -> None:
+    output = tmp_path / "run"
+    if program == "reward_model":
+        output.mkdir()
+        (output / "helpful-sft").symlink_to(chain[0] / "helpful-sft")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program_line = ["-m", "rlhf_trainer.spmd", program, str(MANIFEST), f"--output={output}", *SHORT]
+    done = subprocess.run(
+        [*command, *program_line],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    mine, theirs = records(output / name), records(chain[0] / name)
+    assert [record[loss] for record in mine] == pytest.approx([record[loss] for record in theirs], rel=1e-6)
+    assert json.loads((output / name / "status.json").read_text())["phase"] == "Succeeded"
+    assert (output / name / "model" / "model.safetensors").is_file()
+    assert json.loads((output / "summary.json").read_text())[name]["steps"] == len(mine)

@@ -1,0 +1,110 @@
+"""SFT -> reward model -> PPO from the command line: the run folder, the terminal, and the models."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
+
+JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}
+EVERY_STEP = {"step", "time/step", "time/controller", "time/transfer", "bytes/controller", "padding/waste"}
+PPO_STEP = {
+    "reward/mean",
+    "kl/reference",
+    "kl/rollout",
+    "ratio/first_max_deviation",
+    "loss/policy",
+    "loss/value",
+    "entropy",
+    "clip_fraction",
+    "response_length/mean",
+    "tokens_per_second",
+    "time/generation",
+    "time/reshard",
+    "time/scoring",
+    "time/update",
+    "bytes/reshard",
+}
+
+Chain = tuple[Path, str]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_has_its_folder(chain: Chain, name: str) -> None:
+    folder = chain[0] / name
+    status = json.loads((folder / "status.json").read_text())
+    assert status["phase"] == "Succeeded"
+    assert status["progress"] == {
+        "step": JOBS[name],
+        "totalSteps": JOBS[name],
+        "stage": status["progress"]["stage"],
+    }
+    assert status["output"]["uri"] == (folder / "model").resolve().as_uri()
+    assert yaml.safe_load((folder / "job.yaml").read_text())["metadata"]["name"] == name
+    assert "slots" in (folder / "events.log").read_text()
+    lines = records(folder)
+    assert [line["step"] for line in lines] == list(range(1, JOBS[name] + 1))
+    assert all(lines[0].keys() >= EVERY_STEP for _ in [0])
+
+
+def test_steps_of_ppo_measure_what_is_promised(chain: Chain) -> None:
+    for record in records(chain[0] / "helpful-ppo"):
+        assert record.keys() >= PPO_STEP
+        assert record["bytes/controller"] == 0
+        assert record["ratio/first_max_deviation"] < 1e-3
+        assert record["kl/rollout"] < 1e-6
+        assert 1 < record["response_length/mean"] <= 48
+        parts = sum(record[f"time/{part}"] for part in ("generation", "reshard", "scoring", "update", "controller"))
+        assert 0.5 * record["time/step"] < parts <= 1.01 * record["time/step"]
+    assert "warning" not in chain[1]
+
+
+def test_losses_go_down(chain: Chain) -> None:
+    for name, loss in (("helpful-sft", "loss/sft"), ("helpful-rm", "loss/reward_model")):
+        values = [record[loss] for record in records(chain[0] / name)]
+        assert values[-1] < 0.7 * values[0]
+
+
+def test_the_summary_says_what_was_measured(chain: Chain) -> None:
+    summary = json.loads((chain[0] / "summary.json").read_text())
+    assert list(summary) == list(JOBS)
+    assert all(job["steps"] == JOBS[name] and job["seed"] == 0 for name, job in summary.items())
+    assert 0.5 < summary["helpful-rm"]["pair_accuracy"] <= 1
+    ppo = summary["helpful-ppo"]
+    assert ppo.keys() >= {"reward_before", "reward_after", "rule_before", "rule_after", "win_rate", "win_rate_null"}
+    samples = [json.loads(line) for line in (chain[0] / "helpful-ppo" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 45, "padding rows are not samples"
+    wins = [1.0 if s["rule_after"] > s["rule_before"] else 0.5 * (s["rule_after"] == s["rule_before"]) for s in samples]
+    assert ppo["win_rate"] == pytest.approx(sum(wins) / 45)
+    assert ppo["reward_after"] == pytest.approx(sum(s["reward_after"] for s in samples) / 45)
+    assert all(s["prompt"].startswith("\n\nHuman:") and s["prompt"].endswith("\n\nAssistant:") for s in samples)
+
+
+def test_the_terminal_shows_a_line_a_step_and_a_table(chain: Chain) -> None:
+    steps = re.findall(r"^helpful-(?:sft|rm|ppo) +\d+/\d+ .*left \d+:\d\d$", chain[1], re.MULTILINE)
+    assert len(steps) == sum(JOBS.values())
+    assert re.search(r"helpful-ppo +3/3 +reward \S+ +kl \S+ +length \S+ +tokens/s \S+ +left 0:00", chain[1])
+    assert "On held-out data" in chain[1]
+
+
+def test_transformers_loads_the_models_and_they_differ(chain: Chain) -> None:
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(chain[0] / "helpful-ppo" / "model").encode("How do I")])
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(chain[0] / name / "model") for name in ("helpful-sft", "helpful-ppo")
+    )
+    assert not torch.equal(before(tokens).logits, after(tokens).logits)
+    reward = AutoModelForSequenceClassification.from_pretrained(chain[0] / "helpful-rm" / "model")
+    assert reward(tokens).logits.shape == (1, 1)
+
+
+def test_a_finished_run_says_so_and_does_nothing(chain: Chain) -> None:
+    before = (chain[0] / "helpful-ppo" / "metrics.jsonl").stat().st_mtime_ns
+    again = rlhf("run", MANIFEST, "--output", chain[0], *SHORT)
+    assert again.returncode == 0
+    assert again.stdout.count("already finished") == 3
+    assert (chain[0] / "helpful-ppo" / "metrics.jsonl").stat().st_mtime_ns == before
