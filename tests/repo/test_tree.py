@@ -1,4 +1,4 @@
-"""The shape of the tree: plain folders, modules that say what they are, YAML that loads, contracts about what exists."""
+"""The tree: plain folders, modules that say what they are, YAML that loads, contracts about modules that exist."""
 
 import ast
 import importlib.util

@@ -33,7 +33,7 @@ def policy_loss(
     mask: Float[Tensor, "B T"],
     *,
     clip_eps: float,
-    num_tokens: float | Tensor,
+    num_tokens: int | float | Tensor,
 ) -> PolicyLoss:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated: -sum over the mask of L / num_tokens.
 
@@ -58,7 +58,7 @@ def value_loss(
     mask: Float[Tensor, "B T"],
     *,
     clip_eps: float | None,
-    num_tokens: float | Tensor,
+    num_tokens: int | float | Tensor,
 ) -> Float[Tensor, ""]:
     """Squared error of the values, clipped as in PPO's reference code (Engstrom et al., arXiv:2005.12729, section 3).
 
@@ -81,7 +81,7 @@ def kl_loss(
     mask: Float[Tensor, "B T"],
     *,
     estimator: KlEstimator,
-    num_tokens: float | Tensor,
+    num_tokens: int | float | Tensor,
 ) -> Float[Tensor, ""]:
     """Mean over the mask of the estimate of KL(actor || reference), as a loss of its own (arXiv:2402.03300, eq. 3, 4).
 
@@ -93,7 +93,7 @@ def kl_loss(
 
 
 def sft_loss(
-    log_probs: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, num_tokens: float | Tensor
+    log_probs: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, num_tokens: int | float | Tensor
 ) -> Float[Tensor, ""]:
     """Cross-entropy: minus the sum of the log-probabilities over the mask, / num_tokens."""
     return -masked_mean(log_probs, mask, count=num_tokens)
@@ -104,7 +104,7 @@ def pair_loss(
     rejected: Float[Tensor, " N"],
     weight: Float[Tensor, " N"],
     *,
-    num_pairs: float | Tensor,
+    num_pairs: int | float | Tensor,
 ) -> Float[Tensor, ""]:
     """Bradley-Terry loss of preference pairs (arXiv:2203.02155, eq. 1).
 

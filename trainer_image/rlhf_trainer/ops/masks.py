@@ -25,7 +25,7 @@ def masked_sum(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Flo
 
 
 def masked_mean(
-    x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"], *, count: float | Tensor
+    x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"], *, count: int | float | Tensor
 ) -> Float[Tensor, ""]:
     """Sum of x where the mask is 1, divided by `count`: the tokens of the global batch, more than 0.
 
