@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
     jobs = load(manifest, overrides)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
+    address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place(job, here) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in mapping.pools) for mapping in own.values()), default=0)
     if restart:

@@ -68,7 +68,8 @@ def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             measure = key.removesuffix("_before")
             rows.append((measure, f"{value:.3f}", f"{values[measure + '_after']:.3f}"))
         elif key != "win_rate_null":
-            rows.append((key, f"{values[key + '_null']:.3f}" if f"{key}_null" in values else "", f"{value:.3f}"))
+            null = f"{values['win_rate_null']:.3f} (itself)" if key == "win_rate" else ""
+            rows.append((key if not null else "win rate against before", null, f"{value:.3f}"))
     return rows
 
 

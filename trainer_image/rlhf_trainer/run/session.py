@@ -15,14 +15,14 @@ from rlhf_trainer.errors import EnvironmentProblem
 
 @contextmanager
 def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
-    """Connect to `address` (or RAY_ADDRESS) and never stop it; without one start an own, isolated Ray and stop it.
+    """Connect to `address` and never stop it; without one start an own, isolated Ray and stop it.
 
     An own Ray has room for `cpu_slots` CPU workers, however many cores there are. EnvironmentProblem if none starts.
     """
-    address = address or os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options = {} if address else {"num_cpus": max(cpu_slots, os.cpu_count() or 1), "include_dashboard": False}
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         ray.init(
             address=address or "local",

@@ -1,0 +1,91 @@
+"""Placement: pools by name, or everything on one; and what machines or batch sizes do not allow."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
+from rlhf_mapper.mapping import Inventory
+from rlhf_mapper.place import place
+
+LAPTOP = Inventory(gpus_per_machine=(0,))
+SERVER = Inventory(gpus_per_machine=(4, 4))
+
+
+def ppo(**changes: Any) -> Job:
+    spec: dict[str, Any] = {
+        "algorithm": {"name": "PPO"},
+        "models": {role: {"uri": "hf://org/model"} for role in ("actor", "critic", "reward")},
+        "data": {"train": {"uri": "hf://org/data"}},
+        "training": {"totalSteps": 1, "promptBatchSize": 16, "miniBatchSize": 8},
+        **changes,
+    }
+    document = {
+        "apiVersion": "rlhf.hybridflow.io/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": "job"},
+        "spec": spec,
+    }
+    return load(yaml.safe_dump(document))[0]
+
+
+def two_pools(left: int, right: int) -> dict[str, Any]:
+    return {
+        "mode": "Manual",
+        "pools": [
+            {"name": "left", "models": ["actor", "reference"], "slotsPerNode": left},
+            {"name": "right", "models": ["critic", "reward"], "nodes": 2, "slotsPerNode": right},
+        ],
+    }
+
+
+def test_a_laptop_without_a_wish_gives_one_cpu_slot() -> None:
+    mapping = place(ppo(), LAPTOP)
+    assert mapping.device == "CPU"
+    (pool,) = mapping.pools
+    assert pool.slots_per_machine == (1,)
+    assert pool.models == ("actor", "critic", "reference", "reward")
+
+
+def test_gpus_are_taken_where_there_are_any() -> None:
+    mapping = place(ppo(resources={"nodes": 2}), SERVER)
+    assert mapping.device == "GPU"
+    assert mapping.pools[0].slots_per_machine == (4, 4)
+
+
+def test_cpu_slots_may_be_asked_for_on_a_machine_with_gpus() -> None:
+    mapping = place(ppo(resources={"device": "CPU", "slotsPerNode": 2}), SERVER)
+    assert (mapping.device, mapping.pools[0].slots_per_machine) == ("CPU", (2,))
+
+
+def test_manual_pools_are_taken_as_they_stand() -> None:
+    left, right = place(ppo(placement=two_pools(2, 1)), LAPTOP).pools
+    assert (left.name, left.models, left.slots_per_machine) == ("left", ("actor", "reference"), (2,))
+    assert (right.name, right.models, right.slots_per_machine) == ("right", ("critic", "reward"), (1, 1))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Inventory, str]] = {
+    "no GPU here": ({"resources": {"device": "GPU"}}, LAPTOP, "job: spec.resources.device: is GPU"),
+    "too many GPUs": ({"resources": {"nodes": 2, "slotsPerNode": 8}}, SERVER, "asks for 16 GPUs, but there are 8"),
+    "a batch that does not divide": (
+        {"training": {"totalSteps": 1, "promptBatchSize": 15}, "resources": {"slotsPerNode": 2}},
+        LAPTOP,
+        "is 15, which does not divide by the 2 slots of pool all",
+    ),
+    "a mini-batch that does not divide": (
+        {"training": {"totalSteps": 1, "promptBatchSize": 12, "miniBatchSize": 2}, "placement": two_pools(1, 2)},
+        LAPTOP,
+        "job: spec.training.miniBatchSize: is 2, which does not divide by the 4 slots of pool right",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_placed_names_its_field(case: str) -> None:
+    changes, inventory, sentence = REFUSED[case]
+    with pytest.raises(SpecError) as refused:
+        place(ppo(**changes), inventory)
+    assert sentence in str(refused.value)
