@@ -74,8 +74,8 @@ bench: install ## Measure where the time of a PPO step goes
 accept: install ## Run the golden path and print what was measured as one JSON
 	@$(BIN)/python tests/accept/accept.py
 
-lock: | $(UV) ## Choose the newest versions that fit pyproject.toml and write them down
-	$(UV) pip compile --quiet --upgrade pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra dev \
+lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml (empty the lock first to get the newest)
+	$(UV) pip compile --quiet pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra dev \
 		--override $(OVERRIDES) --python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command "make lock" --output-file $(LOCK)
 

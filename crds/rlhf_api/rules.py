@@ -46,6 +46,8 @@ def _the_kl_target_belongs_to_adaptive(spec: JobSpec) -> Iterator[Problem]:
     kl = spec.algorithm.kl if isinstance(spec.algorithm, PPO) else KL()
     if kl.controller == "Adaptive" and kl.target is None:
         yield Problem("algorithm.kl.target", "is missing, controller Adaptive needs it")
+    if kl.controller == "Adaptive" and kl.apply_to == "Loss":
+        yield Problem("algorithm.kl.controller", "Adaptive is for applyTo Reward only")
     if kl.controller == "Fixed" and kl.target is not None:
         yield Problem("algorithm.kl.target", "is for controller Adaptive only")
 
@@ -120,13 +122,15 @@ def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
 def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
     functions = spec.evaluation.functions if spec.evaluation else ()
     yield from _repeated("placement.pools", [pool.name for pool in spec.placement.pools])
-    yield from _repeated("evaluation.functions", [function.name for function in functions])
+    yield from _repeated("evaluation.functions", ["reward", *(function.name for function in functions)], first=1)
 
 
-def _repeated(path: str, names: list[str]) -> Iterator[Problem]:
+def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Problem]:
+    """A name that was used before; the names before `first` are not in the manifest."""
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield Problem(f"{path}.{index}.name", f'"{name}" is used twice')
+            taken = "is taken" if name in names[:first] else "is used twice"
+            yield Problem(f"{path}.{index - first}.name", f'"{name}" {taken}')
 
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (

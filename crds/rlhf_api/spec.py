@@ -254,7 +254,9 @@ class Resources(Spec):
 
     device: Annotated[Literal["Auto", "CPU", "GPU"], Field(description="Auto takes GPUs where there are any.")] = "Auto"
     nodes: Annotated[Count, Field(description="Nodes of the job.")] = 1
-    slots_per_node: Annotated[int | None, Field(ge=1, description="Slots of a node; unset means all it has.")] = None
+    slots_per_node: Annotated[
+        int | None, Field(ge=1, description="Slots of a node; unset means all its GPUs, or one CPU slot.")
+    ] = None
 
 
 class Pool(Spec):

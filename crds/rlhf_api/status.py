@@ -16,7 +16,7 @@ class Progress(Spec):
 
     step: Annotated[int, Field(ge=0, description="Steps finished.")]
     total_steps: Annotated[int, Field(ge=0, description="Steps of the whole job.")]
-    stage: Annotated[str, Field(description="What the job does now, such as generation.")]
+    stage: Annotated[str, Field(description="What the job runs, such as SFT or PPO.")]
 
 
 class Metric(Spec):
@@ -44,7 +44,7 @@ class Status(Spec):
     """The state of one job."""
 
     phase: Annotated[Phase, Field(description="Where the job is in its life.")] = "Pending"
-    start_time: Annotated[Timestamp | None, Field(description="When the first step began (RFC 3339).")] = None
+    start_time: Annotated[Timestamp | None, Field(description="When the job began (RFC 3339).")] = None
     completion_time: Annotated[Timestamp | None, Field(description="When the job ended (RFC 3339).")] = None
     progress: Annotated[Progress | None, Field(description="How far the job is.")] = None
     metrics: Annotated[tuple[Metric, ...], Field(strict=False, description="Latest values.")] = ()

@@ -48,13 +48,13 @@ def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
     training = job.spec.training
     sizes = {
         "batchSize": training.batch_size,
-        "promptBatchSize * rollout.samplesPerPrompt": training.prompt_batch_size and job.sequences_per_step,
+        "promptBatchSize": training.prompt_batch_size and job.sequences_per_step,
         "miniBatchSize": training.mini_batch_size,
     }
     return [
         Problem(
             f"{job.name}: spec.training.{name}",
-            f"is {size}, which does not divide by the {pool.size} slots of pool {pool.name}",
+            f"gives {size} sequences, which do not divide by the {pool.size} slots of pool {pool.name}",
         )
         for name, size in sizes.items()
         if size and size % pool.size

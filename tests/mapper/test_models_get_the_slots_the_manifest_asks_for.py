@@ -73,12 +73,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Inventory, str]] = {
     "a batch that does not divide": (
         {"training": {"totalSteps": 1, "promptBatchSize": 15}, "resources": {"slotsPerNode": 2}},
         LAPTOP,
-        "is 15, which does not divide by the 2 slots of pool all",
+        "gives 15 sequences, which do not divide by the 2 slots of pool all",
     ),
     "a mini-batch that does not divide": (
         {"training": {"totalSteps": 1, "promptBatchSize": 12, "miniBatchSize": 2}, "placement": two_pools(1, 2)},
         LAPTOP,
-        "job: spec.training.miniBatchSize: is 2, which does not divide by the 4 slots of pool right",
+        "job: spec.training.miniBatchSize: gives 2 sequences, which do not divide by the 4 slots of pool right",
     ),
 }
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +43,8 @@ def run(
     overrides = [*(sets or []), *([f"spec.training.seed={seed}"] if seed is not None else [])]
 
     def work() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
+            signal.signal(number, lambda received, _: os._exit(128 + received))
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
 
         folder = output or Path("runs") / file.stem
@@ -58,14 +64,13 @@ def validate(file: File, sets: Sets = None) -> None:
     sys.exit(exit_code_of(work, debug=False))
 
 
-def exit_code_of(work: object, *, debug: bool) -> int:
-    """Run `work`; an error becomes a sentence on stderr and the exit code that says what kind it is."""
-    assert callable(work)
+def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
+    """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
     try:
         work()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 the last one that can tell the user
         if debug:
-            raise
+            traceback.print_exc()
         code = getattr(error, "exit_code", None)
         if code is None:
             first = (str(error).strip().splitlines() or [""])[0]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.mapping import Inventory
+from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import Layout, rows_by_data_rank
 from rlhf_trainer.run.display import Display
@@ -56,8 +59,8 @@ class LocalModel:
 
     @staticmethod
     def _call(method: Any, transfer: Transfer, batch: Batch | None = None, **arguments: Any) -> Any:
-        with recorder.span(transfer.phase or "other"):
-            result = method(*([batch] if batch else []), **arguments)
+        with recorder.span(transfer.phase) if transfer.phase else nullcontext():
+            result = method(*([] if batch is None else [batch]), **arguments)
         return batch.having(result) if batch and transfer.adds else LocalValues(result)
 
 
@@ -94,16 +97,17 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     """The program of one rank; rank 0 writes the run folder."""
     job = job_of(program, file, overrides)
     folders = model_folders(job, output)
-    device: Literal["CPU", "GPU"] = "CPU"
-    if job.spec.resources.device != "CPU" and torch.cuda.is_available():
-        device = "GPU"
+    device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
     recorder.rank = distributed.start(device, DEADLINE_SECONDS)
+    folder = JobFolder(output, job)
     try:
-        publisher = Publisher(job, JobFolder(output, job), Display()) if recorder.rank == 0 else None
-        summary = run_rank(job, folders, publisher, model_folder=JobFolder(output, job).model.resolve())
-        if publisher:
-            publisher.folder.succeed()
-            add_to_summary(output, job.name, summary)
+        if recorder.rank > 0:
+            run_rank(job, folders, None, model_folder=folder.model.resolve())
+            return
+        folder.begin()
+        publisher = Publisher(job, folder, Display())
+        with publisher.telling_the_end():
+            add_to_summary(output, job.name, run_rank(job, folders, publisher, model_folder=folder.model.resolve()))
     finally:
         dist.destroy_process_group()
 
@@ -112,11 +116,12 @@ def run_rank(
     job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, model_folder: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the stage."""
-    if publisher:
-        publisher.folder.begin()
     stage = stage_of(job)
     data = stage.data(setting_of(job, stage.saved, folders), slots=dist.get_world_size())
     shape = data.describe()
+    if publisher:
+        for fact in shape.facts:
+            publisher.say(fact)
     total_steps = job.total_steps_for(shape.rows)
     worker = stage.workers[stage.saved](setting_of(job, stage.saved, folders, total_steps=total_steps))
     runtime = SpmdRuntime({"data": LocalModel(data), stage.saved: LocalModel(worker)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 TRANSFER = "transfer"
-"""Phase of the spans in which a rank fetches the fields it reads or stores those it adds."""
+"""Phase of the spans in which a rank fetches the fields it reads."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Report:
     maxima: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, str] = field(default_factory=dict)
+    """What is wrong -> a sentence about it."""
 
 
 class Recorder:
@@ -54,9 +55,9 @@ class Recorder:
         """Add to a sum over all ranks and calls."""
         self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
-    def warn(self, message: str) -> None:
-        """Something that should hold and does not; the run goes on and says so."""
-        self._report.warnings.append(message)
+    def warn(self, name: str, message: str) -> None:
+        """Something that should hold and does not; the run goes on and says so once a step, whatever the ranks."""
+        self._report.warnings[name] = message
 
     @contextmanager
     def span(self, phase: str, name: str = "") -> Iterator[None]:

@@ -29,6 +29,7 @@ PPO_STEP = {
     "time/scoring",
     "time/update",
     "bytes/reshard",
+    "policy_version",
 }
 
 Chain = tuple[Path, str]
@@ -42,14 +43,14 @@ def test_every_job_has_its_folder(chain: Chain, name: str) -> None:
     assert status["progress"] == {
         "step": JOBS[name],
         "totalSteps": JOBS[name],
-        "stage": status["progress"]["stage"],
+        "stage": {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "helpful-ppo": "PPO"}[name],
     }
     assert status["output"]["uri"] == (folder / "model").resolve().as_uri()
     assert yaml.safe_load((folder / "job.yaml").read_text())["metadata"]["name"] == name
     assert "slots" in (folder / "events.log").read_text()
     lines = records(folder)
     assert [line["step"] for line in lines] == list(range(1, JOBS[name] + 1))
-    assert all(lines[0].keys() >= EVERY_STEP for _ in [0])
+    assert all(line.keys() >= EVERY_STEP for line in lines)
 
 
 def test_steps_of_ppo_measure_what_is_promised(chain: Chain) -> None:
@@ -58,6 +59,7 @@ def test_steps_of_ppo_measure_what_is_promised(chain: Chain) -> None:
         assert record["bytes/controller"] == 0
         assert record["ratio/first_max_deviation"] < 1e-3
         assert record["kl/rollout"] < 1e-6
+        assert record["policy_version"] == record["step"] - 1
         assert 1 < record["response_length/mean"] <= 48
         parts = sum(record[f"time/{part}"] for part in ("generation", "reshard", "scoring", "update", "controller"))
         assert 0.5 * record["time/step"] < parts <= 1.01 * record["time/step"]

@@ -141,7 +141,7 @@ def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
 @pytest.mark.usefixtures("own_ray")
 def test_a_pool_that_ray_cannot_hold_is_one_sentence() -> None:
     pool = ResourcePool([64], name="huge", device="CPU")
-    with pytest.raises(EnvironmentProblem, match="pool huge needs 64 CPU slots"):
+    with pytest.raises(EnvironmentProblem, match="pool huge needs 64 CPU slots, but Ray has"):
         pool.reserve(deadline=2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_api.spec import Rollout
 from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
@@ -32,7 +32,18 @@ def prompts() -> list[list[int]]:
 
 def generate_with_updates(folders: list[str]) -> dict[str, Any]:
     """Greedy and sampled responses under each model's weights, loaded one after the other into one engine."""
-    engine = GenerationEngine(folders[0], rollout=Rollout(), max_tokens=256, max_sequences=64, eos_token=END)
+    engine = GenerationEngine(
+        folders[0],
+        config=AutoConfig.from_pretrained(folders[0]),
+        rollout=Rollout(),
+        max_tokens=256,
+        max_sequences=64,
+        eos_token=END,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        trust_remote_code=False,
+        revision=None,
+    )
     responses = {}
     for place, folder in enumerate(folders):
         model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.training.engine import Engine
 from rlhf_trainer.training.models import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import shard
@@ -47,10 +49,35 @@ def test_a_reward_model_loads_as_a_sequence_classifier(tmp_path: Path) -> None:
     assert after(TOKENS).logits.shape == (1, 1)
 
 
+def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
+    model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    sharded = shard(model, compute_dtype=torch.bfloat16, recompute_activations=False)
+    engine = Engine(sharded, token_budget=100)
+    engine.infer({"tokens": TOKENS}, torch.tensor([5]), lambda model, micro: model(micro["tokens"])[..., 0])
+    save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_computing_in_bfloat16_leaves_the_saved_weights_in_float32(tied: bool, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "before", seed=1, tied=tied)
+    run_ranks(2, save_after_a_bfloat16_forward, folder, str(tmp_path / "after"))
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_a_reward_model_with_two_labels_is_refused(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "two", seed=1, labels=2)
     with pytest.raises(ConfigError, match=r"spec\.models\.reward: .*two has 2 labels; a reward model has 1"):
         load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="spec.models.reward")
+
+
+def test_a_frozen_reward_must_have_been_trained(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "lm", seed=1)
+    with pytest.raises(ConfigError, match="without a trained score head"):
+        load_scorer(
+            folder, seed=0, trust_remote_code=False, revision=None, path="spec.models.reward", may_add_head=False
+        )
 
 
 def test_only_sft_starts_from_a_folder_without_weights() -> None:

@@ -13,7 +13,7 @@ import torch
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of the tensors and arrays inside a value, through containers, dataclasses and plain objects."""
+    """Bytes of the tensors and arrays inside a value, through containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):

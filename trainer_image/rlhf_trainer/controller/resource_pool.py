@@ -30,16 +30,18 @@ class ResourcePool:
 
     def reserve(self, *, deadline: float) -> None:
         """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
+        have = int(ray.cluster_resources().get(self.device, 0))
+        if have < self.size:
+            raise EnvironmentProblem(f"pool {self.name} needs {self.size} {self.device} slots, but Ray has {have}")
         bundle = {"CPU": 1.0, "GPU": 1.0} if self.device == "GPU" else {"CPU": 1.0}
         self._groups = [placement_group([bundle] * slots, strategy="STRICT_PACK") for slots in self.slots_per_machine]
         try:
             ray.get([group.ready() for group in self._groups], timeout=deadline)
         except ray.exceptions.GetTimeoutError:
             self.release()
-            have = ray.cluster_resources().get(self.device, 0)
             raise EnvironmentProblem(
-                f"pool {self.name} needs {self.size} {self.device} slots, {list(self.slots_per_machine)} by machine; "
-                f"Ray has {have:.0f} in all and did not give them within {deadline:.0f} s"
+                f"Ray did not give pool {self.name} its {self.size} {self.device} slots, "
+                f"{list(self.slots_per_machine)} by machine, within {deadline:.0f} s"
             ) from None
 
     def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
+import torch
+import torch.distributed as dist
 
 from rlhf_trainer.controller.batch import BatchSlice
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import transfers_of
 
@@ -34,10 +38,15 @@ class SlotProcess:
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
         """Make the worker of a role in this process."""
-        self._workers[role] = worker_class(**arguments)
+        with translated_errors(role):
+            self._workers[role] = worker_class(**arguments)
 
     def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
         """Fetch what the method reads and run it; returns each field it adds (or its value), and what was measured."""
+        with translated_errors(f"{role}.{method}"):
+            return self._call(role, method, batch, arguments)
+
+    def _call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
         worker = self._workers[role]
         transfer = transfers_of(type(worker))[method]
         name = f"{role}.{method}"
@@ -53,3 +62,26 @@ class SlotProcess:
             result = run(*positional, **arguments)
         values = [result[field].cpu() for field in transfer.adds] if transfer.adds else [result]
         return (*values, recorder.drain())
+
+
+@contextmanager
+def translated_errors(where: str) -> Iterator[None]:
+    """Whatever is raised in the block leaves it as one of our errors, a sentence that says where it happened."""
+    try:
+        yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        raise kind_of(error)(reason) from error
+
+
+def kind_of(error: Exception) -> type[TrainerError]:
+    """Which of our errors a library's error is."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return MemoryProblem
+    if isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL")):
+        return CommunicationError
+    if isinstance(error, OSError):
+        return EnvironmentProblem
+    return TrainerError

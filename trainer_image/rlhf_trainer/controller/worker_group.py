@@ -12,7 +12,7 @@ import ray
 from rlhf_trainer.controller.batch import BatchFuture, Piece
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import SlotProcess
-from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.protocols import Layout
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.types import Transfer, transfers_of
@@ -159,6 +159,12 @@ def get(references: Any, *, deadline: float) -> Any:
         if isinstance(error.cause, TrainerError):
             raise error.cause from error
         raise
-    except ray.exceptions.RayActorError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CommunicationError(f"a worker process died: {reason}") from error
+    except ray.exceptions.OutOfMemoryError as error:
+        raise MemoryProblem(f"Ray ended a worker, for this machine is out of memory: {first_line(error)}") from error
+    except ray.exceptions.RayError as error:
+        raise CommunicationError(f"a worker process died: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [""])[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem
@@ -19,6 +19,8 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, beside the trained weights
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+}
+CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
 }
@@ -47,12 +49,27 @@ def response_seed(seed: int, step: int, row: int) -> int:
 class GenerationEngine:
     """vLLM with tensor parallel size 1 on this rank. Needs torch.distributed to be initialised."""
 
-    def __init__(self, folder: str, *, rollout: Rollout, max_tokens: int, max_sequences: int, eos_token: int) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        config: PreTrainedConfig,
+        rollout: Rollout,
+        max_tokens: int,
+        max_sequences: int,
+        eos_token: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        trust_remote_code: bool,
+        revision: str | None,
+    ) -> None:
         """folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response.
 
         Raises EnvironmentProblem without vLLM and MemoryProblem when its cache does not fit.
         """
-        os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+        on_gpu = device.type == "cuda"
+        wanted = ENVIRONMENT if on_gpu else {**ENVIRONMENT, **CPU_ENVIRONMENT}
+        os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
         try:
             import vllm  # takes seconds, and only the actor of an RL job needs it
         except ImportError as error:
@@ -61,17 +78,19 @@ class GenerationEngine:
         self._rollout = rollout
         self._eos_token = eos_token
         sequences = min(max_sequences, MAX_SEQUENCES)
-        on_gpu = torch.cuda.is_available()
         memory: dict[str, Any] = (
             {"gpu_memory_utilization": rollout.gpu_memory_utilization}
             if on_gpu
-            else {"kv_cache_memory_bytes": _cache_bytes(folder, max_tokens, sequences)}
+            else {"kv_cache_memory_bytes": _cache_bytes(config, max_tokens, sequences)}
         )
         with torch.random.fork_rng():  # vLLM seeds the process's generator
             try:
                 self._engine = vllm.LLM(
                     folder,
-                    dtype="auto" if on_gpu else "float32",
+                    dtype=str(dtype).removeprefix("torch."),
+                    trust_remote_code=trust_remote_code,
+                    revision=revision,
+                    tokenizer_revision=revision,
                     load_format="dummy",
                     enforce_eager=not on_gpu,
                     max_model_len=max_tokens,
@@ -82,7 +101,9 @@ class GenerationEngine:
                     worker_extension_cls="rlhf_trainer.generation.vllm_extension.WeightUpdate",
                     **memory,
                 )
-            except (MemoryError, torch.OutOfMemoryError) as error:
+            except (MemoryError, torch.OutOfMemoryError, ValueError) as error:
+                if isinstance(error, ValueError) and "memory" not in str(error).lower():
+                    raise
                 raise MemoryProblem(f"vLLM's cache does not fit: {error}") from error
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -122,10 +143,9 @@ class GenerationEngine:
         return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
 
 
-def _cache_bytes(folder: str, max_tokens: int, sequences: int) -> int:
-    """Bytes of a float32 key and value cache in which `sequences` responses of full length fit at once."""
-    config = AutoConfig.from_pretrained(folder)
-    heads = config.num_key_value_heads
+def _cache_bytes(config: PreTrainedConfig, max_tokens: int, sequences: int) -> int:
+    """Bytes, with float32, of a key and value cache in which `sequences` responses of full length fit at once."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
     return blocks * CPU_BLOCK_TOKENS * 2 * int(config.num_hidden_layers) * int(heads) * int(width) * 4

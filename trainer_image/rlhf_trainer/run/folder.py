@@ -9,19 +9,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.status import Failure, Metric, Output, Progress, Status
 from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.errors import DataError
 
 JOB, HUB = "job://", "hf://"
+SUMMARY = "summary.json"
 
 
 def model_folders(job: Job, output: Path) -> dict[Role, str]:
     """Where each model of a job is on this machine; a name on the hub stays a name. DataError if there is nothing."""
-    return {role: model_folder(model.uri, output) for role, model in job.models().items()}
+    folders: dict[Role, str] = {}
+    for role, model in job.models().items():
+        try:
+            folders[role] = model_folder(model.uri, output)
+        except DataError as error:
+            raise DataError(f"{job.name}: spec.models.{role}.uri: {error}") from error
+    return folders
 
 
 def model_folder(uri: str, output: Path) -> str:
@@ -33,14 +43,26 @@ def model_folder(uri: str, output: Path) -> str:
 
 def read_summary(output: Path) -> dict[str, Any]:
     """summary.json of a run folder; empty if there is none yet."""
-    path = output / "summary.json"
+    path = output / SUMMARY
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     """Put what a job measured into summary.json of the run folder."""
     everything = {**read_summary(output), name: dict(summary)}
-    (output / "summary.json").write_text(json.dumps(everything, indent=2) + "\n")
+    (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
+
+
+def differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """Paths at which two documents differ."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if one == other else [path]
+    names = [*one, *(name for name in other if name not in one)]
+    return [
+        found
+        for name in names
+        for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    ]
 
 
 def now() -> str:
@@ -58,11 +80,13 @@ class JobFolder:
         self._status = Status(phase="Pending")
 
     def finished(self) -> bool:
-        """Whether this very job has succeeded here before."""
-        status, saved = self.path / "status.json", self.path / "job.yaml"
-        if not (status.is_file() and saved.is_file() and self.model.is_dir()):
-            return False
-        return json.loads(status.read_text())["phase"] == "Succeeded" and saved.read_text() == dump(self._job)
+        """Whether a job of this name has succeeded here before."""
+        status = self.path / "status.json"
+        return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
+
+    def changed_fields(self) -> list[str]:
+        """Paths of the fields in which this job is not the one that was run here."""
+        return differing(yaml.safe_load((self.path / "job.yaml").read_text()), yaml.safe_load(dump(self._job)))
 
     def begin(self) -> None:
         """Clear what an unfinished run left and write the job."""
@@ -85,7 +109,9 @@ class JobFolder:
         self._write_status(progress=progress, metrics=shown)
 
     def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write samples.jsonl."""
+        """Write samples.jsonl, if there are any."""
+        if not (rows := list(rows)):
+            return
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
         (self.path / "samples.jsonl").write_text(text)
 

@@ -42,4 +42,5 @@ def timed_record(number: int, run_step: Callable[[int], Sequence[Report]]) -> tu
     record.update(phase_seconds([span for report in reports for span in report.spans], seconds))
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
-    return record, sorted({warning for report in reports for warning in report.warnings})
+    warnings = {name: message for report in reports for name, message in report.warnings.items()}
+    return record, [warnings[name] for name in sorted(warnings)]

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JobFolder
+
+
+class Stopped(Exception):  # noqa: N818 it is no error
+    """A signal asked the run to stop; `exit_code` says which."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
 
 
 class Publisher:
@@ -35,3 +46,17 @@ class Publisher:
             self._display.warn(f"{self._job.name} {message}")
         self.folder.record(record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
         self._display.step(self._job.name, record, self._total_steps)
+
+    @contextmanager
+    def telling_the_end(self) -> Iterator[None]:
+        """The job's status says Succeeded when the block ends, or why it did not."""
+        try:
+            yield
+        except BaseException as error:
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            code = ExitCode(getattr(error, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
+            stopped = is_interrupt or isinstance(error, Stopped)
+            reason = "Stopped" if stopped else code.name.title().replace("_", "")
+            self.folder.fail(reason=reason, exit_code=code, message=str(error) or type(error).__name__)
+            raise
+        self.folder.succeed()

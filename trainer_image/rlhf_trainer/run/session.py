@@ -22,7 +22,8 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options = {} if address else {"num_cpus": max(cpu_slots, os.cpu_count() or 1), "include_dashboard": False}
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     try:
         ray.init(
             address=address or "local",

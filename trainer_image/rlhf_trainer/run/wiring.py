@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,8 @@ from rlhf_trainer.workers.judge import JudgeWorker
 
 DEADLINE_SECONDS = 1800.0
 """How long any remote call or collective may take."""
+POOL_DEADLINE_SECONDS = 300.0
+"""How long Ray may take to set a pool's slots aside."""
 
 
 class RayRuntime:
@@ -46,8 +49,8 @@ class RayRuntime:
         finally:
             for group in self._groups.values():
                 group.stop()
-            for slots in self._slots:
-                slots.release()
+            for reserved in self._slots:
+                reserved.release()
 
     def blank(self, step: int, size: int) -> BatchFuture:
         """A batch of `size` rows that has no fields yet."""
@@ -60,12 +63,12 @@ class RayRuntime:
 
     def _start(self) -> DataShape:
         for pool in self._placed.pools:
-            slots = ResourcePool(pool.slots_per_machine, name=pool.name, device=self._placed.device)
-            slots.reserve(deadline=DEADLINE_SECONDS)
-            self._slots.append(slots)
-        for pool, slots in zip(self._placed.pools, self._slots, strict=True):
+            reserved = ResourcePool(pool.slots_per_machine, name=pool.name, device=self._placed.device)
+            reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
+            self._slots.append(reserved)
+        for pool, reserved in zip(self._placed.pools, self._slots, strict=True):
             self._groups[pool.name] = WorkerGroup(
-                slots,
+                reserved,
                 start=partial(distributed.start, self._placed.device, DEADLINE_SECONDS),
                 environment={"OMP_NUM_THREADS": "1"} if self._placed.device == "CPU" else {},
                 log=self._log,
@@ -74,7 +77,9 @@ class RayRuntime:
         stage = stage_of(self._job)
         home = next(pool for pool in self._placed.pools if stage.saved in pool.models)
         setting = setting_of(self._job, stage.saved, self._folders)
-        self._build(home, {"data": WorkerSpec(stage.data, {"setting": setting, "slots": home.size})})
+        slots = math.lcm(*(pool.size for pool in self._placed.pools))
+        self._build(home, {"data": WorkerSpec(stage.data, {"setting": setting, "slots": slots})})
+        self._groups[home.name].wait_until_built()
         shape: DataShape = self.models["data"].describe().result()[0]
         for pool in self._placed.pools:
             self._build(pool, self._workers(pool, shape, is_home=pool is home))

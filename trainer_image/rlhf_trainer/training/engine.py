@@ -36,7 +36,7 @@ class Engine:
     """A model sharded over the ranks of its pool. All ranks call the same methods in the same order."""
 
     def __init__(self, model: nn.Module, *, token_budget: int) -> None:
-        self.model = model
+        self.model = model.eval()  # no dropout: an update must see the log-probabilities that scoring saw
         self._token_budget = token_budget
 
     def split(self, fields: Fields, lengths: Tensor) -> list[MicroBatch]:
@@ -60,7 +60,6 @@ class Engine:
     @torch.no_grad()
     def infer(self, fields: Fields, lengths: Tensor, compute: Callable[[nn.Module, Fields], Tensor]) -> Tensor:
         """`compute(model, micro-batch fields) -> [b, t]` of all rows: float32 [B, T], on the CPU."""
-        self.model.eval()
         result = torch.zeros(fields["tokens"].shape, dtype=torch.float32)
         for micro in self.split(fields, lengths):
             output = compute(self.model, micro.fields).float().cpu()
@@ -88,7 +87,8 @@ class Trainer(Engine):
         warm = min(1.0, step / self._settings.warmup_steps) if self._settings.warmup_steps else 1.0
         if self._settings.schedule == "Constant":
             return self._settings.learning_rate * warm
-        done = min(1.0, max(0, step - 1) / max(1, self._total_steps))
+        warmup = self._settings.warmup_steps
+        done = max(0, step - warmup) / max(1, self._total_steps - warmup)
         cosine = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
 
@@ -101,7 +101,6 @@ class Trainer(Engine):
         gradient is the same for any number of ranks, any micro-batch size and any padding.
         Raises NumericsError when the gradient is not finite; the weights are then untouched.
         """
-        self.model.train()
         world = dist.get_world_size()
         for micro in self.split(fields, lengths):
             torch.autograd.backward(loss(self.model, micro.fields) * world)  # FSDP2 averages gradients over the ranks

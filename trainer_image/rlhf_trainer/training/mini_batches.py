@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,5 +20,4 @@ def deal(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tenso
 
 
 def _permutation(count: int, *key: int) -> Tensor:
-    generator = torch.Generator().manual_seed(hash(key) % (1 << 63))  # the hash of a tuple of ints is not randomised
-    return torch.randperm(count, generator=generator)
+    return torch.from_numpy(np.random.default_rng(key).permutation(count))

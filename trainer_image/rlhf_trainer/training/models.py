@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -19,7 +20,7 @@ from transformers import (
 
 from rlhf_trainer.errors import ConfigError, DataError
 
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+WEIGHT_FILES = "*.safetensors"
 
 
 class Scorer(nn.Module):
@@ -78,7 +79,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 def has_weights(folder: str) -> bool:
     """Whether a local model folder holds weights; a name on the hub counts as having them."""
     path = Path(folder)
-    return not path.is_dir() or any(any(path.glob(pattern)) for pattern in WEIGHT_FILES)
+    return not path.is_dir() or any(path.glob(WEIGHT_FILES))
 
 
 def load_language_model(
@@ -106,10 +107,13 @@ def load_language_model(
     return LanguageModel(model)
 
 
-def load_scorer(folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, path: str) -> Scorer:
+def load_scorer(
+    folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, path: str, may_add_head: bool = True
+) -> Scorer:
     """A scorer with float32 weights, from a reward model or, with a new head drawn from `seed`, a language model.
 
-    `path` names the field of the manifest for the message when the model has more than one label (ConfigError).
+    Raises ConfigError, naming `path` in the manifest, for a model with more than one label, and for a language model
+    where no head may be added.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
@@ -117,6 +121,10 @@ def load_scorer(folder: str, *, seed: int, trust_remote_code: bool, revision: st
     is_classifier = any("SequenceClassification" in name for name in config.architectures or [])
     if is_classifier and config.num_labels != 1:
         raise ConfigError(f"{path}: {folder} has {config.num_labels} labels; a reward model has 1")
+    if not is_classifier and not may_add_head:
+        raise ConfigError(
+            f"{path}: {folder} is a language model without a trained score head; train a RewardModel first"
+        )
     torch.manual_seed(seed)
     model = _loaded(
         AutoModelForSequenceClassification,
@@ -138,6 +146,6 @@ def _loaded(factory: Any, folder: str, **options: Any) -> Any:
     """`from_pretrained` whose failures are one sentence."""
     try:
         return factory.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
         raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error

@@ -18,19 +18,18 @@ from rlhf_trainer.training.sharding import full_weights
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all."""
     pretrained = inner(model)
-    dropped = (
-        set(getattr(pretrained, "_tied_weights_keys", None) or ()) if pretrained.config.tie_word_embeddings else set()
-    )
     is_writer = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
     for name, weight in full_weights(model):
-        if is_writer and name not in dropped:
-            weights[name] = weight.cpu().contiguous().clone()
+        if is_writer:
+            weights[name] = weight.cpu().clone()  # a gathered weight may be a view into a longer, padded storage
     if is_writer:
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        pretrained.config.architectures = [type(pretrained).__name__.removeprefix("FSDP")]
+        pretrained.config.architectures = [type(pretrained).__name__]
+        if pretrained.config.pad_token_id is None:
+            pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row
         pretrained.config.save_pretrained(unfinished)
         if pretrained.can_generate() and pretrained.generation_config is not None:
             pretrained.generation_config.save_pretrained(unfinished)

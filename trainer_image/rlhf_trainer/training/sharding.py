@@ -11,6 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.distributed import data_mesh, device_here
 from rlhf_trainer.training.models import inner
 
@@ -21,6 +22,10 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
     """Shard a float32 model over all ranks, a unit a decoder layer; computes in `compute_dtype`, reduces in float32."""
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
     layers = [module for module in model.modules() if type(module).__name__ in blocks]
+    if not layers:
+        raise ConfigError(
+            f"{type(inner(model)).__name__} does not say which modules are its layers, so it cannot be sharded"
+        )
     model.to(device_here())
     mesh = data_mesh()
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -34,7 +39,7 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # so no rounded copy stays gathered
     return model
 
 
@@ -44,4 +49,5 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         plain = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
-        yield plain, weight.full_tensor() if isinstance(weight, DTensor) else weight
+        assert isinstance(weight, DTensor), f"{plain} is not in its sharded form"
+        yield plain, weight.full_tensor()

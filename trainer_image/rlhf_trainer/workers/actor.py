@@ -16,7 +16,7 @@ from rlhf_trainer.ops.losses import kl_loss, policy_loss
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
+from rlhf_trainer.training.distributed import device_here, largest_over_ranks, sum_over_ranks
 from rlhf_trainer.training.mini_batches import deal
 from rlhf_trainer.training.models import inner, load_language_model
 from rlhf_trainer.training.sharding import full_weights
@@ -55,10 +55,15 @@ class ActorWorker(TrainedModel):
         self._tokenizer = setting.tokenizer()
         self._generator = GenerationEngine(
             setting.folder,
+            config=inner(model).config,
             rollout=job.rollout,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             eos_token=int(self._tokenizer.eos_token_id),
+            device=device_here(),
+            dtype=setting.compute_dtype,
+            trust_remote_code=setting.model.trust_remote_code,
+            revision=setting.model.revision,
         )
         self.policy_version = 0
         self._generator_version = -1
@@ -85,6 +90,7 @@ class ActorWorker(TrainedModel):
             )
         fields = lay_out(prompts, responses, pad_token=int(self._tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
+        recorder.maximum("policy_version", self.policy_version)
         recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
         recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
@@ -111,8 +117,9 @@ class ActorWorker(TrainedModel):
         kl = kl_estimate(batch["rollout_log_probs"], old, estimator="K3")
         total, tokens = float(masked_sum(kl, mask)), float(mask.sum())
         recorder.mean("kl/rollout", total, tokens)
-        if total > tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
-            recorder.warn(f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0")
+        if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
+            recorder.warn("kl/rollout", message)
         return {"old_log_probs": old}
 
     @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
@@ -132,6 +139,8 @@ class ActorWorker(TrainedModel):
         """One optimizer step on the chosen rows."""
         fields = {name: batch[name][chosen] for name in UPDATE_FIELDS}
         tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
+        if not tokens:  # nothing but the padding of a short last batch, on every rank
+            return
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             return self._loss(model, micro, num_tokens=tokens, is_first=is_first)
@@ -169,23 +178,32 @@ class ActorWorker(TrainedModel):
                 num_tokens=num_tokens,
             )
         here = float(mask.sum())
-        recorder.mean("loss/policy", float(policy.loss) * num_tokens, here)
+        recorder.mean("loss/policy", float(policy.loss.detach()) * num_tokens, here)
         recorder.mean("clip_fraction", float(policy.clip_fraction) * num_tokens, here)
-        recorder.mean("entropy", float(entropy), here)
+        recorder.mean("entropy", float(entropy.detach()), here)
         if is_first:
             self._check_first_ratio(float(policy.max_ratio_deviation))
         return total
+
+    def _samples_everything(self) -> bool:
+        """Whether responses are drawn from the whole distribution; else their log-probabilities differ by design."""
+        rollout = self.setting.job.spec.rollout
+        return rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
 
     def _check_first_ratio(self, deviation: float) -> None:
         """Before any update the actor still is the one that computed old_log_probs."""
         recorder.maximum("ratio/first_max_deviation", deviation)
         if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
-            recorder.warn(f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0")
+            recorder.warn(
+                "ratio/first_max_deviation",
+                f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
+            )
 
 
 def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> Fields:
-    """Prompt and response of each row side by side from position 0, padded on the right."""
-    width = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
+    """Prompt and response of each row side by side from position 0, padded on the right to the longest of any rank."""
+    longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
+    width = largest_over_ranks(longest)  # so that rows fit together however another pool cuts them
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask, response_mask, log_probs = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)

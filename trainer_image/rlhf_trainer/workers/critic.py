@@ -52,6 +52,8 @@ class CriticWorker(TrainedModel):
         """One optimizer step on the chosen rows."""
         fields = {name: batch[name][chosen] for name in UPDATE_FIELDS}
         tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
+        if not tokens:  # nothing but the padding of a short last batch, on every rank
+            return
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             share = value_loss(
@@ -62,7 +64,7 @@ class CriticWorker(TrainedModel):
                 clip_eps=self._algorithm.value_clip_range,
                 num_tokens=tokens,
             )
-            recorder.mean("loss/value", float(share) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean("loss/value", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
         norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)

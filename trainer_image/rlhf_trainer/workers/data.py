@@ -28,7 +28,7 @@ class DataWorker:
     loader_class: type[Loader]
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
-        """`setting`: the job and the model whose tokenizer is used; `slots`: ranks that share a batch."""
+        """`setting`: the job and the model whose tokenizer is used; evaluation batches divide by `slots`."""
         job = setting.job
         tokenizer = setting.tokenizer()
         self._batch_size = job.spec.training.batch_size or job.spec.training.prompt_batch_size or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -70,8 +71,10 @@ class JudgeWorker:
     ) -> list[float]:
         try:
             values = [float(value) for value in function(prompts, responses, finished)]
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             raise UserCodeError(f"spec.evaluation.functions: {name} raised {type(error).__name__}: {error}") from error
+        if not all(map(math.isfinite, values)):
+            raise UserCodeError(f"spec.evaluation.functions: {name} returned a value that is not finite")
         if len(values) != len(prompts):
             raise UserCodeError(
                 f"spec.evaluation.functions: {name} returned {len(values)} values for {len(prompts)} responses"
@@ -84,6 +87,8 @@ def load_function(function: EvaluationFunction) -> Score:
     module, _, attribute = function.entrypoint.partition(":")
     try:
         found: Score = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserCodeError(f"spec.evaluation.functions: {function.entrypoint} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module does
+        raise UserCodeError(
+            f"spec.evaluation.functions: {function.entrypoint} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     return found

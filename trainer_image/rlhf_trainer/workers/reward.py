@@ -19,7 +19,7 @@ class RewardWorker:
     """One rank of a frozen reward model."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        self._engine = setting.engine(_scorer(setting))
+        self._engine = setting.engine(_scorer(setting, may_add_head=False))
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
@@ -33,7 +33,7 @@ class RewardTrainer(TrainedModel):
 
     def __init__(self, setting: WorkerSetting) -> None:
         budget = max(1, setting.job.spec.training.micro_batch_tokens // 2)  # a row of a micro-batch is two responses
-        super().__init__(setting, setting.trainer(_scorer(setting), token_budget=budget))
+        super().__init__(setting, setting.trainer(_scorer(setting, may_add_head=True), token_budget=budget))
 
     @register(DP_PROTO, reads=PAIR_FIELDS, phase="update")
     def update_reward(self, batch: Batch) -> None:
@@ -45,7 +45,7 @@ class RewardTrainer(TrainedModel):
             chosen, rejected = _pair_scores(model, micro)
             share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
             here = float(micro["valid"].sum())
-            recorder.mean("loss/reward_model", float(share) * pairs, here)
+            recorder.mean("loss/reward_model", float(share.detach()) * pairs, here)
             recorder.mean("accuracy/pairs", float(((chosen > rejected) * micro["valid"]).sum()), here)
             return share
 
@@ -65,13 +65,14 @@ class RewardTrainer(TrainedModel):
         return float((is_right * fields["valid"]).sum()), float(fields["valid"].sum())
 
 
-def _scorer(setting: WorkerSetting) -> Scorer:
+def _scorer(setting: WorkerSetting, *, may_add_head: bool) -> Scorer:
     return load_scorer(
         setting.folder,
         seed=setting.job.spec.training.seed,
         trust_remote_code=setting.model.trust_remote_code,
         revision=setting.model.revision,
         path=setting.path,
+        may_add_head=may_add_head,
     )
 
 

@@ -40,7 +40,7 @@ class SupervisedActorWorker(TrainedModel):
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             log_probs = token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=1.0)
             share = sft_loss(log_probs, micro["response_mask"], num_tokens=tokens)
-            recorder.mean("loss/sft", float(share) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean("loss/sft", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
         norm = self.trainer.update(fields, lengths_of(batch), loss, step=batch.step)
