@@ -40,6 +40,7 @@ class RewardTrainer(TrainedModel):
         """One optimizer step on a batch of pairs."""
         fields, lengths = _pairs(batch)
         pairs = sum_over_ranks([fields["valid"].sum()])[0]
+        recorder.add("tokens", float(fields["chosen_mask"].sum() + fields["rejected_mask"].sum()))
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             chosen, rejected = _pair_scores(model, micro)
