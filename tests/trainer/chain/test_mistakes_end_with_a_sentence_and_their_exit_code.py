@@ -42,7 +42,7 @@ def test_a_mistake_in_the_data_reaches_the_user_from_the_worker(tmp_path: Path) 
     assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", 3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_stops_the_run_and_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     output = tmp_path / "run"
     command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(MANIFEST), f"--output={output}"]
