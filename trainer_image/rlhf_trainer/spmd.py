@@ -103,11 +103,13 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     try:
         if recorder.rank > 0:
             run_rank(job, folders, None, model_folder=folder.model.resolve())
-            return
-        folder.begin()
-        publisher = Publisher(job, folder, Display())
-        with publisher.telling_the_end():
-            add_to_summary(output, job.name, run_rank(job, folders, publisher, model_folder=folder.model.resolve()))
+        else:
+            folder.begin()
+            publisher = Publisher(job, folder, Display())
+            with publisher.telling_the_end():
+                summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
+                add_to_summary(output, job.name, summary)
+        dist.barrier()  # a rank that leaves early resets the connections of those that still write
     finally:
         dist.destroy_process_group()
 
