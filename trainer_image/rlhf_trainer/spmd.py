@@ -5,6 +5,7 @@ Every rank runs the same algorithm file on its own rows; no Ray and no controlle
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -90,7 +91,11 @@ def main(
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
     folder = output or Path("runs") / file.stem
-    sys.exit(exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug))
+    code = exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Leave without tearing the interpreter down: a thread of Arrow or gloo that asks for it then aborts the process.
+    os._exit(code)
 
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
@@ -109,7 +114,6 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)
-        dist.barrier()  # a rank that leaves early resets the connections of those that still write
     finally:
         dist.destroy_process_group()
 
