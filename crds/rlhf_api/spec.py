@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, Count, Name, Spec
+from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
 from rlhf_api.names import Role
 
 Estimator = Literal["K1", "K2", "K3"]
@@ -275,6 +275,18 @@ class Placement(Spec):
     pools: Annotated[tuple[Pool, ...], Field(strict=False, description="The pools; with Manual only.")] = ()
 
 
+class Checkpoint(Spec):
+    """When the state of training is saved; the last step, and one in which a signal comes, always are."""
+
+    every_steps: Annotated[int | None, Field(ge=1, description="Save each time so many steps are done.")] = None
+    every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
+    keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
+    storage: Annotated[
+        str | None,
+        Field(pattern=STORAGE_URI, description="Where: file:///, s3:// or gs://; unset means the run folder."),
+    ] = None
+
+
 class JobSpec(Spec):
     """One stage of training."""
 
@@ -284,5 +296,6 @@ class JobSpec(Spec):
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()
     training: Annotated[Training, Field(description="How long and in what batches.")]
     evaluation: Annotated[Evaluation | None, Field(description="What is measured besides the training itself.")] = None
+    checkpoint: Annotated[Checkpoint, Field(description="When the state of training is saved.")] = Checkpoint()
     resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
     placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()

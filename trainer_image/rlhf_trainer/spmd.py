@@ -1,6 +1,7 @@
 """Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd sft|reward_model FILE`.
 
-Every rank runs the same algorithm file on its own rows; no Ray and no controller take part.
+Every rank runs the same algorithm file on its own rows; no Ray and no controller take part. They keep no checkpoints:
+a run that was stopped starts over (`rlhf run` goes on).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
 from rlhf_trainer.run.publisher import Publisher
@@ -109,7 +111,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         if recorder.rank > 0:
             run_rank(job, folders, None, model_folder=folder.model.resolve())
         else:
-            folder.begin()
+            folder.begin(None)
             publisher = Publisher(job, folder, Display())
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
@@ -138,6 +140,7 @@ def run_rank(
         evaluation_rows=shape.evaluation_rows,
         model_folder=model_folder,
         publisher=publisher,
+        checkpoints=Checkpoints(),
     )
 
 

@@ -26,7 +26,7 @@ class Display:
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
-        self._started = time.monotonic()
+        self._started, self._first_step = time.monotonic(), 1
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False)
@@ -34,16 +34,16 @@ class Display:
     def warn(self, message: str) -> None:
         self.console.print(f"warning: {message}", style="yellow", markup=False)
 
-    def begin(self) -> None:
-        """The clock of "time left" starts now, before the first step."""
-        self._started = time.monotonic()
+    def begin(self, first_step: int) -> None:
+        """The clock of "time left" starts now, before the first step of this run."""
+        self._started, self._first_step = time.monotonic(), first_step
 
     def step(self, name: str, record: Mapping[str, float], total_steps: int) -> None:
         """The line of a step: stage, step of total, what was measured, time left."""
         number = int(record["step"])
         shown = [f"{label} {record[key]:{form}}" for key, (label, form) in SHOWN.items() if key in record]
         spent = time.monotonic() - self._started
-        left = spent / number * (total_steps - number)
+        left = spent / (number - self._first_step + 1) * (total_steps - number)
         self.say(f"{name:<14} {number:>4}/{total_steps}  {'  '.join(shown)}  left {_clock(left)}")
 
     def table(self, summary: Mapping[str, Mapping[str, Any]]) -> None:

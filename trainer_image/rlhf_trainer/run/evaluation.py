@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
@@ -44,6 +45,13 @@ class Evaluation:
     def samples(self) -> list[dict[str, Any]]:
         """Rows of samples.jsonl."""
         return []
+
+    def state(self) -> Any:
+        """What `before` measured, as JSON, for a checkpoint."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take back what `before` measured in the run that is resumed."""
 
 
 class HeldOut(Evaluation):
@@ -112,6 +120,12 @@ class Rollouts(Evaluation):
             }
             for before, after in zip(self._before, self._after, strict=True)
         ]
+
+    def state(self) -> Any:
+        return [[asdict(row) for row in rows] for rows in (self._before, self._again)]
+
+    def restore(self, state: Any) -> None:
+        self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
 
     def _draw(self, draw: int) -> list[JudgedRow]:
         """Responses of the actor as it is now to every held-out prompt."""

@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.status import Failure, Metric, Output, Progress, Status
+from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
+from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 
 JOB, HUB = "job://", "hf://"
-SUMMARY = "summary.json"
+SUMMARY, METRICS, JOB_FILE = "summary.json", "metrics.jsonl", "job.yaml"
+SAVE_REQUEST = "save-now"
+"""A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
 
 
 def model_folders(job: Job, output: Path) -> dict[Role, str]:
@@ -53,18 +54,6 @@ def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
 
 
-def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two documents differ."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return [] if one == other else [path]
-    names = [*one, *(name for name in other if name not in one)]
-    return [
-        found
-        for name in names
-        for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    ]
-
-
 def now() -> str:
     """The time, RFC 3339, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -84,16 +73,54 @@ class JobFolder:
         status = self.path / "status.json"
         return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
-    def changed_fields(self) -> list[str]:
-        """Paths of the fields in which this job is not the one that was run here."""
-        return differing(yaml.safe_load((self.path / "job.yaml").read_text()), yaml.safe_load(dump(self._job)))
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The job's checkpoints: at `checkpoint.storage`, or in this folder."""
+        storage = self._job.spec.checkpoint.storage
+        here = str(self.path.resolve() / "checkpoints")
+        return CheckpointStore(f"{storage.rstrip('/')}/{self._job.name}" if storage else here)
 
-    def begin(self) -> None:
-        """Clear what an unfinished run left and write the job."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
-        (self.path / "job.yaml").write_text(dump(self._job))
+    def saved_job(self, checkpoint: Checkpoint | None) -> str:
+        """The job as resolved that a checkpoint belongs to, or that has finished here."""
+        return checkpoint.text(JOB_FILE) if checkpoint else (self.path / JOB_FILE).read_text()
+
+    def begin(self, resumed: Checkpoint | None) -> None:
+        """Make ready for a run from the start, or from a checkpoint on: forget whatever is not before it."""
+        if resumed:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).write_text(resumed.text(METRICS))
+        else:
+            self.checkpoints.clear()
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir(parents=True)
+        self._save_request.unlink(missing_ok=True)
+        self.checkpoints.try_writing()
+        (self.path / JOB_FILE).write_text(dump(self._job))
         self._write_status(phase="Running", start_time=now())
+
+    def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
+        """The files of this folder that belong to the checkpoint of step `up_to`, by name."""
+        lines = (self.path / METRICS).read_text().splitlines(keepends=True)
+        records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
+        return {METRICS: records, JOB_FILE: dump(self._job)}
+
+    def tell_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole: say where."""
+        saved = SavedState(step=checkpoint.step, uri=checkpoint.uri, time=now())
+        self._write_status(checkpoint=saved)
+        self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
+
+    def save_is_requested(self) -> bool:
+        """Whether somebody waits for a checkpoint."""
+        return self._save_request.exists()
+
+    def answer_save_request(self) -> None:
+        """The checkpoint that was asked for is whole."""
+        self._save_request.unlink(missing_ok=True)
+
+    @property
+    def _save_request(self) -> Path:
+        return self.path.parent / SAVE_REQUEST
 
     def event(self, message: str) -> None:
         """Add a line to events.log."""
@@ -102,7 +129,7 @@ class JobFolder:
 
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
         """Add a step to metrics.jsonl and show it in the status."""
-        with (self.path / "metrics.jsonl").open("a") as file:
+        with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record)) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
         progress = Progress(step=int(record["step"]), total_steps=total_steps, stage=stage)

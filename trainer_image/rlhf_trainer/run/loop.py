@@ -15,22 +15,25 @@ Record = dict[str, float]
 def train(
     run_step: Callable[[int], Sequence[Report]],
     *,
+    first_step: int,
     total_steps: int,
-    after_step: Callable[[int], Mapping[str, float]],
+    measure: Callable[[int], Mapping[str, float]],
     publish: Callable[[Record, Sequence[str]], None],
+    after_record: Callable[[int], None],
 ) -> None:
-    """Run all steps.
+    """Run the steps from `first_step` on.
 
-    `run_step(number)` runs one and returns what every rank measured; `after_step(number)` may add an evaluation to its
-    record. Raises NumericsError when a loss is not finite.
+    `run_step(number)` runs one and returns what every rank measured; `measure(number)` may add an evaluation to its
+    record; `after_record(number)` comes when the record is published. Raises NumericsError when a loss is not finite.
     """
-    for number in range(1, total_steps + 1):
+    for number in range(first_step, total_steps + 1):
         record, warnings = timed_record(number, run_step)
-        record.update(after_step(number))
+        record.update(measure(number))
         broken = [name for name, value in record.items() if name.startswith("loss/") and not math.isfinite(value)]
         if broken:
             raise NumericsError(f"step {number}: {', '.join(broken)} is not finite")
         publish(record, warnings)
+        after_record(number)
 
 
 def timed_record(number: int, run_step: Callable[[int], Sequence[Report]]) -> tuple[Record, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -10,14 +9,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JobFolder
-
-
-class Stopped(Exception):  # noqa: N818 it is no error
-    """A signal asked the run to stop; `exit_code` says which."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
-        self.exit_code = 128 + signal_number
+from rlhf_trainer.run.stopping import Stopped
 
 
 class Publisher:
@@ -33,10 +25,10 @@ class Publisher:
         self.folder.event(message)
         self._display.say(f"{self._job.name}: {message}")
 
-    def begin(self, *, total_steps: int) -> None:
-        """The first step starts now."""
+    def begin(self, *, first_step: int, total_steps: int) -> None:
+        """The first step of this run starts now."""
         self._total_steps = total_steps
-        self._display.begin()
+        self._display.begin(first_step)
 
     def step(self, record: Mapping[str, float], warnings: Sequence[str]) -> None:
         """A step is done: its line, its record, and its warnings."""

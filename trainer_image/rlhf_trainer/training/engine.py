@@ -16,6 +16,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
 COSINE_FLOOR = 0.1
@@ -81,6 +82,7 @@ class Trainer(Engine):
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
         )
+        self.state = TrainerState(model, self._optimizer)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step, from 1: linear warm-up, then constant, or a cosine down to a tenth of the peak."""
