@@ -20,8 +20,11 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JOB, SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
+from rlhf_trainer.run.outputs.display import Display
+from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.run.outputs.live import display_for
+from rlhf_trainer.run.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher, Stopped
 from rlhf_trainer.run.session import inventory, ray_session
 from rlhf_trainer.run.stage import run_stage
@@ -29,7 +32,15 @@ from rlhf_trainer.run.vocabulary import require_one_vocabulary
 from rlhf_trainer.run.wiring import RayRuntime
 
 
-def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart: bool, address: str | None) -> None:
+def run_file(
+    manifest: Path,
+    *,
+    output: Path,
+    overrides: Sequence[str],
+    restart: bool,
+    address: str | None,
+    options: OutputOptions,
+) -> None:
     """Run every job of the manifest; a job that has succeeded in this folder before is not run again.
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
@@ -40,8 +51,8 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
     address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place(job, here) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in mapping.pools) for mapping in own.values()), default=0)
-    display = Display()
-    with only_run_in(output):
+    display = display_for(jobs)
+    with only_run_in(output), opened(options, output) as outputs:
         if restart:
             (output / SUMMARY).unlink(missing_ok=True)
         pending = jobs if restart else unfinished(jobs, output)
@@ -49,10 +60,15 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
             if job not in pending:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
         # Ray installs signal handlers of its own when it starts, so ours go over them once more.
-        with stop_on_signals(), ray_session(address, cpu_slots=slots) if pending else nullcontext(), stop_on_signals():
+        with (
+            stop_on_signals(),
+            ray_session(address, cpu_slots=slots) if pending else nullcontext(),
+            stop_on_signals(),
+            display.showing(pending),
+        ):
             for job in pending:
                 placed = own[job.name] if own else place(job, inventory())
-                run_job(job, placed, folders[job.name], output=output, display=display)
+                run_job(job, placed, folders[job.name], output=output, display=display, outputs=outputs)
         display.table(read_summary(output))
     display.say(f"run folder: {output}")
 
@@ -93,11 +109,19 @@ def only_run_in(output: Path) -> Iterator[None]:
         yield
 
 
-def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, output: Path, display: Display) -> None:
+def run_job(
+    job: Job,
+    placed: Mapping,
+    folders: dict[Role, str],
+    *,
+    output: Path,
+    display: Display,
+    outputs: Sequence[Listener],
+) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(output, job)
     folder.begin()
-    publisher = Publisher(job, folder, display)
+    publisher = Publisher(job, folder, display, outputs)
     publisher.say(f"{job.spec.algorithm.name} on {placed_text(placed)}")
     with publisher.telling_the_end():
         require_one_vocabulary(job, folders)

@@ -12,10 +12,10 @@ from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.loop import Record, train
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stages import stage_of
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import Report, StepReport
 
 
-def silent(_: Record, __: Sequence[str]) -> None:
+def silent(_: StepReport) -> None:
     """Tells nobody of a step."""
 
 
@@ -47,7 +47,7 @@ def run_stage(
         return evaluation.during() if every and number % every == 0 and number < total_steps else {}
 
     if publisher:
-        publisher.begin(total_steps=total_steps)
+        publisher.begin(first_step=1, total_steps=total_steps)
     train(
         run_step,
         total_steps=total_steps,
