@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,7 +21,7 @@ from rlhf_api.status import Phase
 from rlhf_trainer.run.outputs.display import SHOWN, Display, clock
 from rlhf_trainer.telemetry import StepReport
 
-REFRESHES_PER_SECOND = 2.0
+REFRESHES_PER_SECOND = 1.0
 POINTS = 48
 """A sparkline of so many cells is made half as long; an even number."""
 BAR = 24
@@ -162,17 +163,19 @@ class LiveDisplay(Display):
         parts: list[RenderableType] = [chain_table(self._chain)]
         shown = self._current if self._current.courses else None
         if shown:
-            parts += ["", course_table(shown), phase_line(shown, self.console.width)]
+            parts += ["", course_table(shown), phase_table(shown)]
         return Group(*parts)
 
 
 def chain_table(chain: Sequence[JobView]) -> Table:
     """A row a job: name, algorithm, state, bar, steps, time spent and left."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    for column in ("name", "algorithm", "state", "bar"):
-        table.add_column(column, no_wrap=True, min_width=max(map(len, STATES)) if column == "state" else None)
-    for column in ("steps", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=max(map(len, STATES)))
+    table.add_column("bar")  # the one that gets narrower where there is not enough room
+    table.add_column("steps", no_wrap=True, justify="right")
+    table.add_column("time", no_wrap=True, justify="right")
     table.add_column("left", no_wrap=True)
     for view in chain:
         is_current = view.state in ("starting", "running", "finishing")
@@ -207,19 +210,22 @@ def course_table(view: JobView) -> Table:
     return table
 
 
-def phase_line(view: JobView, width: int) -> Text:
+def phase_table(view: JobView) -> Table:
     """The share of each phase in the time of the steps, largest first, as a bar and in words."""
     total = sum(view.phases.values())
-    bar, words = Text(), Text()
+    bar, words = Text(), []
     for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
         share = seconds / total if total else 0.0
         if share >= LEAST_SHARE:
             color = PHASE_COLORS.get(name, "white")
             bar.append("█" * round(share * BAR), color)
-            words.append(f"  {name} {share:.0%}", color)
-    line = Text("time  ") + bar + words
-    line.truncate(width)
-    return line
+            words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column("label", no_wrap=True)
+    table.add_column("bar", no_wrap=True)
+    table.add_column("shares")
+    table.add_row("time", bar, Columns(words, padding=(0, 2)))
+    return table
 
 
 def display_for(jobs: Sequence[Job]) -> Display:
