@@ -38,6 +38,11 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of all documents.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the run folder and start over.")] = False,
     address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write DIR/tensorboard/<job>.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline, DIR/<job>/trace.json.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run the jobs of a manifest in dependency order."""
@@ -47,9 +52,11 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
             signal.signal(number, lambda received, _: os._exit(128 + received))
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
+        from rlhf_trainer.run.outputs.options import OutputOptions
 
         folder = output or Path("runs") / file.stem
-        run_file(file, output=folder, overrides=overrides, restart=restart, address=address)
+        options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
+        run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
 
     sys.exit(exit_code_of(work, debug=debug))
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from rich.console import Console
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
@@ -27,8 +28,8 @@ from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import Layout, rows_by_data_rank
 from rlhf_trainer.run.checkpoints import Checkpoints
-from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
+from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stages import setting_of, stage_of
@@ -112,7 +113,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(job, folders, None, model_folder=folder.model.resolve())
         else:
             folder.begin(None)
-            publisher = Publisher(job, folder, Display())
+            publisher = Publisher(job, folder, Display(Console(highlight=False)))
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)

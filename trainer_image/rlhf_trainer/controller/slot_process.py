@@ -21,7 +21,8 @@ from rlhf_trainer.types import transfers_of
 class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
-    def __init__(self, *, deadline: float) -> None:
+    def __init__(self, *, pool: str, deadline: float) -> None:
+        recorder.pool = pool
         self._deadline = deadline
         self._workers: dict[str, Any] = {}
 

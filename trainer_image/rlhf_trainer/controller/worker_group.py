@@ -14,7 +14,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import SlotProcess
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.protocols import Layout
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
 
@@ -43,16 +43,18 @@ class CallLog:
     """The calls of a step, whose reports are collected at its end."""
 
     def __init__(self) -> None:
+        self.recorder = Recorder()
         self._reports: list[ray.ObjectRef] = []
 
     def add(self, reports: Sequence[ray.ObjectRef]) -> None:
         self._reports.extend(reports)
 
     def drain(self, *, deadline: float) -> list[Report]:
-        """Wait until every call made so far has ended; what each rank measured in each."""
+        """Wait until every call made so far has ended; what each rank measured in each, and the controller's spans."""
         reports, self._reports = self._reports, []
-        drained: list[Report] = get(reports, deadline=deadline)
-        return drained
+        with self.recorder.span(CONTROLLER, f"wait for {len(reports)} calls"):
+            drained: list[Report] = get(reports, deadline=deadline)
+        return [*drained, self.recorder.drain()]
 
 
 class WorkerGroup:
@@ -81,7 +83,7 @@ class WorkerGroup:
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": dict(environment)},
-            ).remote(deadline=deadline)
+            ).remote(pool=pool.name, deadline=deadline)
             for strategy, _ in pool.slots()
         ]
         address, port = get(self._ranks[0].rendezvous.remote(), deadline=deadline)
@@ -112,12 +114,13 @@ class WorkerGroup:
         """Send a call to every rank; returns the batch with the fields the method adds, or its `Values`."""
         reader = f"{role}.{method}"
         shares = transfer.protocol.distribute(self.layout, batch.size) if batch else [range(0)] * len(self._ranks)
-        outputs = [
-            handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
-                role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
-            )
-            for handle, rows in zip(self._ranks, shares, strict=True)
-        ]
+        with self._log.recorder.span(CONTROLLER, f"dispatch {reader}"):
+            outputs = [
+                handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
+                    role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
+                )
+                for handle, rows in zip(self._ranks, shares, strict=True)
+            ]
         self._log.add([references[-1] for references in outputs])
         collected = transfer.protocol.collect(self.layout)
         if not transfer.adds or batch is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,9 +17,12 @@ from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.display import Display
 from rlhf_trainer.run.folder import SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
 from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run.outputs.display import Display
+from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.run.outputs.live import display_for
+from rlhf_trainer.run.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import unfinished
 from rlhf_trainer.run.session import inventory, ray_session
@@ -28,7 +32,25 @@ from rlhf_trainer.run.vocabulary import require_one_vocabulary
 from rlhf_trainer.run.wiring import RayRuntime
 
 
-def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart: bool, address: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the jobs of a run have in common."""
+
+    output: Path
+    display: Display
+    listeners: Sequence[Listener]
+    stop: StopSignals
+
+
+def run_file(
+    manifest: Path,
+    *,
+    output: Path,
+    overrides: Sequence[str],
+    restart: bool,
+    address: str | None,
+    options: OutputOptions,
+) -> None:
     """Run every job of the manifest: from its newest checkpoint on, and not again if it has succeeded in this folder.
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
@@ -39,38 +61,35 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
     address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place(job, here) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in mapping.pools) for mapping in own.values()), default=0)
-    display = Display()
+    display = display_for(jobs)
     stop = StopSignals(display.say)
-    with only_run_in(output):
+    with only_run_in(output), opened(options, output) as listeners:
         if restart:
             (output / SUMMARY).unlink(missing_ok=True)
-        pending = dict.fromkeys(job.name for job in jobs) if restart else unfinished(jobs, output)
+        starts = dict.fromkeys(job.name for job in jobs) if restart else unfinished(jobs, output)
         for job in jobs:
-            if job.name not in pending:
+            if job.name not in starts:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
-        # Ray installs signal handlers of its own when it starts, so ours go over them once more.
-        with stop.heard(), ray_session(address, cpu_slots=slots) if pending else nullcontext(), stop.heard():
-            for job in [job for job in jobs if job.name in pending]:
+        pending = [job for job in jobs if job.name in starts]
+        shared = Shared(output=output, display=display, listeners=listeners, stop=stop)
+        with (
+            stop.heard(),
+            ray_session(address, cpu_slots=slots) if pending else nullcontext(),
+            stop.heard(),  # once more, for Ray installs signal handlers of its own when it starts
+            display.showing(pending),
+        ):
+            for job in pending:
                 placed = own[job.name] if own else place(job, inventory())
-                folder = JobFolder(output, job)
-                folder.begin(pending[job.name])
-                run_job(job, placed, folders[job.name], folder, display, stop=stop, resumed=pending[job.name])
+                run_job(job, placed, folders[job.name], resumed=starts[job.name], shared=shared)
         display.table(read_summary(output))
     display.say(f"run folder: {output}")
 
 
-def run_job(
-    job: Job,
-    placed: Mapping,
-    folders: dict[Role, str],
-    folder: JobFolder,
-    display: Display,
-    *,
-    stop: StopSignals,
-    resumed: Checkpoint | None,
-) -> None:
+def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, resumed: Checkpoint | None, shared: Shared) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
-    publisher = Publisher(job, folder, display)
+    folder = JobFolder(shared.output, job)
+    folder.begin(resumed)
+    publisher = Publisher(job, folder, shared.display, shared.listeners)
     publisher.say(f"{job.spec.algorithm.name} on {placed_text(placed)}")
     if resumed:
         publisher.say(f"goes on after step {resumed.step}, from {resumed.uri}")
@@ -80,7 +99,6 @@ def run_job(
         with runtime.running() as shape:
             for fact in shape.facts:
                 publisher.say(fact)
-            checkpoints = KeptCheckpoints(job, folder, runtime.models, rows=shape.rows, stop=stop, resumed=resumed)
             summary = run_stage(
                 job,
                 runtime,
@@ -88,9 +106,11 @@ def run_job(
                 evaluation_rows=shape.evaluation_rows,
                 model_folder=folder.model.resolve(),
                 publisher=publisher,
-                checkpoints=checkpoints,
+                checkpoints=KeptCheckpoints(
+                    job, folder, runtime.models, rows=shape.rows, stop=shared.stop, resumed=resumed
+                ),
             )
-        add_to_summary(folder.path.parent, job.name, summary)
+        add_to_summary(shared.output, job.name, summary)
 
 
 def placed_text(placed: Mapping) -> str:

@@ -13,10 +13,10 @@ from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.loop import Record, train
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stages import stage_of
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import Report, StepReport
 
 
-def silent(_: Record, __: Sequence[str]) -> None:
+def silent(_: StepReport) -> None:
     """Tells nobody of a step."""
 
 
