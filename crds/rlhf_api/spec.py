@@ -233,6 +233,9 @@ class Training(Spec):
     max_skipped_updates: Annotated[
         int, Field(ge=0, description="Updates of a model in a row that may be skipped for a value that is not finite.")
     ] = 3
+    call_deadline_seconds: Annotated[
+        int, Field(ge=1, description="Longest time in which no worker ends a call; the run is then stopped as hung.")
+    ] = 1800
 
 
 class EvaluationFunction(Spec):

@@ -85,6 +85,6 @@ def test_too_many_in_a_row_end_the_run_on_every_rank(tmp_path: Path) -> None:
     assert skipped == [1, 1, 0, 1, 1]
     for rank, message in enumerate(ended):
         assert message == (
-            f"job-{rank}: spec.models.actor: step 6: the loss is nan, and 3 updates in a row could not be made, more "
+            f"job-{rank}: spec.models.actor: step 6: the loss is nan, and 3 updates in a row failed, more "
             "than the 2 of spec.training.maxSkippedUpdates; a lower optimizer.learningRate (0.1) is the usual remedy"
         )

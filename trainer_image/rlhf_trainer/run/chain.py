@@ -108,7 +108,7 @@ def on_ray(
     job: Job, placed: Mapping, folders: dict[Role, str], folder: JobFolder, publisher: Publisher
 ) -> dict[str, Any]:
     """Run one job's stage on pools of its own."""
-    runtime = RayRuntime(job, placed, folders)
+    runtime = RayRuntime(job, placed, folders, stacks=folder.path / "stacks.txt")
     with runtime.running() as shape:
         for fact in shape.facts:
             publisher.say(fact)

@@ -147,7 +147,7 @@ class Trainer(Engine):
         recorder.add("skipped_updates", float(dist.get_rank() == 0))  # the record sums over the ranks
         if self._skipped_in_a_row > self._max_skipped_updates:
             raise NumericsError(
-                f"{self._path}: step {step}: {reason}, and {self._skipped_in_a_row} updates in a row could not be made, "
+                f"{self._path}: step {step}: {reason}, and {self._skipped_in_a_row} updates in a row failed, "
                 f"more than the {self._max_skipped_updates} of spec.training.maxSkippedUpdates; "
                 f"a lower optimizer.learningRate ({self._settings.learning_rate:g}) is the usual remedy"
             )
