@@ -68,8 +68,9 @@ class Group:
         )
         self.group.build({"actor": WorkerSpec(Faulty, {})})
         self.group.wait_until_built()
-        self.actor: Any = ModelHandle(self.group, "actor", Faulty)
-        self.actor.quick().result()
+        actor: Any = ModelHandle(self.group, "actor", Faulty)
+        actor.quick().result()
+        self.actor = actor
         self.deadline = deadline
         self.processes = [psutil.Process(number) for number in self.group._processes]
 
