@@ -14,6 +14,8 @@ MAY_CHANGE = (
     "spec.placement.*",
     "spec.evaluation.everySteps",
     "spec.training.microBatchTokens",
+    "spec.training.maxSkippedUpdates",
+    "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",
     "spec.models.*.gradientCheckpointing",
 )

@@ -230,6 +230,12 @@ class Training(Spec):
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
     ] = "Auto"
     micro_batch_tokens: Annotated[Count, Field(description="Tokens of one forward pass, padding included.")] = 16384
+    max_skipped_updates: Annotated[
+        int, Field(ge=0, description="Updates of a model in a row that may be skipped for a value that is not finite.")
+    ] = 3
+    call_deadline_seconds: Annotated[
+        int, Field(ge=1, description="Longest time in which no worker ends a call; the run is then stopped as hung.")
+    ] = 1800
 
 
 class EvaluationFunction(Spec):

@@ -38,7 +38,6 @@ from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
 PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel"}
-DEADLINE_SECONDS = 1800.0
 
 
 class LocalValues:
@@ -106,7 +105,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     job = job_of(program, file, overrides)
     folders = model_folders(job, output)
     device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
-    recorder.rank = distributed.start(device, DEADLINE_SECONDS)
+    recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:

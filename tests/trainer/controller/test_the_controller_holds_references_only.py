@@ -162,6 +162,6 @@ def test_a_dead_worker_is_a_communication_error() -> None:
     group.build({"source": WorkerSpec(Source, {})})
     group.wait_until_built()
     dying: Any = ModelHandle(group, "source", Source)
-    with pytest.raises(CommunicationError, match="a worker process died"):
+    with pytest.raises(CommunicationError, match="a worker was lost"):
         dying.die().result()
     lonely.release()

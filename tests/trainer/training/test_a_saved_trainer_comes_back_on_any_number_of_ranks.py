@@ -22,7 +22,14 @@ Tensors = dict[str, torch.Tensor]
 def trainer_of(folder: str, *, recompute: bool = False) -> Trainer:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, compute_dtype=torch.float32, recompute_activations=recompute)
-    return Trainer(sharded, token_budget=1024, optimizer=Optimizer(learning_rate=1e-2), total_steps=10)
+    return Trainer(
+        sharded,
+        token_budget=1024,
+        optimizer=Optimizer(learning_rate=1e-2),
+        total_steps=10,
+        max_skipped_updates=0,
+        path="models.actor",
+    )
 
 
 def train(trainer: Trainer, steps: range) -> Tensors:

@@ -95,7 +95,7 @@ def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, resumed: Che
         publisher.say(f"goes on after step {resumed.step}, from {resumed.uri}")
     with publisher.telling_the_end():
         require_one_vocabulary(job, folders)
-        runtime = RayRuntime(job, placed, folders)
+        runtime = RayRuntime(job, placed, folders, stacks=folder.path / "stacks.txt")
         with runtime.running() as shape:
             for fact in shape.facts:
                 publisher.say(fact)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
 
 Record = dict[str, float]
@@ -25,18 +24,17 @@ def train(
     """Run the steps from `first_step` on.
 
     `run_step(number)` runs one and returns what every rank measured; `measure(number)` may add an evaluation to its
-    record; `after_record(number)` comes when the record is published. Raises NumericsError when a loss is not finite.
+    record; `after_record(number)` comes when the record is published.
     """
     for number in range(first_step, total_steps + 1):
         report = timed_step(number, run_step)
-        report = replace(report, record={**report.record, **measure(number)})
-        broken = [
-            name for name, value in report.record.items() if name.startswith("loss/") and not math.isfinite(value)
-        ]
-        if broken:
-            raise NumericsError(f"step {number}: {', '.join(broken)} is not finite")
-        publish(report)
+        publish(replace(report, record=finite({**report.record, **measure(number)})))
         after_record(number)
+
+
+def finite(record: Mapping[str, float]) -> Record:
+    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
 def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:

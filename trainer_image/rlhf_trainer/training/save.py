@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import full_weights
 
@@ -21,7 +23,10 @@ DESCRIPTION = "huggingface"
 
 
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all."""
+    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all.
+
+    EnvironmentProblem when the disk refuses.
+    """
     is_writer = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
     for name, weight in full_weights(model):
@@ -48,10 +53,17 @@ def save_description(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folde
 
 @contextmanager
 def appearing_whole(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill in the block; it takes the place of `folder` when the block ends well."""
+    """An empty folder to fill in the block; it takes the place of `folder` when the block ends well.
+
+    EnvironmentProblem when the disk refuses.
+    """
     unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise EnvironmentProblem(f"{folder}: the model cannot be written: {error}") from error

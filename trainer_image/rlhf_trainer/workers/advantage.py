@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -69,7 +70,8 @@ class AdvantageWorker:
             count, total = sum_over_ranks([valid.sum(), (scores * valid).sum()])
             batch_mean = total / max(count, 1.0)
             deviation = sum_over_ranks([((scores - batch_mean) ** 2 * valid).sum()])[0]
-            self.reward_moments = self.reward_moments.merge(count, batch_mean, deviation)
+            if math.isfinite(deviation):  # else every later reward would be lost with this one
+                self.reward_moments = self.reward_moments.merge(count, batch_mean, deviation)
             mean, std = self.reward_moments.mean, self.reward_moments.std
         return shape_scores(
             scores,
@@ -86,6 +88,8 @@ class AdvantageWorker:
         if settings.controller != "Adaptive" or settings.target is None:
             return
         total, count = sum_over_ranks([kl, sequences])
+        if not math.isfinite(total):
+            return
         self.kl_coefficient = adaptive_coefficient(
             self.kl_coefficient,
             kl=total / max(count, 1.0),

@@ -67,6 +67,8 @@ class WorkerSetting:
             token_budget=token_budget or self.job.spec.training.micro_batch_tokens,
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
+            max_skipped_updates=self.job.spec.training.max_skipped_updates,
+            path=self.path,
         )
 
 

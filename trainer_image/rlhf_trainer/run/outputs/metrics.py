@@ -139,6 +139,13 @@ METRICS = (
         "Share of padding among the tokens that went through the models.",
     ),
     StepMetric(
+        "skipped_updates",
+        "rlhf_skipped_updates_total",
+        "counter",
+        "updates",
+        "Updates that were skipped because loss or gradient was not finite.",
+    ),
+    StepMetric(
         "bytes/controller",
         "rlhf_controller_payload_bytes_total",
         "counter",
