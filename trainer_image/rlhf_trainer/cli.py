@@ -1,4 +1,4 @@
-"""The command line: rlhf run and rlhf validate."""
+"""The command line: rlhf run, rlhf validate and rlhf report."""
 
 from __future__ import annotations
 
@@ -62,6 +62,21 @@ def validate(file: File, sets: Sets = None) -> None:
         typer.echo("ok")
 
     sys.exit(exit_code_of(work, debug=False))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder that `rlhf run` has written.")],
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Write RUN_DIR/report.html, a page about the run that needs no network."""
+
+    def work() -> None:
+        from rlhf_trainer.report.page import write_report  # matplotlib: a second that `validate` does not need
+
+        typer.echo(write_report(folder))
+
+    sys.exit(exit_code_of(work, debug=debug))
 
 
 def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:

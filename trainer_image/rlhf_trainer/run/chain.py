@@ -20,7 +20,9 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.display import Display
+from rlhf_trainer.run.environment import write_environment
 from rlhf_trainer.run.folder import JOB, SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
 from rlhf_trainer.run.publisher import Publisher, Stopped
 from rlhf_trainer.run.session import inventory, ray_session
@@ -45,6 +47,8 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
         if restart:
             (output / SUMMARY).unlink(missing_ok=True)
         pending = jobs if restart else unfinished(jobs, output)
+        if pending:
+            write_environment(output)
         for job in jobs:
             if job not in pending:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
@@ -54,7 +58,16 @@ def run_file(manifest: Path, *, output: Path, overrides: Sequence[str], restart:
                 placed = own[job.name] if own else place(job, inventory())
                 run_job(job, placed, folders[job.name], output=output, display=display)
         display.table(read_summary(output))
+        leave_report(output, display)
     display.say(f"run folder: {output}")
+
+
+def leave_report(output: Path, display: Display) -> None:
+    """Write the report; a report that fails does not undo a run that has finished."""
+    try:
+        write_report(output)
+    except Exception as error:  # noqa: BLE001 whatever it is, the run has finished
+        display.warn(f"no report: {type(error).__name__}: {error}")
 
 
 def unfinished(jobs: Sequence[Job], output: Path) -> list[Job]:
