@@ -114,6 +114,21 @@ def save_now(
     sys.exit(exit_code_of(work, debug=False))
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder that `rlhf run` has written.")],
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Write RUN_DIR/report.html, a page about the run that needs no network."""
+
+    def work() -> None:
+        from rlhf_trainer.report.page import write_report  # matplotlib: a second that `validate` does not need
+
+        typer.echo(write_report(folder))
+
+    sys.exit(exit_code_of(work, debug=debug))
+
+
 def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
     """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
     try:

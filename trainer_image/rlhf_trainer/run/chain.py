@@ -16,7 +16,9 @@ from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
 from rlhf_trainer.checkpoint.store import Checkpoint
+from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.environment import write_environment
 from rlhf_trainer.run.folder import SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
 from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display
@@ -71,6 +73,8 @@ def run_file(
             if job.name not in starts:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
         pending = [job for job in jobs if job.name in starts]
+        if pending:
+            write_environment(output)
         shared = Shared(output=output, display=display, listeners=listeners, stop=stop)
         with (
             stop.heard(),
@@ -82,7 +86,16 @@ def run_file(
                 placed = own[job.name] if own else place(job, inventory())
                 run_job(job, placed, folders[job.name], resumed=starts[job.name], shared=shared)
         display.table(read_summary(output))
+        leave_report(output, display)
     display.say(f"run folder: {output}")
+
+
+def leave_report(output: Path, display: Display) -> None:
+    """Write the report; a report that fails does not undo a run that has finished."""
+    try:
+        write_report(output)
+    except Exception as error:  # noqa: BLE001 whatever it is, the run has finished
+        display.warn(f"no report: {type(error).__name__}: {error}")
 
 
 def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, resumed: Checkpoint | None, shared: Shared) -> None:

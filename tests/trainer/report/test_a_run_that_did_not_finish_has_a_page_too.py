@@ -1,0 +1,120 @@
+"""A run that was stopped, has failed, still goes on, or lost files: the page shows what there is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.exit_codes import ExitCode
+from tests.trainer.report.conftest import PPO, RM, SFT, finish, page_of, ppo_record, report, run_job, sample
+
+Chain = Callable[[list[dict[str, Any]]], Path]
+
+
+def test_a_job_that_stopped_after_three_steps(tmp_path: Path) -> None:
+    finish(tmp_path, run_job(tmp_path, SFT, []), loss=0.5)
+    folder = run_job(tmp_path, PPO, map(ppo_record, (1, 2, 3)))
+    folder.fail(reason="Stopped", exit_code=ExitCode.SIGTERM, message="stopped by SIGTERM")
+    page = page_of(tmp_path)
+    assert "Stopped in helpful-ppo" in page.sections[""]
+    assert page.row("helpful-ppo", "PPO")[2:4] == ["Stopped", "3 of 25"]
+    assert "(exit code 143): stopped by SIGTERM" in page.sections["helpful-ppo"]
+    assert "No samples yet" in page.sections["helpful-ppo"]
+    assert page.row("helpful-sft", "loss")[3] == "0.5"
+
+
+def test_a_job_that_failed_says_why_and_the_warnings_before_it_are_counted(tmp_path: Path) -> None:
+    folder = run_job(tmp_path, PPO, map(ppo_record, (1, 2)))
+    for step in (1, 2):
+        folder.event(f"step {step}: generator and trainer disagree")
+    folder.fail(reason="Numerics", exit_code=ExitCode.NUMERICS, message="step 3: loss/policy is not finite")
+    text = page_of(tmp_path).sections["helpful-ppo"]
+    assert "Numerics (exit code 6): step 3: loss/policy is not finite" in text
+    assert "Warning (2 steps, 1 to 2): generator and trainer disagree" in text
+    assert text.count("Warning (") == 1, "the failure is no warning"
+
+
+def test_a_job_that_has_just_begun(tmp_path: Path) -> None:
+    run_job(tmp_path, SFT, [])
+    page = page_of(tmp_path)
+    assert "Running in helpful-sft" in page.sections[""]
+    assert "No step has been measured yet" in page.sections["helpful-sft"]
+    assert "Nothing was measured on held-out data" in page.sections[""]
+    assert "Not recorded" in page.sections["environment"]
+
+
+def test_a_single_step(tmp_path: Path) -> None:
+    run_job(tmp_path, PPO, [ppo_record(1)])
+    assert page_of(tmp_path).row("helpful-ppo", "PPO")[3] == "1 of 25"
+
+
+def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    records = [{**ppo_record(n), "loss/policy": float("nan") if n in (4, 5) else 0.1 * n} for n in range(1, 10)]
+    run_job(tmp_path, PPO, records)
+    assert "2 of 9 not finite" in page_of(tmp_path).sections["helpful-ppo"]
+
+
+def test_the_last_record_of_a_step_that_ran_twice_counts(tmp_path: Path) -> None:
+    again = [{**ppo_record(n), "reward/mean": 9.0 + n} for n in (2, 3)]
+    run_job(tmp_path, PPO, [*map(ppo_record, (1, 2, 3)), *again])
+    page = page_of(tmp_path)
+    assert page.row("helpful-ppo", "PPO")[3] == "3 of 25"
+    assert "1.1 → 12" in page.sections["helpful-ppo"]
+
+
+@pytest.mark.parametrize(
+    ("file", "torn", "sentence"),
+    [
+        ("metrics.jsonl", '{"step": 26, "rew', "metrics.jsonl: 1 of 26 lines cannot be read"),
+        ("samples.jsonl", '{"prompt": "Ho', "samples.jsonl: 1 of 3 lines cannot be read"),
+        ("status.json", '{"phase": "Runn', "status.json cannot be read"),
+        ("job.yaml", "spec: [", "job.yaml cannot be read"),
+    ],
+)
+def test_a_torn_file_is_named_and_the_rest_is_shown(chain: Chain, file: str, torn: str, sentence: str) -> None:
+    folder = chain([sample(1), sample(2)])
+    path = folder / "helpful-ppo" / file
+    path.write_text((path.read_text() if file.endswith("l") and file != "job.yaml" else "") + torn)
+    text = page_of(folder).sections["helpful-ppo"]
+    assert sentence in text
+    assert "reward/mean" in text
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "samples.jsonl", "status.json", "events.log"])
+def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> None:
+    folder = chain([sample(1)])
+    (folder / "helpful-ppo" / file).unlink()
+    assert "helpful-ppo" in page_of(folder).sections
+
+
+def test_jobs_come_in_the_order_of_their_inputs_whatever_their_names_and_times(tmp_path: Path) -> None:
+    for job in (PPO, SFT, RM):
+        folder = run_job(tmp_path, job, []).path
+        status = json.loads((folder / "status.json").read_text())
+        (folder / "status.json").write_text(json.dumps({**status, "startTime": "2026-01-01T00:00:00Z"}))
+    names = [name for name in page_of(tmp_path).sections if name.startswith("helpful")]
+    assert names == ["helpful-sft", "helpful-rm", "helpful-ppo"]
+
+
+def test_a_folder_that_is_no_run_folder_is_a_mistake_of_usage(tmp_path: Path) -> None:
+    for folder, sentence in (
+        (tmp_path, "it holds no <job>/job.yaml"),
+        (tmp_path / "nowhere", "there is no such folder"),
+    ):
+        done = report(folder)
+        assert done.exit_code == ExitCode.SPEC
+        assert done.stderr.startswith(f"error: {folder}: is no run folder: {sentence}")
+        assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_cannot_be_written_is_a_mistake_of_the_environment(chain: Chain) -> None:
+    folder = chain([sample(1)])
+    (folder / "report.html").mkdir()
+    done = report(folder)
+    assert done.exit_code == ExitCode.ENVIRONMENT
+    assert done.stderr == f"error: {folder / 'report.html'}: Is a directory\n"
+    shutil.rmtree(folder / "report.html")

@@ -1,0 +1,161 @@
+"""Which metrics of a job become plots, and what each means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from rlhf_trainer.report import plots
+from rlhf_trainer.report.numbers import duration, number
+from rlhf_trainer.report.reading import JobRecord
+
+MEANINGS = {
+    "reward/mean": "mean score of the sampled responses",
+    "cost/mean": "mean cost of the sampled responses",
+    "kl/reference": "from the reference model, nats a response",
+    "response_length/mean": "tokens of a sampled response",
+    "accuracy/pairs": "share of the batch's pairs ranked rightly",
+    "entropy": "nats a token; near 0: no exploration",
+    "clip_fraction": "share of tokens at the ratio's clip",
+    "response_finished/mean": "share that ended before the token limit",
+    "kl/rollout": "generator against trainer, nats a token; should be about 0",
+    "ratio/first_max_deviation": "of the first mini-batch's ratio from 1; should be about 0",
+    "kl/coefficient": "weight of the KL penalty",
+    "tokens_per_second": "tokens a second of the whole step",
+    "padding/waste": "share of tokens that are padding",
+    "bytes/reshard": "bytes moved from training to generation",
+    "bytes/controller": "bytes that passed the controller; should be 0",
+    "policy_version": "updates of the weights that sampled",
+}
+PREFIXES = {
+    "loss/": "training loss",
+    "evaluation/": "on held-out data, during training",
+    "grad_norm/": "before clipping",
+}
+LEARNING = ("evaluation/", "reward/", "cost/", "kl/reference", "response_length/", "accuracy/", "loss/")
+"""What shows whether the model learns, in the order of the page; all other metrics are about health and speed."""
+HEALTH = ("entropy", "clip_fraction", "response_finished/", "grad_norm/", "kl/", "ratio/", "tokens_per_second")
+UNPLOTTED = ("step", "policy_version")
+PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
+"""Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
+NEARLY_CONSTANT = 1e-5
+"""A metric that never leaves this band around 0 (a rounding error), or never changes, is a number and no plot."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A metric of a job over its steps."""
+
+    name: str
+    meaning: str
+    first: str
+    last: str
+    plot: Markup
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step's time."""
+
+    name: str
+    colour: int
+    seconds: str
+    percent: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the time of a job's steps went."""
+
+    phases: list[Phase]
+    plot: Markup
+    step: str
+    total: float
+    """Seconds in all steps."""
+    overlapping: bool
+    """Whether phases ran at the same time on different pools, so that they add up to more than the step."""
+
+
+def panels(job: JobRecord, *, learning: bool) -> list[Panel]:
+    """A plot for each metric that changes: those about learning, or all others but times."""
+    chosen = [name for name in _names(job) if name.startswith(LEARNING) == learning and _changes(_series(job, name)[1])]
+    order = LEARNING if learning else HEALTH
+    return [_panel(job, name) for name in sorted(chosen, key=lambda name: (_rank(name, order), name))]
+
+
+def constants(job: JobRecord) -> list[tuple[str, str, str]]:
+    """(name, largest value, meaning) of the metrics that never change or are nearly 0 all the time."""
+    found = []
+    for name in _names(job):
+        _, values = _series(job, name)
+        if not _changes(values):
+            found.append((name, number(max(values, key=abs)), _meaning(name)))
+    return found
+
+
+def times(job: JobRecord) -> Times | None:
+    """The time of each phase; None without a step."""
+    rows = [{**dict.fromkeys(PHASES, 0.0), **_phase_times(record)} for record in job.records]
+    known = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
+    known[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
+    series = {colour: seconds for colour, seconds in known.items() if any(seconds)}
+    total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))
+    if not total or not together:
+        return None
+    steps = [int(record["step"]) for record in job.records]
+    phases = [
+        Phase((*PHASES, "other")[colour], colour, duration(sum(values) / len(steps)), 100 * sum(values) / together)
+        for colour, values in series.items()
+    ]
+    return Times(
+        phases=sorted(phases, key=lambda phase: -phase.percent),
+        plot=plots.stack(f"{job.name} time", steps, series),
+        step=duration(total / len(steps)),
+        total=total,
+        overlapping=together > 1.02 * total,
+    )
+
+
+def _phase_times(record: Mapping[str, float]) -> dict[str, float]:
+    times = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
+    return {name: value for name, value in times.items() if name != "step"}
+
+
+def _names(job: JobRecord) -> list[str]:
+    names = {name for record in job.records for name in record}
+    return sorted(name for name in names if not name.startswith("time/") and name not in UNPLOTTED)
+
+
+def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
+    """(steps, values) of a metric, which need not be measured at every step."""
+    rows = [record for record in job.records if name in record]
+    return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
+
+
+def _changes(values: Sequence[float]) -> bool:
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < len(values):
+        return True
+    return max(finite) > min(finite) and max(map(abs, finite)) > NEARLY_CONSTANT
+
+
+def _panel(job: JobRecord, name: str) -> Panel:
+    steps, values = _series(job, name)
+    meaning = _meaning(name)
+    if plots.is_log(values):
+        meaning += " (logarithmic)"
+    if broken := sum(not math.isfinite(value) for value in values):
+        meaning += f"; {broken} of {len(values)} not finite"
+    return Panel(name, meaning, number(values[0]), number(values[-1]), plots.line(f"{job.name} {name}", steps, values))
+
+
+def _meaning(name: str) -> str:
+    prefixes: Mapping[str, str] = PREFIXES
+    return MEANINGS.get(name) or next((text for prefix, text in prefixes.items() if name.startswith(prefix)), "")
+
+
+def _rank(name: str, order: Sequence[str]) -> int:
+    return next((place for place, prefix in enumerate(order) if name.startswith(prefix)), len(order))

@@ -1,0 +1,69 @@
+"""Numbers, durations and texts in the form in which a person reads them."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+MINUS = "\N{MINUS SIGN}"
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+MILLION = 1_000_000
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands with commas, millions with M: 0.0123, 4.46, 36.2, 3,248, 6.04 M."""
+    if not math.isfinite(value):
+        text = str(value)
+    elif abs(value) >= MILLION:
+        text = f"{value / MILLION:,.3g} M"
+    elif abs(value) >= 100:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", MINUS)
+
+
+def tick(value: float, _: object = None) -> str:
+    """A label of an axis, where neighbours must differ."""
+    if abs(value) >= MILLION:
+        text = f"{value / MILLION:.4g} M"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", MINUS)
+
+
+def signed(value: float) -> str:
+    """A change."""
+    return ("+" if value >= 0 else MINUS) + number(abs(value))
+
+
+def duration(seconds: float) -> str:
+    """84 ms, 1.53 s, 41 s, 3 min 05 s, 2 h 07 min."""
+    if seconds < 1:
+        return f"{number(1000 * seconds)} ms"
+    if seconds < 10:
+        return f"{number(seconds)} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def between(start: str | None, end: str | None) -> float | None:
+    """Seconds between two RFC 3339 times; None if one is missing."""
+    if not start or not end:
+        return None
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning and how much is left out; control characters become visible."""
+    text = text.translate(CONTROL_PICTURES)
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
+
+
+def step_list(steps: list[int]) -> str:
+    """`step 3`, or `14 steps, 3 to 25`."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"

@@ -1,0 +1,112 @@
+"""`report.html`: one page that needs nothing else, not even a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.report import held_out, metrics
+from rlhf_trainer.report.numbers import between, duration, shortened, step_list
+from rlhf_trainer.report.reading import JobRecord, Run, read_run
+
+REPORT = "report.html"
+OFFLINE = ("SFT", "RewardModel")
+MOST_EVENTS = 500
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of a run folder into it; where it is.
+
+    Raises ConfigError if it is no run folder, EnvironmentProblem if it cannot be read or written.
+    """
+    try:
+        page = render(read_run(folder))
+        path = folder / REPORT
+        path.write_text(page, encoding="utf-8", errors="replace")  # half a surrogate pair is no text
+    except OSError as error:
+        raise EnvironmentProblem(f"{error.filename or folder}: {error.strerror or error}") from error
+    return path
+
+
+def render(run: Run) -> str:
+    """The page about a run. Texts of models and users are escaped; the page may run no script and load nothing."""
+    environment = Environment(
+        loader=PackageLoader("rlhf_trainer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(duration=duration, step_list=step_list, shortened=shortened)
+    jobs = [_job(job) for job in run.jobs]
+    return environment.get_template("page.html").render(
+        run=run,
+        jobs=jobs,
+        measures=[measure for job in run.jobs for measure in held_out.measures(job)],
+        seconds=sum(job["wall"] or 0.0 for job in jobs),
+        started=next((job.status.start_time for job in run.jobs if job.status.start_time), None),
+        headline=_headline(run),
+        glance=next((job for job in reversed(jobs) if job["learning"]), None),
+    )
+
+
+def _headline(run: Run) -> str:
+    """How the run ended, in a few words."""
+    done = sum(job.status.phase == "Succeeded" for job in run.jobs)
+    if done == len(run.jobs):
+        return "Succeeded"
+    other = next(job for job in run.jobs if job.status.phase != "Succeeded")
+    return f"{other.status.phase} in {other.name}"
+
+
+def _job(job: JobRecord) -> dict[str, Any]:
+    """What the template shows of a job."""
+    taken = metrics.times(job)
+    return {
+        "record": job,
+        "wall": between(job.status.start_time, job.status.completion_time),
+        "times": taken,
+        "learning": metrics.panels(job, learning=True),
+        "health": metrics.panels(job, learning=False),
+        "constants": metrics.constants(job),
+        "samples": held_out.samples(job),
+        "samples_expected": job.algorithm not in OFFLINE,
+        "settings": yaml.safe_dump(_without_unset(job.settings), sort_keys=False, allow_unicode=True),
+        "events": job.events[-MOST_EVENTS:],
+        "facts": _facts(job),
+    }
+
+
+def _facts(job: JobRecord) -> list[tuple[str, str]]:
+    """The settings that a reader asks for first."""
+    spec = job.spec
+    training, data = spec.get("training") or {}, spec.get("data") or {}
+    facts: list[tuple[str, str]] = []
+    for role, model in (spec.get("models") or {}).items():
+        optimizer = (model or {}).get("optimizer") or {}
+        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
+        if model:
+            facts.append((role, f"{model.get('uri')}{rate}"))
+    facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
+    facts.append(("tokens", f"{data.get('maxPromptTokens')} prompt + {data.get('maxResponseTokens')} response at most"))
+    for name, text in (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed")):
+        if training.get(name) is not None:
+            facts.append((text, str(training[name])))
+    if kl := (spec.get("algorithm") or {}).get("kl"):
+        facts.append(
+            ("KL penalty", f"{kl.get('coefficient')} ({kl.get('controller')}, in the {str(kl.get('applyTo')).lower()})")
+        )
+    return [(name, text) for name, text in facts if text]
+
+
+def _without_unset(value: Any) -> Any:
+    """A document without null fields and empty mappings."""
+    if isinstance(value, Mapping):
+        kept = {name: _without_unset(inner) for name, inner in value.items()}
+        return {name: inner for name, inner in kept.items() if inner is not None and inner != {}}
+    return [_without_unset(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,156 @@
+"""Small plots as inline SVG; colours are the page's CSS variables, so a plot follows light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from numpy.typing import NDArray
+
+from rlhf_trainer.report.numbers import tick
+
+POINTS = 200
+"""Steps beyond this share points: the line is their mean, the band their range."""
+LOG_ABOVE = 20.0
+"""Ratio of the largest to the median value from which a positive series is drawn on a logarithmic axis."""
+
+INK, GRID, BEFORE = "#0000f1", "#0000f2", "#0000f3"
+SERIES = tuple(f"#0000d{number}" for number in range(10))
+VARIABLES = {INK: "--plot-ink", GRID: "--plot-grid", BEFORE: "--c-before"} | {
+    colour: f"--c{number}" for number, colour in enumerate(SERIES)
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 8.5,
+    "axes.edgecolor": GRID,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "ytick.left": False,
+    "ytick.minor.left": False,
+    "lines.linewidth": 1.6,
+    "lines.solid_joinstyle": "round",
+}
+
+Array = NDArray[np.float64]
+
+
+def is_log(values: Sequence[float]) -> bool:
+    """Whether a series spans so much that a linear axis would hide most of it."""
+    finite = np.asarray([value for value in values if np.isfinite(value)])
+    return bool(finite.size and finite.min() > 0 and finite.max() > LOG_ABOVE * np.median(finite))
+
+
+def line(name: str, steps: Sequence[int], values: Sequence[float]) -> Markup:
+    """A series against the step; gaps where a value is not finite."""
+    x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    y = np.where(np.isfinite(y), y, np.nan)
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure, axes = _figure(3.1, 1.45)
+        if is_log(values):
+            axes.set_yscale("log")
+        if len(x) > POINTS:
+            parts = _parts(len(x))
+            low, high = _each(y, parts, np.min), _each(y, parts, np.max)
+            x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
+            axes.fill_between(x, low, high, color=SERIES[0], alpha=0.22, linewidth=0)
+        marker = "o" if len(x) <= 12 else ""
+        axes.plot(x, y, color=SERIES[0], marker=marker, markersize=3)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(values) else MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick))
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        _step_axis(axes)
+        return _svg(figure)
+
+
+def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
+    """Series on top of each other against the step, the first at the bottom, by the number of their colour."""
+    x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
+    if len(x) > POINTS:
+        parts = _parts(len(x))
+        x, rows = _each(x, parts, np.mean), [_each(row, parts, np.mean) for row in rows]
+    if len(x) == 1:  # an area needs a width
+        x, rows = np.array([x[0] - 0.5, x[0] + 0.5]), [np.repeat(row, 2) for row in rows]
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure, axes = _figure(6.2, 1.9)
+        axes.stackplot(x, rows, colors=[SERIES[number] for number in series], linewidth=0)
+        axes.set_xlim(x[0], x[-1])
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick(value)} s"))
+        _step_axis(axes)
+        return _svg(figure)
+
+
+def distributions(name: str, before: Sequence[float], after: Sequence[float]) -> Markup:
+    """How a score is distributed over the held-out prompts before (grey) and after."""
+    edges = np.histogram_bin_edges([*before, *after], bins=24)
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure, axes = _figure(3.1, 1.45)
+        axes.hist(before, bins=list(edges), color=BEFORE, alpha=0.55)
+        axes.hist(after, bins=list(edges), color=SERIES[0], alpha=0.6)
+        axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+        return _svg(figure)
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty plot of a size in inches."""
+    figure = Figure(figsize=(width, height))
+    left, right, bottom, top = 0.5 / width, 1 - 0.06 / width, 0.2 / height, 1 - 0.08 / height
+    axes = figure.add_axes((left, bottom, right - left, top - bottom))  # the same frame for all: they line up
+    axes.patch.set_visible(False)
+    axes.margins(x=0.02)
+    return figure, axes
+
+
+def _step_axis(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick))
+
+
+def _parts(count: int) -> list[NDArray[np.intp]]:
+    """`count` indices in POINTS runs of nearly the same length."""
+    return np.array_split(np.arange(count), POINTS)
+
+
+def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
+    """A value for each run of indices; NaN where one of the run is."""
+    return np.asarray([reduce(values[part]) for part in parts])
+
+
+def _svg(figure: Figure) -> Markup:
+    """The figure without anything that only a file of its own needs."""
+    buffer = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text)
+    text = text.replace("xlink:href=", "href=")
+    text = re.sub(r"(\.\d\d)\d+(?=[ \"])", r"\1", text)  # coordinates; a label ends with "<"
+    text = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    return Markup(text)  # every text in it is a number that tick() wrote

@@ -1,0 +1,147 @@
+"""A run folder as it is on disk: finished, unfinished, failed or partly missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from rlhf_api.status import Status
+from rlhf_trainer.errors import ConfigError
+
+T = TypeVar("T")
+STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
+INPUT = "job://"
+
+
+@dataclass
+class JobRecord:
+    """What one job left in its folder; what is missing is empty, and `notes` says what could not be read."""
+
+    name: str
+    settings: Mapping[str, Any]
+    status: Status
+    records: list[dict[str, float]]
+    """Lines of metrics.jsonl by step; of a step that was run twice (a resumed job) the last."""
+    samples: list[dict[str, Any]]
+    events: list[str]
+    summary: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return self.settings.get("spec") or {}
+
+    @property
+    def algorithm(self) -> str:
+        return str((self.spec.get("algorithm") or {}).get("name", "unknown algorithm"))
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the jobs whose output this one reads."""
+        models = (self.spec.get("models") or {}).values()
+        uris = [str(model.get("uri")) for model in models if isinstance(model, dict)]
+        return sorted({uri.removeprefix(INPUT) for uri in uris if uri.startswith(INPUT)})
+
+    @property
+    def warnings(self) -> dict[str, list[int]]:
+        """What was warned of -> the steps at which it was."""
+        found: dict[str, list[int]] = {}
+        for match in filter(None, map(STEP_WARNING.fullmatch, self.events)):
+            found.setdefault(match["message"], []).append(int(match["step"]))
+        if failure := self.status.last_failure:
+            found = {message: steps for message, steps in found.items() if not failure.message.endswith(message)}
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    name: str
+    jobs: list[JobRecord]
+    """In the chain's order: each after the jobs that it reads."""
+    environment: Mapping[str, Any]
+
+
+def read_run(folder: Path) -> Run:
+    """Everything that the report shows of a run folder. Raises ConfigError if it is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is no run folder: there is no such folder")
+    paths = sorted(path.parent for path in folder.glob("*/job.yaml"))
+    if not paths:
+        raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
+    notes: list[str] = []
+    summary = _read(folder / "summary.json", _object, notes) or {}
+    environment = _read(folder / "environment.json", _object, notes) or {}
+    jobs = [_job(path, summary.get(path.name, {}), notes) for path in paths]
+    return Run(folder.resolve().name, _in_chain_order(jobs), environment)
+
+
+def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobRecord:
+    notes = list(run_notes)
+    lines = [_numbers(row) for row in _json_lines(folder / "metrics.jsonl", notes) if "step" in row]
+    samples = [row for row in _json_lines(folder / "samples.jsonl", notes) if "prompt" in row]
+    return JobRecord(
+        name=folder.name,
+        settings=_read(folder / "job.yaml", lambda text: dict(yaml.safe_load(text)), notes) or {},
+        status=_read(folder / "status.json", Status.model_validate_json, notes) or Status(),
+        records=[by_step for _, by_step in sorted({int(line["step"]): line for line in lines}.items())],
+        samples=samples,
+        events=_lines(folder / "events.log"),
+        summary=summary,
+        notes=notes,
+    )
+
+
+def _in_chain_order(jobs: list[JobRecord]) -> list[JobRecord]:
+    by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
+    graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
+    return [by_name[name] for name in TopologicalSorter(graph).static_order()]
+
+
+def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
+    """A parsed file; None if it is missing, and with a note if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return parse(_text(path))
+    except (ValueError, TypeError, yaml.YAMLError):
+        notes.append(f"{path.name} cannot be read")
+        return None
+
+
+def _object(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if isinstance(value, int | float)}
+
+
+def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The objects of a file with one a line; a run that still goes on may have written half of the last."""
+    rows, damaged = [], 0
+    for line in _lines(path):
+        try:
+            rows.append(_object(line))
+        except (ValueError, TypeError):
+            damaged += 1
+    if damaged:
+        notes.append(f"{path.name}: {damaged} of {damaged + len(rows)} lines cannot be read and are left out")
+    return rows
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that are not empty; a model may write other characters that str.splitlines splits at."""
+    return [line for line in _text(path).split("\n") if line]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
