@@ -36,8 +36,8 @@ def test_every_measurement_is_a_curve_and_is_documented(chain: Chain, name: str)
     measured = {key for line in lines for key in line} - {"step"}
     assert set(reader.Tags()["scalars"]) == measured
     for key in measured:
-        curve = [(event.step, event.value) for event in reader.Scalars(key)]
-        assert curve == pytest.approx([(line["step"], line[key]) for line in lines if key in line], rel=1e-6)
+        curve = {event.step: event.value for event in reader.Scalars(key)}
+        assert curve == pytest.approx({line["step"]: line[key] for line in lines if key in line}, rel=1e-6)
         assert metric_of(key), f"docs/metrics.md lacks {key}"
 
 
