@@ -68,7 +68,7 @@ def make_prompts(path: Path, tokenizer: Tokenizer, count: int) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def manifest(folder: Path, *, steps: int, slots: int) -> dict[str, Any]:
+def manifest(folder: Path, *, steps: int, slots: int, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """A PPO job on the made models."""
     actor, reward = f"file://{folder}/actor", f"file://{folder}/reward"
     return {
@@ -91,23 +91,32 @@ def manifest(folder: Path, *, steps: int, slots: int) -> dict[str, Any]:
             "rollout": {"samplesPerPrompt": SAMPLES, "minResponseTokens": RESPONSE_TOKENS},
             "training": {"totalSteps": steps, "promptBatchSize": PROMPTS, "miniBatchSize": 32},
             "resources": {"slotsPerNode": slots},
+            "checkpoint": checkpoint,
         },
     }
 
 
-def measure(size: dict[str, int], *, steps: int, slots: int) -> dict[str, float]:
-    """Mean seconds of each phase of a step, and the parameters of the actor."""
+def records_of(
+    size: dict[str, int], *, steps: int, slots: int, checkpoint: dict[str, Any]
+) -> tuple[int, list[dict[str, float]]]:
+    """Run the job: the parameters of the actor, and the lines of metrics.jsonl."""
     tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         parameters = make_models(folder, size, tokenizer)
         make_prompts(folder / "prompts.jsonl", tokenizer, 64)
-        (folder / "job.yaml").write_text(yaml.safe_dump(manifest(folder, steps=steps, slots=slots)))
+        job = manifest(folder, steps=steps, slots=slots, checkpoint=checkpoint)
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
         command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), "--output"]
         subprocess.run([*command, str(folder / "run")], check=True, stdout=sys.stderr)
         lines = (folder / "run" / "step" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines[1:]]
-    means = {name: sum(record[name] for record in records) / len(records) for name in records[0]}
+    return parameters, [json.loads(line) for line in lines]
+
+
+def measure(size: dict[str, int], *, steps: int, slots: int) -> dict[str, float]:
+    """Mean seconds of each phase of a step, and the parameters of the actor."""
+    parameters, records = records_of(size, steps=steps, slots=slots, checkpoint={})
+    means = {name: sum(record[name] for record in records[1:]) / len(records[1:]) for name in records[0]}
     return {"parameters": parameters, **means}
 
 

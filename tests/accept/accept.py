@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from check_demo import check, table
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 EXAMPLE = "examples/01-helpful-ppo.yaml"
+STOP_AFTER, TOLERANCE = 8, 1e-6
 
 
 class FellShortError(Exception):
@@ -41,8 +45,47 @@ def run(folder: Path) -> dict[str, Any]:
     return summary
 
 
-PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"run": run}
-"""A part's row, by name; each gets a folder that is deleted afterwards and raises FellShortError."""
+def resume(folder: Path) -> dict[str, Any]:
+    """The PPO job once more: stopped by SIGTERM in the middle, resumed, and held against the run that was not."""
+    whole, output = folder / "run", folder / "resumed"
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(whole / name, output / name)
+    command = [str(RLHF), "run", EXAMPLE, "--output", str(output)]
+    stopped = subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr)
+    metrics = output / "helpful-ppo" / "metrics.jsonl"
+    while stopped.poll() is None and not (metrics.is_file() and len(records(metrics)) >= STOP_AFTER):
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    row: dict[str, Any] = {"exit_code": stopped.wait(), "steps_before": len(records(metrics))}
+    row["exit_code_resumed"] = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    mine, theirs = records(metrics), records(whole / "helpful-ppo" / "metrics.jsonl")
+    row["steps"], row["largest_difference"] = len(mine), largest_difference(mine, theirs)
+    weights = [path / "helpful-ppo" / "model" / "model.safetensors" for path in (output, whole)]
+    row["same_weights"] = weights[0].read_bytes() == weights[1].read_bytes()
+    expected = {"exit_code": 143, "exit_code_resumed": 0, "steps": len(theirs), "same_weights": True}
+    wrong = [name for name, value in expected.items() if row[name] != value]
+    if wrong or row["largest_difference"] > TOLERANCE or row["steps_before"] >= len(theirs):
+        raise FellShortError(f"not the run that was never stopped: {', '.join(wrong) or row}", row)
+    return row
+
+
+def records(metrics: Path) -> list[dict[str, float]]:
+    """The whole lines of metrics.jsonl."""
+    return [json.loads(line) for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def largest_difference(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+    """Largest relative difference of a metric, leaving out those that measure the machine."""
+    return max(
+        abs(record[name] - value) / max(abs(value), 1e-12)
+        for record, other in zip(mine, theirs, strict=False)
+        for name, value in other.items()
+        if not name.startswith(("time/", "tokens_per_second"))
+    )
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"run": run, "resume": resume}
+"""A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
 
 def main() -> int:
