@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, Count, Name, Spec
+from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
 from rlhf_api.names import Role
 
 Estimator = Literal["K1", "K2", "K3"]
@@ -230,6 +230,12 @@ class Training(Spec):
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
     ] = "Auto"
     micro_batch_tokens: Annotated[Count, Field(description="Tokens of one forward pass, padding included.")] = 16384
+    max_skipped_updates: Annotated[
+        int, Field(ge=0, description="Updates of a model in a row that may be skipped for a value that is not finite.")
+    ] = 3
+    call_deadline_seconds: Annotated[
+        int, Field(ge=1, description="Longest time in which no worker ends a call; the run is then stopped as hung.")
+    ] = 1800
 
 
 class EvaluationFunction(Spec):
@@ -275,6 +281,18 @@ class Placement(Spec):
     pools: Annotated[tuple[Pool, ...], Field(strict=False, description="The pools; with Manual only.")] = ()
 
 
+class Checkpoint(Spec):
+    """When the state of training is saved; the last step, and one in which a signal comes, always are."""
+
+    every_steps: Annotated[int | None, Field(ge=1, description="Save each time so many steps are done.")] = None
+    every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
+    keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
+    storage: Annotated[
+        str | None,
+        Field(pattern=STORAGE_URI, description="Where: file:///, s3:// or gs://; unset means the run folder."),
+    ] = None
+
+
 class JobSpec(Spec):
     """One stage of training."""
 
@@ -284,5 +302,6 @@ class JobSpec(Spec):
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()
     training: Annotated[Training, Field(description="How long and in what batches.")]
     evaluation: Annotated[Evaluation | None, Field(description="What is measured besides the training itself.")] = None
+    checkpoint: Annotated[Checkpoint, Field(description="When the state of training is saved.")] = Checkpoint()
     resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
     placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()

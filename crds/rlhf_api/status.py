@@ -32,6 +32,14 @@ class Output(Spec):
     uri: Annotated[str, Field(description="Where the trained model is.")]
 
 
+class SavedState(Spec):
+    """The newest whole checkpoint."""
+
+    step: Annotated[int, Field(ge=1, description="Steps finished when it was made.")]
+    uri: Annotated[str, Field(description="Where it is.")]
+    time: Annotated[Timestamp, Field(description="When it became whole (RFC 3339).")]
+
+
 class Failure(Spec):
     """The most recent failure."""
 
@@ -48,6 +56,7 @@ class Status(Spec):
     completion_time: Annotated[Timestamp | None, Field(description="When the job ended (RFC 3339).")] = None
     progress: Annotated[Progress | None, Field(description="How far the job is.")] = None
     metrics: Annotated[tuple[Metric, ...], Field(strict=False, description="Latest values.")] = ()
+    checkpoint: Annotated[SavedState | None, Field(description="The newest whole checkpoint.")] = None
     output: Annotated[Output | None, Field(description="Set once the job has succeeded.")] = None
     last_failure: Annotated[Failure | None, Field(description="The most recent failure, if any.")] = None
 

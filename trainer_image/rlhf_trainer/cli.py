@@ -1,4 +1,4 @@
-"""The command line: rlhf run, rlhf validate and rlhf report."""
+"""The command line: `rlhf --help` lists the commands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlhf_api.problems import SpecError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run (its --output).")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all documents, or of one."),
@@ -37,6 +38,11 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of all documents.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the run folder and start over.")] = False,
     address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write DIR/tensorboard/<job>.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline, DIR/<job>/trace.json.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run the jobs of a manifest in dependency order."""
@@ -46,9 +52,11 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
             signal.signal(number, lambda received, _: os._exit(128 + received))
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
+        from rlhf_trainer.run.outputs.options import OutputOptions
 
         folder = output or Path("runs") / file.stem
-        run_file(file, output=folder, overrides=overrides, restart=restart, address=address)
+        options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
+        run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
 
     sys.exit(exit_code_of(work, debug=debug))
 
@@ -60,6 +68,48 @@ def validate(file: File, sets: Sets = None) -> None:
     def work() -> None:
         load(file, sets or [])
         typer.echo("ok")
+
+    sys.exit(exit_code_of(work, debug=False))
+
+
+@app.command()
+def checkpoints(run_dir: RunDir) -> None:
+    """List the checkpoints of a run: step, size, age and whether each is whole."""
+
+    def work() -> None:
+        from rlhf_trainer.run.inspect import show_checkpoints
+
+        show_checkpoints(run_dir)
+
+    sys.exit(exit_code_of(work, debug=False))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face directory."""
+
+    def work() -> None:
+        from rlhf_trainer.run.export import export as export_model
+
+        export_model(checkpoint, folder)
+        typer.echo(folder)
+
+    sys.exit(exit_code_of(work, debug=False))
+
+
+@app.command()
+def save_now(
+    run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one below runs/ in use.")] = None,
+) -> None:
+    """Have a running job save a checkpoint after its current step, and wait for it."""
+
+    def work() -> None:
+        from rlhf_trainer.run.inspect import save_now as save
+
+        typer.echo(save(run_dir))
 
     sys.exit(exit_code_of(work, debug=False))
 

@@ -1,10 +1,12 @@
 """Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd sft|reward_model FILE`.
 
-Every rank runs the same algorithm file on its own rows; no Ray and no controller take part.
+Every rank runs the same algorithm file on its own rows; no Ray and no controller take part. They keep no checkpoints:
+a run that was stopped starts over (`rlhf run` goes on).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from rich.console import Console
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
@@ -24,8 +27,9 @@ from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import Layout, rows_by_data_rank
-from rlhf_trainer.run.display import Display
+from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
+from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stages import setting_of, stage_of
@@ -34,7 +38,6 @@ from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
 PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel"}
-DEADLINE_SECONDS = 1800.0
 
 
 class LocalValues:
@@ -90,7 +93,11 @@ def main(
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
     folder = output or Path("runs") / file.stem
-    sys.exit(exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug))
+    code = exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Leave without tearing the interpreter down: a thread of Arrow or gloo that asks for it then aborts the process.
+    os._exit(code)
 
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
@@ -98,18 +105,17 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     job = job_of(program, file, overrides)
     folders = model_folders(job, output)
     device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
-    recorder.rank = distributed.start(device, DEADLINE_SECONDS)
+    recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:
             run_rank(job, folders, None, model_folder=folder.model.resolve())
         else:
-            folder.begin()
-            publisher = Publisher(job, folder, Display())
+            folder.begin(None)
+            publisher = Publisher(job, folder, Display(Console(highlight=False)))
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)
-        dist.barrier()  # a rank that leaves early resets the connections of those that still write
     finally:
         dist.destroy_process_group()
 
@@ -134,6 +140,7 @@ def run_rank(
         evaluation_rows=shape.evaluation_rows,
         model_folder=model_folder,
         publisher=publisher,
+        checkpoints=Checkpoints(),
     )
 
 

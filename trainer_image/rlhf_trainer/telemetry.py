@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads."""
+CONTROLLER = "controller"
+"""Phase of what the controller itself does: its steps, dispatches and waits."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time on one rank; `start` and `end` in seconds of the machine's clock."""
+    """A stretch of time on one rank of a pool; `start` and `end` in seconds of the machine's clock."""
 
     phase: str
     name: str
     rank: int
     start: float
     end: float
+    pool: str = ""
+    """Ranks of different pools have the same numbers; empty for the controller, and without pools (torchrun)."""
 
 
 @dataclass
@@ -36,11 +40,23 @@ class Report:
     """What is wrong -> a sentence about it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """A finished step, for those who show it or keep it."""
+
+    record: Mapping[str, float]
+    """What was measured, merged over ranks, under the names of metrics.jsonl; `step` is its number."""
+    warnings: Sequence[str]
+    spans: Sequence[Span]
+    """What every rank and the controller did, and when."""
+
+
 class Recorder:
     """Collects the measurements of this process."""
 
     def __init__(self) -> None:
         self.rank = 0
+        self.pool = ""
         self._report = Report()
 
     def mean(self, name: str, total: SupportsFloat, weight: SupportsFloat) -> None:
@@ -65,7 +81,7 @@ class Recorder:
         try:
             yield
         finally:
-            self._report.spans.append(Span(phase, name or phase, self.rank, start, time.time()))
+            self._report.spans.append(Span(phase, name or phase, self.rank, start, time.time(), self.pool))
 
     def drain(self) -> Report:
         """What was measured since the last call."""
@@ -99,7 +115,8 @@ def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float
     """
     by_phase: dict[str, list[Span]] = {}
     for span in spans:
-        by_phase.setdefault(span.phase, []).append(span)
+        if span.phase != CONTROLLER:
+            by_phase.setdefault(span.phase, []).append(span)
     seconds = {f"time/{phase}": covered(group) for phase, group in by_phase.items() if phase != TRANSFER}
     work = [span for phase, group in by_phase.items() if phase != TRANSFER for span in group]
     everything = covered(work + by_phase.get(TRANSFER, []))

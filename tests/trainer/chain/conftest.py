@@ -37,6 +37,6 @@ def records(job_folder: Path) -> list[dict[str, Any]]:
 def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(run folder, what the terminal showed) of the shortened chain on one pool of two slots."""
     output = tmp_path_factory.mktemp("chain") / "run"
-    done = rlhf("run", MANIFEST, "--output", output, *SHORT)
+    done = rlhf("run", MANIFEST, "--output", output, *SHORT, "--tensorboard", "--trace")
     assert done.returncode == 0, done.stderr
     return output, done.stdout

@@ -14,6 +14,7 @@ from rlhf_trainer.controller.payload import PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError
+from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
 from tests.trainer.controller.probe_workers import Sink, Source
 
@@ -134,8 +135,15 @@ def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
     batch = models.source.make(BatchFuture(step=1, size=4))
     models.near.read_number(batch).result()
     spans = [span for report in models.log.drain(deadline=DEADLINE) for span in report.spans]
-    assert {span.phase for span in spans} == {"data", "transfer"}
-    assert {span.rank for span in spans} == {0, 1}
+    assert {(span.pool, span.rank, span.phase) for span in spans} == {
+        ("left", 0, "data"),
+        ("left", 1, "data"),
+        ("left", 0, TRANSFER),
+        ("left", 1, TRANSFER),
+        ("", 0, CONTROLLER),
+    }
+    controller = [span.name for span in spans if span.phase == CONTROLLER]
+    assert controller == ["dispatch source.make", "dispatch sink.read_number", "wait for 4 calls"]
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -154,6 +162,6 @@ def test_a_dead_worker_is_a_communication_error() -> None:
     group.build({"source": WorkerSpec(Source, {})})
     group.wait_until_built()
     dying: Any = ModelHandle(group, "source", Source)
-    with pytest.raises(CommunicationError, match="a worker process died"):
+    with pytest.raises(CommunicationError, match="a worker was lost"):
         dying.die().result()
     lonely.release()

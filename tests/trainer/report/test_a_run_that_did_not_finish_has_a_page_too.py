@@ -51,10 +51,11 @@ def test_a_single_step(tmp_path: Path) -> None:
     assert page_of(tmp_path).row("helpful-ppo", "PPO")[3] == "1 of 25"
 
 
-def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
-    records = [{**ppo_record(n), "loss/policy": float("nan") if n in (4, 5) else 0.1 * n} for n in range(1, 10)]
+def test_updates_that_were_skipped_are_seen(tmp_path: Path) -> None:
+    records = [{**ppo_record(n), "skipped_updates": float(n in (4, 5))} for n in range(1, 10)]
+    del records[3]["loss/policy"]  # it was not finite
     run_job(tmp_path, PPO, records)
-    assert "2 of 9 not finite" in page_of(tmp_path).sections["helpful-ppo"]
+    assert "updates skipped for a loss or gradient that was not finite" in page_of(tmp_path).sections["helpful-ppo"]
 
 
 def test_the_last_record_of_a_step_that_ran_twice_counts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_trainer.telemetry import TRANSFER, Recorder, Span, covered, merge, phase_seconds
+from rlhf_trainer.telemetry import CONTROLLER, TRANSFER, Recorder, Span, covered, merge, phase_seconds
 
 
 def test_means_are_weighted_over_ranks() -> None:
@@ -38,6 +38,7 @@ def test_controller_and_transfer_get_the_time_in_which_no_model_computes() -> No
         Span("generation", "", 0, 0.0, 2.0),
         Span(TRANSFER, "", 1, 1.5, 3.0),  # half a second of it under generation
         Span("update", "", 0, 4.0, 5.0),
+        Span(CONTROLLER, "step 1", 0, 0.0, 6.0),  # its own spans do not count
     ]
     seconds = phase_seconds(spans, 6.0)
     assert seconds == pytest.approx(

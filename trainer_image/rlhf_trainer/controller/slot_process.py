@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,17 +14,27 @@ import torch
 import torch.distributed as dist
 
 from rlhf_trainer.controller.batch import BatchSlice
+from rlhf_trainer.controller.stacks import Sight, sight
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import transfers_of
+
+SIDE = "side"
+"""The concurrency group whose thread runs `look` while another runs the calls."""
 
 
 class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
-    def __init__(self, *, deadline: float) -> None:
+    def __init__(self, *, pool: str, deadline: float) -> None:
+        recorder.pool = pool
         self._deadline = deadline
         self._workers: dict[str, Any] = {}
+        self._running, self._thread = "", 0
+
+    def look(self) -> Sight:
+        """What this process does now, also while a call runs."""
+        return sight(self._running, self._thread)
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of this machine, for rank 0 of a group."""
@@ -31,20 +42,33 @@ class SlotProcess:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
-    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> None:
-        """Take up torchrun's environment contract and start torch.distributed by it; `start` returns the rank."""
+    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> int:
+        """Take up torchrun's environment contract and start torch.distributed by it; `start` returns the rank.
+
+        Returns the number of this process.
+        """
         os.environ.update(environment)
-        recorder.rank = start()
+        with self._doing("join"):
+            recorder.rank = start()
+        return os.getpid()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
         """Make the worker of a role in this process."""
-        with translated_errors(role):
+        with self._doing(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
 
     def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
         """Fetch what the method reads and run it; returns each field it adds (or its value), and what was measured."""
-        with translated_errors(f"{role}.{method}"):
+        with self._doing(f"{role}.{method}"), translated_errors(f"{role}.{method}"):
             return self._call(role, method, batch, arguments)
+
+    @contextmanager
+    def _doing(self, call: str) -> Iterator[None]:
+        self._running, self._thread = call, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._running = ""
 
     def _call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
         worker = self._workers[role]
@@ -80,7 +104,9 @@ def kind_of(error: Exception) -> type[TrainerError]:
     """Which of our errors a library's error is."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return MemoryProblem
-    if isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL")):
+    if isinstance(error, dist.DistError | ray.exceptions.RayError) or any(
+        name in str(error) for name in ("gloo", "NCCL")
+    ):
         return CommunicationError
     if isinstance(error, OSError):
         return EnvironmentProblem

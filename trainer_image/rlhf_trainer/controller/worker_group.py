@@ -11,10 +11,11 @@ import ray
 
 from rlhf_trainer.controller.batch import BatchFuture, Piece
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.slot_process import SlotProcess
+from rlhf_trainer.controller.slot_process import SIDE, SlotProcess
+from rlhf_trainer.controller.stacks import Seat
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.protocols import Layout
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
 
@@ -39,20 +40,50 @@ class Values:
         return values
 
 
+LOOK_SECONDS = 10.0
+"""How long a rank may take to say what it does; it needs no more than its interpreter for it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that one rank of a pool was sent, and the reference of its report."""
+
+    pool: str
+    rank: int
+    name: str
+    report: ray.ObjectRef
+
+    def has_succeeded(self) -> bool:
+        """Whether it has ended, and well."""
+        try:
+            ray.get(self.report, timeout=0)
+        except ray.exceptions.RayError:
+            return False
+        return True
+
+
 class CallLog:
     """The calls of a step, whose reports are collected at its end."""
 
     def __init__(self) -> None:
-        self._reports: list[ray.ObjectRef] = []
+        self.recorder = Recorder()
+        self._calls: list[Call] = []
+        self._drained: list[Call] = []
 
-    def add(self, reports: Sequence[ray.ObjectRef]) -> None:
-        self._reports.extend(reports)
+    def add(self, calls: Sequence[Call]) -> None:
+        self._calls.extend(calls)
 
     def drain(self, *, deadline: float) -> list[Report]:
-        """Wait until every call made so far has ended; what each rank measured in each."""
-        reports, self._reports = self._reports, []
-        drained: list[Report] = get(reports, deadline=deadline)
-        return drained
+        """Wait until every call made so far has ended; what each rank measured in each, and the controller's spans."""
+        self._drained, self._calls = self._calls, []
+        with self.recorder.span(CONTROLLER, f"wait for {len(self._drained)} calls"):
+            drained: list[Report] = get([call.report for call in self._drained], deadline=deadline)
+        return [*drained, self.recorder.drain()]
+
+    def open_call(self, pool: str, rank: int) -> str:
+        """The name of the first call that a rank has not ended well; empty if there is none."""
+        mine = (call for call in [*self._drained, *self._calls] if (call.pool, call.rank) == (pool, rank))
+        return next((call.name for call in mine if not call.has_succeeded()), "")
 
 
 class WorkerGroup:
@@ -69,22 +100,24 @@ class WorkerGroup:
     ) -> None:
         """Start the processes and join them by torchrun's contract.
 
-        `start` initialises torch.distributed from the environment; `deadline` (seconds) holds for every remote call.
+        `start` initialises torch.distributed from the environment; `deadline`: seconds in which some call must end.
         """
+        self.name = pool.name
         self.layout = Layout(data=pool.size)
         self._log = log
         self._deadline = deadline
-        process = ray.remote(SlotProcess)
+        self._processes: list[int] = []
+        process = ray.remote(concurrency_groups={SIDE: 1})(SlotProcess)
         self._ranks = [
             process.options(
                 scheduling_strategy=strategy,
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": dict(environment)},
-            ).remote(deadline=deadline)
+            ).remote(pool=pool.name, deadline=deadline)
             for strategy, _ in pool.slots()
         ]
-        address, port = get(self._ranks[0].rendezvous.remote(), deadline=deadline)
+        ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=deadline)
         self._building = []
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             contract = {
@@ -106,19 +139,20 @@ class WorkerGroup:
 
     def wait_until_built(self) -> None:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
-        get(self._building, deadline=self._deadline)
+        self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
 
     def call(self, role: str, method: str, transfer: Transfer, batch: BatchFuture | None, arguments: Any) -> Any:
         """Send a call to every rank; returns the batch with the fields the method adds, or its `Values`."""
         reader = f"{role}.{method}"
         shares = transfer.protocol.distribute(self.layout, batch.size) if batch else [range(0)] * len(self._ranks)
-        outputs = [
-            handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
-                role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
-            )
-            for handle, rows in zip(self._ranks, shares, strict=True)
-        ]
-        self._log.add([references[-1] for references in outputs])
+        with self._log.recorder.span(CONTROLLER, f"dispatch {reader}"):
+            outputs = [
+                handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
+                    role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
+                )
+                for handle, rows in zip(self._ranks, shares, strict=True)
+            ]
+        self._log.add([Call(self.name, rank, reader, references[-1]) for rank, references in enumerate(outputs)])
         collected = transfer.protocol.collect(self.layout)
         if not transfer.adds or batch is None:
             return Values([outputs[rank][0] for rank in collected], self._deadline)
@@ -128,6 +162,23 @@ class WorkerGroup:
                 for place, name in enumerate(transfer.adds)
             }
         )
+
+    def look(self) -> list[Seat]:
+        """What every rank does at this moment."""
+        answers = [handle.look.options(concurrency_group=SIDE).remote() for handle in self._ranks]
+        ray.wait(answers, num_returns=len(answers), timeout=LOOK_SECONDS)
+        return [self._seat(rank, answer) for rank, answer in enumerate(answers)]
+
+    def _seat(self, rank: int, answer: ray.ObjectRef) -> Seat:
+        process = f", process {self._processes[rank]}" if self._processes else ""
+        name = f"rank {rank} of pool {self.name}{process}"
+        last_call = self._log.open_call(self.name, rank)
+        try:
+            return Seat(name=name, last_call=last_call, sight=ray.get(answer, timeout=0))
+        except ray.exceptions.GetTimeoutError:
+            return Seat(name=name, last_call=last_call, sight=None)
+        except ray.exceptions.RayError:
+            return Seat(name=name, last_call=last_call, sight=None, is_dead=True)
 
     def stop(self) -> None:
         """End the processes."""
@@ -149,12 +200,20 @@ class ModelHandle:
         return group.call(role, name, transfer, batch, arguments)
 
 
-def get(references: Any, *, deadline: float) -> Any:
-    """`ray.get` whose failures are ours: the worker's own error, or CommunicationError for a lost or silent worker."""
+def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
+    """The values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
+
+    Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
+    """
+    values: dict[ray.ObjectRef, Any] = {}
+    pending = list(references)
     try:
-        return ray.get(references, timeout=deadline)
-    except ray.exceptions.GetTimeoutError:
-        raise CommunicationError(f"no answer from a worker within {deadline:.0f} s") from None
+        while pending:
+            arrived, pending = ray.wait(pending, timeout=deadline)
+            if not arrived:
+                raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            values.update(zip(arrived, ray.get(arrived), strict=True))
+        return [values[reference] for reference in references]
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, TrainerError):
             raise error.cause from error
@@ -162,7 +221,7 @@ def get(references: Any, *, deadline: float) -> Any:
     except ray.exceptions.OutOfMemoryError as error:
         raise MemoryProblem(f"Ray ended a worker, for this machine is out of memory: {first_line(error)}") from error
     except ray.exceptions.RayError as error:
-        raise CommunicationError(f"a worker process died: {first_line(error)}") from error
+        raise CommunicationError(f"a worker was lost: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

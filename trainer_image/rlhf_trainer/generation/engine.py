@@ -26,6 +26,7 @@ CPU_ENVIRONMENT = {
 }
 CPU_BLOCK_TOKENS = 128
 MAX_SEQUENCES = 256
+GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,7 @@ class GenerationEngine:
             if on_gpu
             else {"kv_cache_memory_bytes": _cache_bytes(config, max_tokens, sequences)}
         )
+        field = "spec.rollout.gpuMemoryUtilization" if on_gpu else "spec.data.maxResponseTokens"
         with torch.random.fork_rng():  # vLLM seeds the process's generator
             try:
                 self._engine = vllm.LLM(
@@ -101,10 +103,11 @@ class GenerationEngine:
                     worker_extension_cls="rlhf_trainer.generation.vllm_extension.WeightUpdate",
                     **memory,
                 )
-            except (MemoryError, torch.OutOfMemoryError, ValueError) as error:
-                if isinstance(error, ValueError) and "memory" not in str(error).lower():
+            except (MemoryError, RuntimeError, ValueError) as error:
+                if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
                     raise
-                raise MemoryProblem(f"vLLM's cache does not fit: {error}") from error
+                reason = " ".join(str(error).split())[:300]
+                raise MemoryProblem(f"{field}: vLLM's cache does not fit: {reason}") from error
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the weights in place and forget cached prefixes; all ranks call it together."""
@@ -144,8 +147,18 @@ class GenerationEngine:
 
 
 def _cache_bytes(config: PreTrainedConfig, max_tokens: int, sequences: int) -> int:
-    """Bytes, with float32, of a key and value cache in which `sequences` responses of full length fit at once."""
+    """Bytes, with float32, of a key and value cache in which `sequences` responses of full length fit at once.
+
+    MemoryProblem when the machine has less memory than that.
+    """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    return blocks * CPU_BLOCK_TOKENS * 2 * int(config.num_hidden_layers) * int(heads) * int(width) * 4
+    needed = blocks * CPU_BLOCK_TOKENS * 2 * int(config.num_hidden_layers) * int(heads) * int(width) * 4
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise MemoryProblem(
+            f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
+            f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
+        )
+    return needed

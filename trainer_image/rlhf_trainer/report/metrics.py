@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ MEANINGS = {
     "padding/waste": "share of tokens that are padding",
     "bytes/reshard": "bytes moved from training to generation",
     "bytes/controller": "bytes that passed the controller; should be 0",
+    "skipped_updates": "updates skipped for a loss or gradient that was not finite; should be 0",
     "policy_version": "updates of the weights that sampled",
 }
 PREFIXES = {
@@ -37,7 +37,16 @@ PREFIXES = {
 }
 LEARNING = ("evaluation/", "reward/", "cost/", "kl/reference", "response_length/", "accuracy/", "loss/")
 """What shows whether the model learns, in the order of the page; all other metrics are about health and speed."""
-HEALTH = ("entropy", "clip_fraction", "response_finished/", "grad_norm/", "kl/", "ratio/", "tokens_per_second")
+HEALTH = (
+    "skipped_updates",
+    "entropy",
+    "clip_fraction",
+    "response_finished/",
+    "grad_norm/",
+    "kl/",
+    "ratio/",
+    "tokens_per_second",
+)
 UNPLOTTED = ("step", "policy_version")
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
@@ -136,10 +145,7 @@ def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
 
 
 def _changes(values: Sequence[float]) -> bool:
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < len(values):
-        return True
-    return max(finite) > min(finite) and max(map(abs, finite)) > NEARLY_CONSTANT
+    return max(values) > min(values) and max(map(abs, values)) > NEARLY_CONSTANT
 
 
 def _panel(job: JobRecord, name: str) -> Panel:
@@ -147,8 +153,6 @@ def _panel(job: JobRecord, name: str) -> Panel:
     meaning = _meaning(name)
     if plots.is_log(values):
         meaning += " (logarithmic)"
-    if broken := sum(not math.isfinite(value) for value in values):
-        meaning += f"; {broken} of {len(values)} not finite"
     return Panel(name, meaning, number(values[0]), number(values[-1]), plots.line(f"{job.name} {name}", steps, values))
 
 

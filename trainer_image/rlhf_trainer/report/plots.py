@@ -54,14 +54,12 @@ Array = NDArray[np.float64]
 
 def is_log(values: Sequence[float]) -> bool:
     """Whether a series spans so much that a linear axis would hide most of it."""
-    finite = np.asarray([value for value in values if np.isfinite(value)])
-    return bool(finite.size and finite.min() > 0 and finite.max() > LOG_ABOVE * np.median(finite))
+    return min(values) > 0 and max(values) > LOG_ABOVE * float(np.median(values))
 
 
 def line(name: str, steps: Sequence[int], values: Sequence[float]) -> Markup:
-    """A series against the step; gaps where a value is not finite."""
+    """A series against the step."""
     x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-    y = np.where(np.isfinite(y), y, np.nan)
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
         if is_log(values):
@@ -133,7 +131,7 @@ def _parts(count: int) -> list[NDArray[np.intp]]:
 
 
 def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
-    """A value for each run of indices; NaN where one of the run is."""
+    """A value for each run of indices."""
     return np.asarray([reduce(values[part]) for part in parts])
 
 

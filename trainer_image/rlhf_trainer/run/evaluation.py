@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
+from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.judge import JudgedRow
 
@@ -45,6 +48,13 @@ class Evaluation:
         """Rows of samples.jsonl."""
         return []
 
+    def state(self) -> Any:
+        """What `before` measured, as JSON, for a checkpoint."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take back what `before` measured in the run that is resumed."""
+
 
 class HeldOut(Evaluation):
     """A mean over the held-out rows, from (total, weight) of each rank."""
@@ -63,7 +73,7 @@ class HeldOut(Evaluation):
         batch = self._runtime.models["data"].load_evaluation(self._runtime.blank(FIRST_DRAW, self._rows))
         parts = self._evaluate(batch).result()
         self._runtime.drain()
-        return float(sum(total for total, _ in parts) / sum(weight for _, weight in parts))
+        return finite(self._measure, sum(total for total, _ in parts) / sum(weight for _, weight in parts))
 
 
 class Rollouts(Evaluation):
@@ -113,6 +123,12 @@ class Rollouts(Evaluation):
             for before, after in zip(self._before, self._after, strict=True)
         ]
 
+    def state(self) -> Any:
+        return [[asdict(row) for row in rows] for rows in (self._before, self._again)]
+
+    def restore(self, state: Any) -> None:
+        self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
+
     def _draw(self, draw: int) -> list[JudgedRow]:
         """Responses of the actor as it is now to every held-out prompt."""
         models = self._runtime.models
@@ -126,7 +142,14 @@ class Rollouts(Evaluation):
 
 def mean(rows: Sequence[JudgedRow], measure: str) -> float:
     """Mean of a measure over rows."""
-    return sum(row.scores[measure] for row in rows) / len(rows)
+    return finite(measure, sum(row.scores[measure] for row in rows) / len(rows))
+
+
+def finite(measure: str, value: float) -> float:
+    """The value; NumericsError if it is not finite."""
+    if not math.isfinite(value):
+        raise NumericsError(f"spec.evaluation: {measure} is {value} on the held-out rows: the model is broken")
+    return value
 
 
 def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: str) -> float:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Concatenate, ParamSpec
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.status import Failure, Metric, Output, Progress, Status
+from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
+from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import DataError
+from rlhf_trainer.errors import DataError, EnvironmentProblem
 
+P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
-SUMMARY = "summary.json"
+SUMMARY, METRICS, JOB_FILE = "summary.json", "metrics.jsonl", "job.yaml"
+SAVE_REQUEST = "save-now"
+"""A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
 
 
 def model_folders(job: Job, output: Path) -> dict[Role, str]:
@@ -50,24 +54,35 @@ def read_summary(output: Path) -> dict[str, Any]:
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     """Put what a job measured into summary.json of the run folder."""
     everything = {**read_summary(output), name: dict(summary)}
-    (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
-
-
-def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two documents differ."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return [] if one == other else [path]
-    names = [*one, *(name for name in other if name not in one)]
-    return [
-        found
-        for name in names
-        for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    ]
+    with written(output / SUMMARY):
+        (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
 
 
 def now() -> str:
     """The time, RFC 3339, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """What the disk refuses in the block is an EnvironmentProblem that names the file, or `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(f"{error.filename or path}: cannot be written: {error.strerror}") from error
+
+
+def writes(
+    method: Callable[Concatenate[JobFolder, P], None],
+) -> Callable[Concatenate[JobFolder, P], None]:
+    """Mark a method of JobFolder that writes: EnvironmentProblem when the disk refuses."""
+
+    @wraps(method)
+    def write(folder: JobFolder, /, *arguments: P.args, **options: P.kwargs) -> None:
+        with written(folder.path):
+            method(folder, *arguments, **options)
+
+    return write
 
 
 class JobFolder:
@@ -84,30 +99,73 @@ class JobFolder:
         status = self.path / "status.json"
         return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
-    def changed_fields(self) -> list[str]:
-        """Paths of the fields in which this job is not the one that was run here."""
-        return differing(yaml.safe_load((self.path / "job.yaml").read_text()), yaml.safe_load(dump(self._job)))
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The job's checkpoints: at `checkpoint.storage`, or in this folder."""
+        storage = self._job.spec.checkpoint.storage
+        here = str(self.path.resolve() / "checkpoints")
+        return CheckpointStore(f"{storage.rstrip('/')}/{self._job.name}" if storage else here)
 
-    def begin(self) -> None:
-        """Clear what an unfinished run left and write the job."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
-        (self.path / "job.yaml").write_text(dump(self._job))
+    def saved_job(self, checkpoint: Checkpoint | None) -> str:
+        """The job as resolved that a checkpoint belongs to, or that has finished here."""
+        return checkpoint.text(JOB_FILE) if checkpoint else (self.path / JOB_FILE).read_text()
+
+    @writes
+    def begin(self, resumed: Checkpoint | None) -> None:
+        """Make ready for a run from the start, or from a checkpoint on: forget whatever is not before it."""
+        if resumed:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).write_text(resumed.text(METRICS))
+        else:
+            self.checkpoints.clear()
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir(parents=True)
+        self._save_request.unlink(missing_ok=True)
+        self.checkpoints.try_writing()
+        (self.path / JOB_FILE).write_text(dump(self._job))
         self._write_status(phase="Running", start_time=now())
 
+    def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
+        """The files of this folder that belong to the checkpoint of step `up_to`, by name."""
+        lines = (self.path / METRICS).read_text().splitlines(keepends=True)
+        records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
+        return {METRICS: records, JOB_FILE: dump(self._job)}
+
+    @writes
+    def tell_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole: say where."""
+        saved = SavedState(step=checkpoint.step, uri=checkpoint.uri, time=now())
+        self._write_status(checkpoint=saved)
+        self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
+
+    def save_is_requested(self) -> bool:
+        """Whether somebody waits for a checkpoint."""
+        return self._save_request.exists()
+
+    def answer_save_request(self) -> None:
+        """The checkpoint that was asked for is whole."""
+        self._save_request.unlink(missing_ok=True)
+
+    @property
+    def _save_request(self) -> Path:
+        return self.path.parent / SAVE_REQUEST
+
+    @writes
     def event(self, message: str) -> None:
         """Add a line to events.log."""
         with (self.path / "events.log").open("a") as file:
             file.write(f"{now()} {message}\n")
 
+    @writes
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
         """Add a step to metrics.jsonl and show it in the status."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(dict(record)) + "\n")
+        with (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
         progress = Progress(step=int(record["step"]), total_steps=total_steps, stage=stage)
         self._write_status(progress=progress, metrics=shown)
 
+    @writes
     def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write samples.jsonl, if there are any."""
         if not (rows := list(rows)):
@@ -115,21 +173,23 @@ class JobFolder:
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
         (self.path / "samples.jsonl").write_text(text)
 
+    @writes
     def succeed(self) -> None:
         """The model is there: say where."""
         self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri()))
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str) -> None:
-        """Say in the status why the run ended."""
+        """Say in the status why the run ended, if the disk lets it."""
         if not self.path.is_dir():
             return
         stopped = reason == "Stopped"
-        self._write_status(
-            phase="Stopped" if stopped else "Failed",
-            completion_time=now(),
-            last_failure=Failure(reason=reason, exit_code=exit_code, message=message),
-        )
-        self.event(message)
+        with suppress(OSError, EnvironmentProblem):  # the reason that is told matters more
+            self._write_status(
+                phase="Stopped" if stopped else "Failed",
+                completion_time=now(),
+                last_failure=Failure(reason=reason, exit_code=exit_code, message=message),
+            )
+            self.event(message)
 
     def _write_status(self, **changes: Any) -> None:
         """Replace status.json in one piece, so that a reader never sees half of it."""

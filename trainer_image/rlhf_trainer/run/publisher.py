@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_trainer.run.display import Display
+from rlhf_api.status import Phase
 from rlhf_trainer.run.folder import JobFolder
-
-
-class Stopped(Exception):  # noqa: N818 it is no error
-    """A signal asked the run to stop; `exit_code` says which."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
-        self.exit_code = 128 + signal_number
+from rlhf_trainer.run.outputs.display import Display
+from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.telemetry import StepReport
 
 
 class Publisher:
-    """The terminal and the folder of one job."""
+    """The folder of one job, the terminal, and the outputs that were asked for."""
 
-    def __init__(self, job: Job, folder: JobFolder, display: Display) -> None:
+    def __init__(self, job: Job, folder: JobFolder, display: Display, outputs: Sequence[Listener] = ()) -> None:
         self.folder = folder
         self._job, self._display = job, display
+        self._listeners: Sequence[Listener] = (display, *outputs)
         self._total_steps = 0
 
     def say(self, message: str) -> None:
@@ -33,19 +29,21 @@ class Publisher:
         self.folder.event(message)
         self._display.say(f"{self._job.name}: {message}")
 
-    def begin(self, *, total_steps: int) -> None:
-        """The first step starts now."""
+    def begin(self, *, first_step: int, total_steps: int) -> None:
+        """The first step of this run starts now."""
         self._total_steps = total_steps
-        self._display.begin()
+        for listener in self._listeners:
+            listener.begin(self._job, first_step=first_step, total_steps=total_steps)
 
-    def step(self, record: Mapping[str, float], warnings: Sequence[str]) -> None:
-        """A step is done: its line, its record, and its warnings."""
-        for warning in warnings:
-            message = f"step {record['step']:.0f}: {warning}"
+    def step(self, report: StepReport) -> None:
+        """A step is done: its record, its warnings, and what the listeners make of it."""
+        for warning in report.warnings:
+            message = f"step {report.record['step']:.0f}: {warning}"
             self.folder.event(message)
             self._display.warn(f"{self._job.name} {message}")
-        self.folder.record(record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
-        self._display.step(self._job.name, record, self._total_steps)
+        self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
+        for listener in self._listeners:
+            listener.step(report)
 
     @contextmanager
     def telling_the_end(self) -> Iterator[None]:
@@ -58,5 +56,11 @@ class Publisher:
             stopped = is_interrupt or isinstance(error, Stopped)
             reason = "Stopped" if stopped else code.name.title().replace("_", "")
             self.folder.fail(reason=reason, exit_code=code, message=str(error) or type(error).__name__)
+            self._end("Stopped" if stopped else "Failed")
             raise
         self.folder.succeed()
+        self._end("Succeeded")
+
+    def _end(self, phase: Phase) -> None:
+        for listener in self._listeners:
+            listener.end(phase)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ import ray
 
 from rlhf_mapper.mapping import Inventory
 from rlhf_trainer.errors import EnvironmentProblem
+
+CONNECT_SECONDS = 10.0
+"""How long the Ray of an address may take to accept a connection."""
 
 
 @contextmanager
@@ -24,6 +28,8 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     options = {} if address else {"num_cpus": max(cpu_slots, os.cpu_count() or 1), "include_dashboard": False}
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    if address:
+        _require_listener(address)
     try:
         ray.init(
             address=address or "local",
@@ -38,6 +44,17 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """EnvironmentProblem when nothing listens at `[ray://]host:port`: Ray itself would try for many minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not (separator and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentProblem(f"--address or RAY_ADDRESS {address}: no Ray answers there: {error}") from error
 
 
 def inventory() -> Inventory:

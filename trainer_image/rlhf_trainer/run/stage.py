@@ -1,4 +1,4 @@
-"""One job from its first step to its saved model, on any runtime."""
+"""One job from its first step, or from its newest checkpoint, to its saved model, on any runtime."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.loop import Record, train
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stages import stage_of
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import Report, StepReport
 
 
-def silent(_: Record, __: Sequence[str]) -> None:
+def silent(_: StepReport) -> None:
     """Tells nobody of a step."""
 
 
@@ -27,6 +28,7 @@ def run_stage(
     evaluation_rows: int,
     model_folder: Path,
     publisher: Publisher | None,
+    checkpoints: Checkpoints,
 ) -> dict[str, Any]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
@@ -35,33 +37,45 @@ def run_stage(
     stage, started = stage_of(job), time.monotonic()
     inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
     evaluation = evaluation_of(job, runtime, evaluation_rows)
-    evaluation.before()
+    resumed = checkpoints.restore() or {"step": 0, "seconds": 0.0}
+    if resumed["step"]:
+        evaluation.restore(resumed["evaluation"])
+    else:
+        evaluation.before()
+    runtime.drain()
+
+    def state() -> State:
+        seconds = resumed["seconds"] + time.monotonic() - started
+        return {"model": stage.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     def run_step(number: int) -> Sequence[Report]:
         batch = runtime.models["data"].load_batch(runtime.blank(number, job.sequences_per_step))
         stage.step(batch, **inputs)
+        checkpoints.end_step(number, state)
         return runtime.drain()
 
-    def after_step(number: int) -> Record:
+    def measure(number: int) -> Record:
         every = job.spec.evaluation.every_steps if job.spec.evaluation else None
         return evaluation.during() if every and number % every == 0 and number < total_steps else {}
 
+    def after_record(number: int) -> None:
+        checkpoints.after_record(number, state, is_last=number == total_steps)
+        runtime.drain()
+
     if publisher:
-        publisher.begin(total_steps=total_steps)
-    train(
-        run_step,
-        total_steps=total_steps,
-        after_step=after_step,
-        publish=publisher.step if publisher else silent,
-    )
+        publisher.begin(first_step=resumed["step"] + 1, total_steps=total_steps)
+    with checkpoints.around_steps():
+        train(
+            run_step,
+            first_step=resumed["step"] + 1,
+            total_steps=total_steps,
+            measure=measure,
+            publish=publisher.step if publisher else silent,
+            after_record=after_record,
+        )
     measured = evaluation.after()
     runtime.models[stage.saved].save(folder=str(model_folder)).result()
     runtime.drain()
     if publisher:
         publisher.folder.samples(evaluation.samples())
-    return {
-        "steps": total_steps,
-        "seconds": round(time.monotonic() - started, 1),
-        "seed": job.spec.training.seed,
-        **measured,
-    }
+    return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **measured}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
@@ -15,7 +16,9 @@ from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
@@ -23,8 +26,8 @@ from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 
-DEADLINE_SECONDS = 1800.0
-"""How long any remote call or collective may take."""
+COLLECTIVE_DEADLINES = 2
+"""How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
 POOL_DEADLINE_SECONDS = 300.0
 """How long Ray may take to set a pool's slots aside."""
 
@@ -32,20 +35,28 @@ POOL_DEADLINE_SECONDS = 300.0
 class RayRuntime:
     """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
 
-    def __init__(self, job: Job, placed: PlacedModels, folders: Mapping[Role, str]) -> None:
-        """folders: role -> local folder of its model, or its name on the hub."""
+    def __init__(self, job: Job, placed: PlacedModels, folders: Mapping[Role, str], *, stacks: Path) -> None:
+        """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang."""
         self.models: dict[str, Any] = {}
         self._job, self._placed, self._folders = job, placed, folders
         self._log, self._meter = CallLog(), PayloadMeter()
+        self._deadline = float(job.spec.training.call_deadline_seconds)
+        self._stacks = stacks
         self._slots: list[ResourcePool] = []
         self._groups: dict[str, WorkerGroup] = {}
 
     @contextmanager
     def running(self) -> Iterator[DataShape]:
-        """Pools, processes and models exist while the block runs; gives what was found in the data."""
+        """Pools, processes and models exist while the block runs; gives what was found in the data.
+
+        A CommunicationError that leaves the block says which rank is to blame.
+        """
         try:
             with self._meter.watching():
                 yield self._start()
+        except CommunicationError as error:
+            seats = [seat for group in self._groups.values() for seat in group.look()]
+            raise diagnosed(error, seats, self._stacks) from error
         finally:
             for group in self._groups.values():
                 group.stop()
@@ -58,7 +69,7 @@ class RayRuntime:
 
     def drain(self) -> Sequence[Report]:
         """Wait for all calls made so far; what every rank measured, and the payload bytes of this process."""
-        reports = self._log.drain(deadline=DEADLINE_SECONDS)
+        reports = self._log.drain(deadline=self._deadline)
         return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
 
     def _start(self) -> DataShape:
@@ -69,10 +80,10 @@ class RayRuntime:
         for pool, reserved in zip(self._placed.pools, self._slots, strict=True):
             self._groups[pool.name] = WorkerGroup(
                 reserved,
-                start=partial(distributed.start, self._placed.device, DEADLINE_SECONDS),
+                start=partial(distributed.start, self._placed.device, COLLECTIVE_DEADLINES * self._deadline),
                 environment={"OMP_NUM_THREADS": "1"} if self._placed.device == "CPU" else {},
                 log=self._log,
-                deadline=DEADLINE_SECONDS,
+                deadline=self._deadline,
             )
         stage = stage_of(self._job)
         home = next(pool for pool in self._placed.pools if stage.saved in pool.models)

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import device_here, largest_over_ranks
+from rlhf_trainer.training.distributed import device_here, largest_over_ranks, sum_over_ranks
 from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
 COSINE_FLOOR = 0.1
@@ -70,10 +71,23 @@ class Engine:
 class Trainer(Engine):
     """An engine with an optimizer: AdamW on the float32 shards, clipping, warm-up and a cosine or constant schedule."""
 
-    def __init__(self, model: nn.Module, *, token_budget: int, optimizer: Optimizer, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        token_budget: int,
+        optimizer: Optimizer,
+        total_steps: int,
+        max_skipped_updates: int,
+        path: str,
+    ) -> None:
+        """path: the model's field in the manifest, for messages."""
         super().__init__(model, token_budget=token_budget)
         self._settings = optimizer
         self._total_steps = total_steps
+        self._max_skipped_updates = max_skipped_updates
+        self._path = path
+        self._skipped_in_a_row = 0
         self._optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=optimizer.learning_rate,
@@ -81,6 +95,7 @@ class Trainer(Engine):
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
         )
+        self.state = TrainerState(model, self._optimizer)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step, from 1: linear warm-up, then constant, or a cosine down to a tenth of the peak."""
@@ -95,22 +110,47 @@ class Trainer(Engine):
     def update(
         self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int
     ) -> float:
-        """One optimizer step; returns the gradient norm before clipping.
+        """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
 
         `loss(model, micro-batch fields)` is this rank's share of a loss that is divided by *global* counts, so that the
         gradient is the same for any number of ranks, any micro-batch size and any padding.
-        Raises NumericsError when the gradient is not finite; the weights are then untouched.
+        A loss or gradient that is not finite leaves weights and optimizer as they are; NumericsError when that happens
+        too often in a row. All ranks see the same.
         """
         world = dist.get_world_size()
+        total = 0.0
         for micro in self.split(fields, lengths):
-            torch.autograd.backward(loss(self.model, micro.fields) * world)  # FSDP2 averages gradients over the ranks
+            share = loss(self.model, micro.fields)
+            total += float(share.detach())
+            torch.autograd.backward(share * world)  # FSDP2 averages gradients over the ranks
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
-        grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if not math.isfinite(grad_norm):
-            self._optimizer.zero_grad()
-            raise NumericsError(f"step {step}: the gradient norm is {grad_norm}")
+        measured = {
+            "loss": sum_over_ranks([total])[0],
+            "gradient norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
+        }
+        recorder.add("skipped_updates", 0.0)
+        broken = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
+        if broken:
+            self._skip(broken[0], step=step)
+        else:
+            self._step(step)
+        self._optimizer.zero_grad()
+        return measured["gradient norm"]
+
+    def _step(self, step: int) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         self._optimizer.step()
-        self._optimizer.zero_grad()
-        return grad_norm
+        self._skipped_in_a_row = 0
+
+    def _skip(self, reason: str, *, step: int) -> None:
+        """Count an update that is not made; NumericsError when it is one too many."""
+        self._skipped_in_a_row += 1
+        recorder.add("skipped_updates", float(dist.get_rank() == 0))  # the record sums over the ranks
+        if self._skipped_in_a_row > self._max_skipped_updates:
+            raise NumericsError(
+                f"{self._path}: step {step}: {reason}, and {self._skipped_in_a_row} updates in a row failed, "
+                f"more than the {self._max_skipped_updates} of spec.training.maxSkippedUpdates; "
+                f"a lower optimizer.learningRate ({self._settings.learning_rate:g}) is the usual remedy"
+            )
+        recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")

@@ -21,6 +21,8 @@ from transformers import (
 from rlhf_trainer.errors import ConfigError, DataError
 
 WEIGHT_FILES = "*.safetensors"
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Files that run code when they are opened, so they never are."""
 
 
 class Scorer(nn.Module):
@@ -77,9 +79,16 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; a name on the hub counts as having them."""
+    """Whether a local model folder holds weights; a name on the hub counts as having them.
+
+    DataError when it holds pickled ones only.
+    """
     path = Path(folder)
-    return not path.is_dir() or any(path.glob(WEIGHT_FILES))
+    if not path.is_dir() or any(path.glob(WEIGHT_FILES)):
+        return True
+    if pickled := [file for pattern in PICKLED_WEIGHTS for file in path.glob(pattern)]:
+        raise DataError(f"{pickled[0]}: pickled weights are never opened, for they can run code; save as safetensors")
+    return False
 
 
 def load_language_model(

@@ -3,38 +3,67 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import full_weights
 
+DESCRIPTION = "huggingface"
+"""Folder beside the shards of a model in a checkpoint: what `save_description` writes."""
+
 
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all."""
-    pretrained = inner(model)
+    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all.
+
+    EnvironmentProblem when the disk refuses.
+    """
     is_writer = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
     for name, weight in full_weights(model):
         if is_writer:
             weights[name] = weight.cpu().clone()  # a gathered weight may be a view into a longer, padded storage
     if is_writer:
-        unfinished = folder.with_name(folder.name + ".unfinished")
+        with appearing_whole(folder) as unfinished:
+            save_description(model, tokenizer, unfinished)
+            save_torch_state_dict(weights, unfinished)
+    dist.barrier()
+
+
+def save_description(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write everything of a Hugging Face directory but the weights: config, generation config and tokenizer."""
+    pretrained = inner(model)
+    pretrained.config.architectures = [type(pretrained).__name__]
+    if pretrained.config.pad_token_id is None:
+        pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row
+    pretrained.config.save_pretrained(folder)
+    if pretrained.can_generate() and pretrained.generation_config is not None:
+        pretrained.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def appearing_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill in the block; it takes the place of `folder` when the block ends well.
+
+    EnvironmentProblem when the disk refuses.
+    """
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        pretrained.config.architectures = [type(pretrained).__name__]
-        if pretrained.config.pad_token_id is None:
-            pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row
-        pretrained.config.save_pretrained(unfinished)
-        if pretrained.can_generate() and pretrained.generation_config is not None:
-            pretrained.generation_config.save_pretrained(unfinished)
-        save_torch_state_dict(weights, unfinished)
-        tokenizer.save_pretrained(unfinished)
+        yield unfinished
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
-    dist.barrier()
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise EnvironmentProblem(f"{folder}: the model cannot be written: {error}") from error

@@ -43,11 +43,16 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
     return model
 
 
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, whole float32 tensor) of each parameter, in layer order; all ranks go through it together."""
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(Hugging Face name, parameter) of a sharded model, in layer order."""
     wrapper = f"{next(iter(dict(model.named_children())))}."
     for name, parameter in model.named_parameters():
+        yield name.removeprefix(wrapper).replace(_CHECKPOINT_PART, ""), parameter
+
+
+def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, whole float32 tensor) of each parameter, in layer order; all ranks go through it together."""
+    for name, parameter in named_parameters(model):
         weight = parameter.detach()
-        plain = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
-        assert isinstance(weight, DTensor), f"{plain} is not in its sharded form"
-        yield plain, weight.full_tensor()
+        assert isinstance(weight, DTensor), f"{name} is not in its sharded form"
+        yield name, weight.full_tensor()

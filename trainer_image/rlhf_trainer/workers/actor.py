@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
 from rlhf_trainer.ops.losses import kl_loss, policy_loss
 from rlhf_trainer.ops.masks import masked_sum
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks, sum_over_ranks
 from rlhf_trainer.training.mini_batches import deal
@@ -67,6 +68,16 @@ class ActorWorker(TrainedModel):
         )
         self.policy_version = 0
         self._generator_version = -1
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        return {"policy_version": self.policy_version}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        self.policy_version, self._generator_version = counters["policy_version"], -1
 
     @register(
         DP_PROTO,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 from torch import Tensor
 
 from rlhf_api.spec import PPO
@@ -9,7 +14,7 @@ from rlhf_trainer.ops.advantages import gae, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
 from rlhf_trainer.ops.masks import masked_sum, row_sums, whiten
 from rlhf_trainer.ops.running import RunningMoments
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
@@ -46,6 +51,17 @@ class AdvantageWorker:
         self._adapt(row_sums(kl, mask).sum(), valid.sum())
         return {"advantages": advantages, "returns": returns}
 
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds: JSON values, the same on every rank."""
+        return {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        self.kl_coefficient = counters["kl_coefficient"]
+        self.reward_moments = RunningMoments(**counters["reward_moments"])
+
     def _shaped(self, batch: Batch) -> Tensor:
         """Scores [B] after normalisation, clipping and the penalty for a missing end of text."""
         shaping, scores, valid = self._algorithm.rewards, batch["scores"], batch["valid"]
@@ -54,7 +70,8 @@ class AdvantageWorker:
             count, total = sum_over_ranks([valid.sum(), (scores * valid).sum()])
             batch_mean = total / max(count, 1.0)
             deviation = sum_over_ranks([((scores - batch_mean) ** 2 * valid).sum()])[0]
-            self.reward_moments = self.reward_moments.merge(count, batch_mean, deviation)
+            if math.isfinite(deviation):  # else every later reward would be lost with this one
+                self.reward_moments = self.reward_moments.merge(count, batch_mean, deviation)
             mean, std = self.reward_moments.mean, self.reward_moments.std
         return shape_scores(
             scores,
@@ -71,6 +88,8 @@ class AdvantageWorker:
         if settings.controller != "Adaptive" or settings.target is None:
             return
         total, count = sum_over_ranks([kl, sequences])
+        if not math.isfinite(total):
+            return
         self.kl_coefficient = adaptive_coefficient(
             self.kl_coefficient,
             kl=total / max(count, 1.0),

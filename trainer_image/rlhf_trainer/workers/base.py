@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.spec import Model
+from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import load_tokenizer
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.types import Batch, Fields, register
 
@@ -65,6 +67,8 @@ class WorkerSetting:
             token_budget=token_budget or self.job.spec.training.micro_batch_tokens,
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
+            max_skipped_updates=self.job.spec.training.max_skipped_updates,
+            path=self.path,
         )
 
 
@@ -79,6 +83,25 @@ class TrainedModel:
     def save(self, *, folder: str) -> None:
         """Write the model as a Hugging Face directory."""
         save_model(self.trainer.model, self.setting.tokenizer(), Path(folder))
+
+    @register(ONE_TO_ALL, phase="checkpoint")
+    def begin_checkpoint(self, *, uri: str) -> None:
+        """Copy weights, moments and random state, to be written below `uri` in the background."""
+        staging = Staging(f"{uri}/{self.setting.role}")
+        if dist.get_rank() == 0:
+            save_description(self.trainer.model, self.setting.tokenizer(), staging.folder / DESCRIPTION)
+        self.trainer.state.begin_save(staging.folder, then=staging.deliver)
+
+    @register(ONE_TO_ALL)
+    def end_checkpoint(self) -> None:
+        """Wait until the last checkpoint is written."""
+        self.trainer.state.end_save()
+
+    @register(ONE_TO_ALL)
+    def restore(self, *, uri: str) -> None:
+        """Go back to a checkpoint, made by any number of ranks."""
+        with fetched(f"{uri}/{self.setting.role}") as folder:
+            self.trainer.state.load(folder)
 
 
 def lengths_of(batch: Batch) -> Tensor:

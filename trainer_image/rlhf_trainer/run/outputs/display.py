@@ -1,13 +1,18 @@
-"""What a run shows on the terminal: one line a step, and the table at the end."""
+"""What a run shows where there is no terminal to draw on: one line a step, and the table at the end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.telemetry import StepReport
 
 SHOWN = {
     "loss/sft": ("loss", ".3f"),
@@ -24,27 +29,41 @@ SHOWN = {
 class Display:
     """Lines for people; data is in the run folder."""
 
-    def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
-        self._started = time.monotonic()
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._name = ""
+        self._started, self._first_step, self._total_steps = 0.0, 1, 0
+
+    @contextmanager
+    def showing(self, pending: Sequence[Job]) -> Iterator[None]:  # noqa: ARG002 lines say only what happens
+        """While the block runs the jobs that are left, `pending`, are run."""
+        yield
 
     def say(self, message: str) -> None:
-        self.console.print(message, markup=False)
+        self.console.print(message, markup=False, soft_wrap=True)
 
     def warn(self, message: str) -> None:
-        self.console.print(f"warning: {message}", style="yellow", markup=False)
+        self.console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
-    def begin(self) -> None:
-        """The clock of "time left" starts now, before the first step."""
-        self._started = time.monotonic()
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
+        """The clock of "time left" starts now, before the first step of this run."""
+        self._name = job.name
+        self._started, self._first_step, self._total_steps = time.monotonic(), first_step, total_steps
 
-    def step(self, name: str, record: Mapping[str, float], total_steps: int) -> None:
+    def step(self, report: StepReport) -> None:
         """The line of a step: stage, step of total, what was measured, time left."""
-        number = int(record["step"])
+        record, number = report.record, int(report.record["step"])
         shown = [f"{label} {record[key]:{form}}" for key, (label, form) in SHOWN.items() if key in record]
+        steps, left = f"{number:>4}/{self._total_steps}", clock(self.seconds_left(number))
+        self.say(f"{self._name:<14} {steps}  {'  '.join(shown)}  left {left}")
+
+    def end(self, phase: Phase) -> None:
+        """The job has ended; its lines stay."""
+
+    def seconds_left(self, number: int) -> float:
+        """Time for the steps after `number`, if they take as long as those of this run so far."""
         spent = time.monotonic() - self._started
-        left = spent / number * (total_steps - number)
-        self.say(f"{name:<14} {number:>4}/{total_steps}  {'  '.join(shown)}  left {_clock(left)}")
+        return spent / (number - self._first_step + 1) * (self._total_steps - number)
 
     def table(self, summary: Mapping[str, Mapping[str, Any]]) -> None:
         """Before and after of each job that measured both, and what was measured once."""
@@ -55,7 +74,7 @@ class Display:
             for measure, before, after in _measures(values):
                 table.add_row(name, measure, before, after)
         if table.row_count:
-            self.console.print(table)
+            self.console.print(table, soft_wrap=True)
 
 
 def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -73,5 +92,6 @@ def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

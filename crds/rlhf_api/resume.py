@@ -1,0 +1,57 @@
+"""Whether an edited job still is the experiment that was begun, so that it may go on from where that one was."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rlhf_api.problems import Problem
+
+MAY_CHANGE = (
+    "metadata.*",
+    "spec.checkpoint.*",
+    "spec.resources.*",
+    "spec.placement.*",
+    "spec.evaluation.everySteps",
+    "spec.training.microBatchTokens",
+    "spec.training.maxSkippedUpdates",
+    "spec.training.callDeadlineSeconds",
+    "spec.rollout.gpuMemoryUtilization",
+    "spec.models.*.gradientCheckpointing",
+)
+"""Fields that say where and when, not what: the numbers of the run stay the same, up to rounding."""
+LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
+    """A problem for each field that makes `after` another experiment than `before`; both are resolved documents.
+
+    The length may change where no learning rate depends on it (every schedule is Constant).
+    """
+    fields = [field for field in differing(before, after) if not any(fnmatchcase(field, each) for each in MAY_CHANGE)]
+    if any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after)):
+        return [Problem(field, _sentence(field)) for field in fields]
+    return [Problem(field, _sentence(field)) for field in fields if field not in LENGTHS]
+
+
+def differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """Paths at which two documents differ."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if one == other else [path]
+    names = [*one, *(name for name in other if name not in one)]
+    return [
+        found
+        for name in names
+        for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    ]
+
+
+def _trained(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The models that say how they are trained."""
+    models = (document["spec"]["models"] or {}).values()
+    return [model for model in models if model and model.get("optimizer")]
+
+
+def _sentence(field: str) -> str:
+    why = ", and a Cosine schedule depends on it" if field in LENGTHS else ""
+    return f"is not what it was when the job began{why}; use another --output, or --restart"

@@ -1,0 +1,63 @@
+"""What may change between two runs into one folder, and what makes the second another experiment."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.files import dump, load
+from rlhf_api.resume import changes
+
+MANIFEST = Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml"
+
+
+def resolved(name: str, *overrides: str) -> dict[str, Any]:
+    """A job of the example as it is saved, after `--set`."""
+    job = next(job for job in load(MANIFEST, [f"{name}:{override}" for override in overrides]) if job.name == name)
+    document: dict[str, Any] = kubectl_yaml.read(dump(job), "")[0]
+    return document
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "resources.slotsPerNode=1",
+        "placement.mode=Manual",
+        "checkpoint.everySteps=3",
+        "checkpoint.storage=s3://bucket/runs",
+        "training.microBatchTokens=64",
+        "rollout.gpuMemoryUtilization=0.5",
+        "evaluation.everySteps=2",
+        "models.actor.gradientCheckpointing=true",
+        "training.totalSteps=99",
+    ],
+)
+def test_where_and_when_may_change(override: str) -> None:
+    overrides = [override]
+    if "Manual" in override:
+        overrides.append("placement.pools=[{name: a, models: [actor, critic, reference, reward], slotsPerNode: 1}]")
+    assert changes(resolved("helpful-ppo"), resolved("helpful-ppo", *overrides)) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.seed=1",
+        "models.actor.optimizer.learningRate=1.0",
+        "data.train.limit=7",
+        "algorithm.kl.coefficient=0.9",
+        "rollout.temperature=0.5",
+        "models.critic.uri=job://helpful-sft",
+    ],
+)
+def test_what_changes_the_numbers_is_named(override: str) -> None:
+    (problem,) = changes(resolved("helpful-ppo"), resolved("helpful-ppo", override))
+    assert problem.path == f"spec.{override.partition('=')[0]}"
+    assert "--restart" in problem.message
+
+
+def test_the_length_may_not_change_under_a_schedule_that_depends_on_it() -> None:
+    (problem,) = changes(resolved("helpful-sft"), resolved("helpful-sft", "training.totalSteps=99"))
+    assert problem.path == "spec.training.totalSteps"
+    assert "Cosine" in problem.message

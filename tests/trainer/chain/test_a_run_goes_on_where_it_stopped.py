@@ -1,0 +1,206 @@
+"""A PPO job that was stopped or killed, continued by the same command: the numbers of the run that never stopped.
+
+With the same layout metrics are equal within 1e-6 and weights bit for bit. Resumed on other numbers of ranks, sums are
+taken in another order: then 1e-4 relative, 1e-5 absolute, as for placement.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from rlhf_trainer.checkpoint.store import CheckpointStore
+from rlhf_trainer.training.state import whole_weights
+from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records, rlhf
+
+PPO = "helpful-ppo"
+UNEQUAL = ("time/", "tokens_per_second", "bytes/")
+"""Metrics that are about the machine and not about the job."""
+ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
+LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
+POOLS = f"[{LEFT}, slotsPerNode: 1}}, {RIGHT}, slotsPerNode: 1}}]"
+TWO_POOLS = ("--set=helpful-ppo:placement.mode=Manual", f"--set=helpful-ppo:placement.pools={POOLS}")
+
+
+def start_of(chain: tuple[Path, str], output: Path) -> None:
+    """A run folder in which only the PPO job is left to do."""
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(chain[0] / name, output / name)
+
+
+@contextmanager
+def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`rlhf run` of the shortened example; whatever a killed controller leaves is ended with the block."""
+    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(MANIFEST), f"--output={output}", *SHORT, *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    family: list[psutil.Process] = []
+    try:
+        yield process
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    finally:
+        process.kill()
+        process.wait()
+        for member in family:
+            member.kill() if member.is_running() else None
+
+
+def wait_until(happened: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 200
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def steps_done(output: Path) -> int:
+    metrics = output / PPO / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.is_file() else 0
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [member for member in family if "SlotProcess" in " ".join(member.cmdline())]
+
+
+def resume(output: Path, *options: str) -> str:
+    """The same command again; what the terminal showed."""
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def assert_same_run(output: Path, whole: Path, *, relative: float = 1e-6, absolute: float = 0.0) -> None:
+    """The metrics of every step, and what was measured at the end."""
+    mine, theirs = records(output / PPO), records(whole / PPO)
+    assert [record["step"] for record in mine] == [record["step"] for record in theirs]
+    for record, other in zip(mine, theirs, strict=True):
+        names = [name for name in other if not name.startswith((*UNEQUAL, "ratio/", "padding/", "kl/rollout"))]
+        for name in names:
+            assert record[name] == pytest.approx(other[name], rel=relative, abs=absolute), (record["step"], name)
+    summaries = [json.loads((folder / "summary.json").read_text())[PPO] for folder in (output, whole)]
+    assert list(summaries[0]) == list(summaries[1])
+
+
+def assert_same_bits(output: Path, whole: Path) -> None:
+    """The model, and critic and optimizer of the last checkpoint."""
+    saved, other = (load_file(str(folder / PPO / "model" / "model.safetensors")) for folder in (output, whole))
+    assert all(saved[name].equal(other[name]) for name in other)
+    last = [CheckpointStore(str(folder / PPO / "checkpoints")).newest() for folder in (output, whole)]
+    for role in ("actor", "critic"):
+        mine, theirs = (whole_weights(Path(found.uri) / role) for found in last if found)
+        assert mine
+        assert all(mine[name].equal(theirs[name]) for name in theirs)
+    samples = [(folder / PPO / "samples.jsonl").read_text() for folder in (output, whole)]
+    assert samples[0] == samples[1]
+
+
+@pytest.fixture(scope="module")
+def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a run that got SIGTERM in its second step."""
+    output = tmp_path_factory.mktemp("stopped") / "run"
+    start_of(chain, output)
+    with running(output) as process:
+        wait_until(lambda: steps_done(output))
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        shown, errors = process.communicate(timeout=100)
+    assert process.returncode == 143, errors
+    assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
+    assert "stopping after this step" in shown
+    status = json.loads((output / PPO / "status.json").read_text())
+    assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, "something of the run is still there"
+    return output
+
+
+def test_a_stopped_run_goes_on_as_if_it_never_had(chain: tuple[Path, str], stopped: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(stopped, output)
+    shown = resume(output)
+    assert f"{PPO}: goes on after step 2, from {output}" in shown
+    assert_same_run(output, chain[0])
+    assert_same_bits(output, chain[0])
+    again = rlhf("run", MANIFEST, f"--output={output}", *SHORT)
+    assert (again.returncode, again.stdout.count("already finished")) == (0, 3)
+
+
+@pytest.mark.parametrize("options", [TWO_POOLS, pytest.param(ONE_SLOT, marks=pytest.mark.slow)])
+def test_it_goes_on_with_other_numbers_of_ranks(
+    chain: tuple[Path, str], stopped: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(stopped, output)
+    assert "goes on after step 2" in resume(output, *options)
+    assert_same_run(output, chain[0], relative=1e-4, absolute=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--set=helpful-ppo:training.seed=5", "helpful-ppo: spec.training.seed: is not what it was"),
+        ("--set=helpful-ppo:training.totalSteps=1", "helpful-ppo: spec.training: gives 1 steps, but 2 are done"),
+    ],
+)
+def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: str, sentence: str) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(stopped, output)
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, option)
+    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    assert steps_done(output) == 2, "nothing is lost"
+
+
+def kill_controller(process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def kill_worker(process: subprocess.Popen[str]) -> None:
+    workers_of(process)[-1].kill()
+
+
+@pytest.mark.parametrize(
+    ("kill", "moment"),
+    [
+        (kill_controller, "in the middle of a checkpoint"),
+        pytest.param(kill_controller, "at generation", marks=pytest.mark.slow),
+        pytest.param(kill_controller, "at the update", marks=pytest.mark.slow),
+        pytest.param(kill_worker, "in the middle of a checkpoint", marks=pytest.mark.slow),
+        pytest.param(kill_worker, "at generation", marks=pytest.mark.slow),
+        pytest.param(kill_worker, "at the update", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(
+    chain: tuple[Path, str], tmp_path: Path, kill: Callable[[subprocess.Popen[str]], None], moment: str
+) -> None:
+    output = tmp_path / "run"
+    start_of(chain, output)
+    every_step = "--set=helpful-ppo:checkpoint.everySteps=1"
+    with running(output, every_step) as process:
+        if moment == "in the middle of a checkpoint":
+            wait_until((output / PPO / "checkpoints" / "step-000002").is_dir)
+        else:
+            wait_until(lambda: steps_done(output) == 2)
+            share = {"at generation": 0.05, "at the update": 0.7}[moment]
+            time.sleep(share * records(output / PPO)[-1]["time/step"])
+        kill(process)
+        _, errors = process.communicate(timeout=100)
+    if kill is kill_worker:
+        assert process.returncode == 8, errors
+        assert len(errors.splitlines()) == 1
+    store = CheckpointStore(str(output / PPO / "checkpoints"))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 1
+    assert [found.step for found in store.all() if not found.is_whole] == [2]
+    assert "goes on after step 1" in resume(output, every_step)
+    assert_same_run(output, chain[0])
+    assert_same_bits(output, chain[0])

@@ -1,0 +1,151 @@
+"""The store of checkpoints, in a folder and on an S3 server of this machine."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rlhf_trainer.checkpoint.storage import Staging, fetched
+from rlhf_trainer.checkpoint.store import COMPLETE, CheckpointStore
+from rlhf_trainer.errors import EnvironmentProblem
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """Address of a bucket on a local S3 server."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
+    """An empty store of each kind."""
+    where = str(tmp_path) if request.param == "folder" else f"{request.getfixturevalue('s3')}/{uuid.uuid4()}"
+    return CheckpointStore(f"{where}/job")
+
+
+def write(store: CheckpointStore, step: int, *, complete: bool = True) -> str:
+    """A checkpoint of two ranks' files, as workers and controller write it."""
+    uri = store.begin(step)
+    for rank in range(2):
+        staging = Staging(f"{uri}/actor")
+        (staging.folder / "random").mkdir(parents=True, exist_ok=True)
+        (staging.folder / "random" / f"rank-{rank}").write_text("x" * step)
+        staging.deliver()
+    if complete:
+        store.complete(uri, {"state.json": f'{{"step": {step}}}', "metrics.jsonl": "line\n"})
+    return uri
+
+
+def damage(store: CheckpointStore, uri: str, name: str, content: bytes | None) -> None:
+    """Overwrite a file of a checkpoint, or delete it."""
+    path = f"{uri.removeprefix('s3://')}/{name}"
+    if content is None:
+        store._files.rm_file(path)
+    else:
+        store._files.pipe_file(path, content)
+
+
+def test_the_newest_whole_one_is_chosen(store: CheckpointStore) -> None:
+    assert store.newest() is None
+    write(store, 5)
+    write(store, 10)
+    write(store, 15, complete=False)
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.step, newest.state(), newest.text("metrics.jsonl")) == (10, {"step": 10}, "line\n")
+    assert [(found.step, found.is_whole) for found in store.all()] == [(5, True), (10, True), (15, False)]
+    assert newest.files["actor/random/rank-1"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("actor/random/rank-1", None, "actor/random/rank-1 is missing"),
+        ("actor/random/rank-1", b"short", "actor/random/rank-1 has 5 bytes, not 10"),
+        (COMPLETE, b"", "COMPLETE cannot be read"),
+        (COMPLETE, None, "not finished"),
+    ],
+)
+def test_a_damaged_one_is_not_chosen_and_says_why(
+    store: CheckpointStore, name: str, content: bytes | None, words: str
+) -> None:
+    write(store, 5)
+    damage(store, write(store, 10), name, content)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5
+    assert words in store.all()[-1].problem
+
+
+def test_a_step_saved_again_forgets_what_a_torn_one_left(store: CheckpointStore) -> None:
+    uri = write(store, 5, complete=False)
+    damage(store, uri, "actor/shard-of-a-third-rank", b"old")
+    write(store, 5)
+    newest = store.newest()
+    assert newest is not None
+    assert "actor/shard-of-a-third-rank" not in newest.files
+
+
+def test_pruning_keeps_the_last_whole_ones_and_what_is_being_written(store: CheckpointStore) -> None:
+    for step in (1, 2, 4, 5):
+        write(store, step)
+    write(store, 3, complete=False)
+    write(store, 6, complete=False)
+    store.prune(keep_last=2)
+    assert [found.step for found in store.all()] == [4, 5, 6]
+    store.clear()
+    assert store.all() == []
+
+
+def test_a_ranks_files_come_back_from_wherever_they_are(store: CheckpointStore) -> None:
+    uri = write(store, 7)
+    with fetched(f"{uri}/actor") as folder:
+        found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        assert found == ["random/rank-0", "random/rank-1"]
+        assert (folder / "random" / "rank-0").read_text() == "x" * 7
+
+
+def test_nothing_stays_on_this_machine_of_what_was_delivered(s3: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path))
+        store = CheckpointStore(f"{s3}/{uuid.uuid4()}")
+        uri = write(store, 3)
+        with fetched(f"{uri}/actor"):
+            assert os.listdir(tmp_path)  # noqa: PTH208
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [("gs://bucket/x", "gcsfs"), ("s3://no-such-bucket-here/x", "no-such-bucket-here"), ("ftp9://x/y", "ftp9")],
+)
+def test_storage_that_does_not_work_is_named(s3: str, uri: str, words: str) -> None:
+    assert s3
+    with pytest.raises(EnvironmentProblem, match=words):
+        CheckpointStore(uri).try_writing()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(EnvironmentProblem, match=str(file)):
+        CheckpointStore(f"{file}/job").try_writing()

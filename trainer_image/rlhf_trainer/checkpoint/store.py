@@ -1,0 +1,174 @@
+"""The checkpoints of a job: folders `step-000010/`, each whole if and only if its COMPLETE fits what lies beside it.
+
+A folder holds `state.json` and other files of the controller, and a folder per model that its ranks wrote. COMPLETE is
+written last and lists every other file with its size, so a checkpoint that was cut short is told from a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from rlhf_trainer.checkpoint.storage import opened, storage_errors
+
+COMPLETE, STATE = "COMPLETE", "state.json"
+PREFIX = "step-"
+PROBE = ".probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint."""
+
+    step: int
+    uri: str
+    problem: str = ""
+    """Why it is not whole; empty if it is."""
+    bytes: int = 0
+    """Size of all its files."""
+    saved_at: datetime | None = None
+    """When it became whole."""
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Name within the checkpoint -> bytes."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{PREFIX}{self.step:06d}"
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.problem
+
+    def text(self, name: str) -> str:
+        """The content of one of the controller's files."""
+        with storage_errors(self.uri):
+            files, path = opened(self.uri)
+            text: str = files.cat_file(f"{path}/{name}").decode()
+        return text
+
+    def state(self) -> dict[str, Any]:
+        """What the controller knew after the step."""
+        state: dict[str, Any] = json.loads(self.text(STATE))
+        return state
+
+
+class CheckpointStore:
+    """The checkpoints below one address, a folder or an `s3://` or `gs://` URL."""
+
+    def __init__(self, uri: str) -> None:
+        """Raises EnvironmentProblem when the package for this kind of address is missing."""
+        self.uri = uri.rstrip("/")
+        with storage_errors(self.uri):
+            self._files, self._path = opened(self.uri)
+
+    def try_writing(self) -> None:
+        """Raises EnvironmentProblem if nothing can be written here, before anybody has trained for hours."""
+        with storage_errors(self.uri):
+            if isinstance(self._files, LocalFileSystem):  # an object store has no folders, and would make a bucket
+                self._files.makedirs(self._path, exist_ok=True)
+            self._files.pipe_file(f"{self._path}/{PROBE}", b"")
+            self._files.rm_file(f"{self._path}/{PROBE}")
+
+    def all(self) -> list[Checkpoint]:
+        """Whole ones and others, oldest first."""
+        with storage_errors(self.uri):
+            if not self._files.isdir(self._path):
+                return []
+            entries = self._files.ls(self._path, detail=True)
+            names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
+            steps = sorted(name for name in names if name.removeprefix(PREFIX).isdigit() and name.startswith(PREFIX))
+            return [self._inspect(name) for name in steps]
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole one."""
+        return next((checkpoint for checkpoint in reversed(self.all()) if checkpoint.is_whole), None)
+
+    def begin(self, step: int) -> str:
+        """Address of a step's checkpoint; what a torn one left there is gone."""
+        name = f"{PREFIX}{step:06d}"
+        with storage_errors(self.uri):
+            self._remove(name)
+        return f"{self.uri}/{name}"
+
+    def complete(self, uri: str, texts: Mapping[str, str]) -> Checkpoint:
+        """Everything the ranks write is there: add the controller's files and, last of all, COMPLETE."""
+        name = uri.rsplit("/", 1)[-1]
+        folder = f"{self._path}/{name}"
+        with storage_errors(uri):
+            for file, text in texts.items():
+                self._files.pipe_file(f"{folder}/{file}", text.encode())
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            marker = json.dumps({"savedAt": now, "files": self._sizes(folder)}, indent=1)
+            self._files.pipe_file(f"{folder}/{COMPLETE}.unfinished", marker.encode())
+            self._files.mv(f"{folder}/{COMPLETE}.unfinished", f"{folder}/{COMPLETE}")
+            return self._inspect(name)
+
+    def prune(self, keep_last: int) -> None:
+        """Delete all but the newest whole ones, and what is torn and older than the newest whole one."""
+        checkpoints = self.all()
+        whole = [checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole]
+        with storage_errors(self.uri):
+            for checkpoint in checkpoints:
+                if checkpoint.step not in whole[-keep_last:] and whole and checkpoint.step < whole[-1]:
+                    self._remove(checkpoint.name)
+
+    def clear(self) -> None:
+        """Delete every checkpoint."""
+        for checkpoint in self.all():
+            with storage_errors(self.uri):
+                self._remove(checkpoint.name)
+
+    def _remove(self, name: str) -> None:
+        """Delete a folder, its COMPLETE first, so that half of it is never chosen."""
+        folder = f"{self._path}/{name}"
+        if self._files.exists(f"{folder}/{COMPLETE}"):
+            self._files.rm_file(f"{folder}/{COMPLETE}")
+        if self._files.exists(folder):
+            self._files.rm(folder, recursive=True)
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """Name within the folder -> bytes, of every file but the marker."""
+        found = self._files.find(folder, detail=True)
+        names = {path: path.removeprefix(folder).lstrip("/") for path in found}
+        return {names[path]: int(entry["size"]) for path, entry in found.items() if names[path] != COMPLETE}
+
+    def _inspect(self, name: str) -> Checkpoint:
+        """What a folder holds, held against its COMPLETE."""
+        folder = f"{self._path}/{name}"
+        sizes = self._sizes(folder)
+        problem, saved_at = "it was not finished (no COMPLETE)", None
+        if self._files.exists(f"{folder}/{COMPLETE}"):
+            problem, saved_at = judged(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
+        return Checkpoint(
+            step=int(name.removeprefix(PREFIX)),
+            uri=f"{self.uri}/{name}",
+            problem=problem,
+            bytes=sum(sizes.values()),
+            saved_at=saved_at,
+            files=sizes,
+        )
+
+
+def judged(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
+    """(what is wrong with the files found, when they were saved) by the text of COMPLETE."""
+    try:
+        document = json.loads(marker)
+        return difference(document["files"], found), datetime.fromisoformat(document["savedAt"])
+    except (ValueError, KeyError, TypeError):
+        return f"{COMPLETE} cannot be read", None
+
+
+def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
+    """The first file that is not as COMPLETE lists it, in words; empty if all are."""
+    for name, size in listed.items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != size:
+            return f"{name} has {found[name]:,} bytes, not {size:,}"
+    return ""

@@ -1,0 +1,124 @@
+"""When the state of a job is saved, by whom, and how it comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_trainer.checkpoint.store import STATE, Checkpoint
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.run.folder import JobFolder
+from rlhf_trainer.run.stopping import Stopped, StopSignals
+
+State = dict[str, Any]
+"""What the controller knows after a step besides the step's number: JSON values."""
+
+
+class Checkpoints:
+    """No checkpoints (torchrun): the base of those that are kept."""
+
+    def restore(self) -> State | None:
+        """Put every model back to the newest whole checkpoint; its state with `step`, or None without one."""
+        return None
+
+    def end_step(self, step: int, state: Callable[[], State]) -> None:
+        """The last thing of a step: begin a checkpoint if it is time for one."""
+
+    def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
+        """The step's record is written: make the checkpoint that cannot wait; raises Stopped if a signal asked."""
+
+    @contextmanager
+    def around_steps(self) -> Iterator[None]:
+        """While the block runs, a signal waits for the end of the step."""
+        yield
+
+
+class KeptCheckpoints(Checkpoints):
+    """The checkpoints of a job on Ray, written by its workers in the background."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: JobFolder,
+        models: Mapping[str, Any],
+        *,
+        rows: int,
+        stop: StopSignals,
+        resumed: Checkpoint | None,
+    ) -> None:
+        """models: all of the job, of which the trained ones and those that count are saved; rows: of the data.
+
+        Raises DataError when the data is not what it was.
+        """
+        self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
+        self._store, self._rows = folder.checkpoints, rows
+        self._trained = [models[role] for role in job.spec.algorithm.trained]
+        self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
+        self._under_way: tuple[str, State] | None = None
+        self._newest_step = 0
+        self._begun_at = time.monotonic()
+        if resumed and (before := resumed.state()["rows"]) != rows:
+            raise DataError(
+                f"{job.name}: spec.data.train: has {rows} rows that fit; it had {before} when the job began"
+            )
+
+    def restore(self) -> State | None:
+        if not self._resumed:
+            return None
+        state, uri = self._resumed.state(), self._resumed.uri
+        calls = [model.restore(uri=uri) for model in self._trained]
+        calls += [model.set_counters(counters=state["counters"][role]) for role, model in self._counting.items()]
+        for call in calls:
+            call.result()
+        return state
+
+    def end_step(self, step: int, state: Callable[[], State]) -> None:
+        every = self._settings.every_steps
+        is_old = time.monotonic() - self._begun_at > 60 * self._settings.every_minutes
+        self._finish()
+        if is_old or (every is not None and step % every == 0):
+            self._begin(step, state)
+
+    def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
+        is_asked = self._folder.save_is_requested()
+        if not (is_asked or is_last or self._stop.requested):
+            return
+        if self._newest_step != step:
+            self._begin(step, state)
+        self._finish()
+        if is_asked:
+            self._folder.answer_save_request()
+        if self._stop.requested:
+            raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
+
+    @contextmanager
+    def around_steps(self) -> Iterator[None]:
+        with self._stop.waiting_for_a_step():
+            yield
+
+    def _begin(self, step: int, state: Callable[[], State]) -> None:
+        """Have the workers copy their state and begin to write it."""
+        self._begun_at, self._newest_step = time.monotonic(), step
+        uri = self._store.begin(step)
+        calls = [model.begin_checkpoint(uri=uri) for model in self._trained]
+        counters = {role: model.counters() for role, model in self._counting.items()}
+        for call in calls:
+            call.result()
+        counted = {role: values.result()[0] for role, values in counters.items()}
+        self._under_way = uri, {"step": step, "rows": self._rows, **state(), "counters": counted}
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint under way and mark it whole."""
+        if not self._under_way:
+            return
+        uri, state = self._under_way
+        for call in [model.end_checkpoint() for model in self._trained]:
+            call.result()
+        texts = {STATE: json.dumps(state) + "\n", **self._folder.texts_for_checkpoint(up_to=state["step"])}
+        self._folder.tell_checkpoint(self._store.complete(uri, texts))
+        self._store.prune(self._settings.keep_last)
+        self._under_way = None

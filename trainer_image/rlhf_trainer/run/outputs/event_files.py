@@ -1,0 +1,42 @@
+"""TensorBoard event files: every metric of metrics.jsonl as a scalar, a folder a job."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.telemetry import StepReport
+
+FLUSH_SECONDS = 10
+"""A step is on disk after this time at the latest."""
+
+
+class EventFiles:
+    """Writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 a scalar has no end
+        """A job from the start replaces its files; a resumed one adds to them and takes the later steps back."""
+        folder = self._folder / job.name
+        if first_step == 1:
+            shutil.rmtree(folder, ignore_errors=True)
+        resumed_at = first_step if first_step > 1 else None
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_at, flush_secs=FLUSH_SECONDS)
+
+    def step(self, report: StepReport) -> None:
+        assert self._writer, "begin comes first"
+        for name, value in report.record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, int(report.record["step"]))
+
+    def end(self, phase: Phase) -> None:  # noqa: ARG002 the curves show it
+        if self._writer:
+            self._writer.close()
+        self._writer = None

@@ -1,0 +1,235 @@
+"""What a run shows in a terminal: the chain, the bars of its jobs, and how the current one's measurements went."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.run.outputs.display import SHOWN, Display, clock
+from rlhf_trainer.telemetry import StepReport
+
+REFRESHES_PER_SECOND = 1.0
+POINTS = 48
+"""A sparkline of so many cells is made half as long; an even number."""
+BAR = 24
+"""Cells of a job's progress bar."""
+BLOCKS = "▁▂▃▄▅▆▇"
+"""Without the full one, so that a line does not touch the one above it."""
+STATES = {
+    "waiting": "dim",
+    "starting": "cyan",
+    "running": "cyan",
+    "finishing": "cyan",
+    "done": "green",
+    "failed": "red",
+    "stopped": "yellow",
+}
+"""State of a job -> its style."""
+STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
+PHASE_COLORS = {
+    "generation": "magenta",
+    "reshard": "blue",
+    "scoring": "yellow",
+    "update": "green",
+    "transfer": "cyan",
+    "controller": "bright_black",
+}
+LEAST_SHARE = 0.01
+"""A phase below this share of the time is not shown."""
+
+
+class Course:
+    """The course of a metric over all steps so far, in fewer than POINTS means of equally many steps."""
+
+    def __init__(self) -> None:
+        self.latest = math.nan
+        self.points: list[float] = []
+        self._open: list[float] = []
+        self._steps_a_point = 1
+
+    def add(self, value: float) -> None:
+        """Take a step's value; when the points are full, two become one."""
+        self.latest = value
+        self._open.append(value)
+        if len(self._open) < self._steps_a_point:
+            return
+        points, self._open = [*self.points, mean(self._open)], []
+        if len(points) == POINTS:
+            points = [mean(points[i : i + 2]) for i in range(0, POINTS, 2)]
+            self._steps_a_point *= 2
+        self.points = points  # in one piece: the thread that draws may be reading the old ones
+
+    def range(self, form: str) -> str:
+        """`lowest to highest` point, formatted by `form`; empty without points."""
+        finite = [point for point in self.points if math.isfinite(point)]
+        return f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A block for each value, from the lowest to the highest of them; a space for one that is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+
+
+@dataclass
+class JobView:
+    """What is known of a job of the chain."""
+
+    name: str
+    algorithm: str
+    state: str = "waiting"
+    step: int = 0
+    total_steps: int = 0
+    since: float = 0.0
+    """When it became the current one, on the monotonic clock."""
+    seconds: float | None = None
+    """How long it took, once it has ended."""
+    left: float | None = None
+    courses: dict[str, Course] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    """Phase -> seconds over all steps."""
+
+
+class LiveDisplay(Display):
+    """A picture that is redrawn in place; sentences and warnings appear above it and stay."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        super().__init__(console)
+        self._chain = [JobView(job.name, job.spec.algorithm.name, state="done") for job in jobs]
+        self._current = self._chain[0]
+
+    @contextmanager
+    def showing(self, pending: Sequence[Job]) -> Iterator[None]:
+        names = {job.name for job in pending}
+        for view in self._chain:
+            view.state = "waiting" if view.name in names else "done"
+        self._next()
+        with Live(self, console=self.console, refresh_per_second=REFRESHES_PER_SECOND):
+            yield
+        self.say("")
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
+        super().begin(job, first_step=first_step, total_steps=total_steps)
+        self._current.state, self._current.total_steps = "running", total_steps
+        self._current.step = first_step - 1
+
+    def step(self, report: StepReport) -> None:
+        view, record = self._current, report.record
+        view.step = int(record["step"])
+        view.left = self.seconds_left(view.step)
+        for name, value in record.items():
+            if name in SHOWN:
+                view.courses.setdefault(name, Course()).add(value)
+            elif name.startswith("time/") and name != "time/step":
+                phase = name.removeprefix("time/")
+                view.phases[phase] = view.phases.get(phase, 0.0) + value
+        if view.step == view.total_steps:
+            view.state = "finishing"
+
+    def end(self, phase: Phase) -> None:
+        self._current.state = STATE_OF[phase]
+        self._current.seconds = time.monotonic() - self._current.since
+        if phase == "Succeeded":
+            self._next()
+
+    def _next(self) -> None:
+        """The first job that waits is the one that is run now."""
+        waiting = [view for view in self._chain if view.state == "waiting"]
+        if waiting:
+            self._current = waiting[0]
+            self._current.state, self._current.since = "starting", time.monotonic()
+
+    def __rich__(self) -> RenderableType:
+        """The picture as it is now."""
+        parts: list[RenderableType] = [chain_table(self._chain)]
+        shown = self._current if self._current.courses else None
+        if shown:
+            parts += ["", course_table(shown), phase_table(shown)]
+        return Group(*parts)
+
+
+def chain_table(chain: Sequence[JobView]) -> Table:
+    """A row a job: name, algorithm, state, bar, steps, time spent and left."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=max(map(len, STATES)))
+    table.add_column("bar")  # the one that gets narrower where there is not enough room
+    table.add_column("steps", no_wrap=True, justify="right")
+    table.add_column("time", no_wrap=True, justify="right")
+    table.add_column("left", no_wrap=True)
+    for view in chain:
+        is_current = view.state in ("starting", "running", "finishing")
+        seconds = time.monotonic() - view.since if is_current else view.seconds
+        table.add_row(
+            Text(view.name, "bold" if is_current else ""),
+            view.algorithm,
+            Text(view.state, STATES[view.state]),
+            progress_bar(view) if view.total_steps else "",
+            f"{view.step}/{view.total_steps}" if view.total_steps else "",
+            "" if seconds is None else clock(seconds),
+            f"left {clock(view.left)}" if view.state == "running" and view.left is not None else "",
+        )
+    return table
+
+
+def progress_bar(view: JobView) -> ProgressBar:
+    return ProgressBar(view.total_steps, view.step, width=BAR, complete_style="cyan", finished_style="green")
+
+
+def course_table(view: JobView) -> Table:
+    """A row a measurement: label, latest value, its course over the steps so far, and the range of that."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column("label", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("course", no_wrap=True, style="cyan")
+    table.add_column("range", no_wrap=True, style="dim")
+    for name, (label, form) in SHOWN.items():
+        if name in view.courses:
+            course = view.courses[name]
+            table.add_row(label, f"{course.latest:{form}}", sparkline(course.points), course.range(form))
+    return table
+
+
+def phase_table(view: JobView) -> Table:
+    """The share of each phase in the time of the steps, largest first, as a bar and in words."""
+    total = sum(view.phases.values())
+    bar, words = Text(), []
+    for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
+        share = seconds / total if total else 0.0
+        if share >= LEAST_SHARE:
+            color = PHASE_COLORS.get(name, "white")
+            bar.append("█" * round(share * BAR), color)
+            words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column("label", no_wrap=True)
+    table.add_column("bar", no_wrap=True)
+    table.add_column("shares")
+    table.add_row("time", bar, Columns(words, padding=(0, 2)))
+    return table
+
+
+def display_for(jobs: Sequence[Job]) -> Display:
+    """The live display in a terminal, else plain lines."""
+    console = Console(highlight=False)
+    is_terminal = sys.stdout.isatty() and console.is_interactive  # the second alone believes FORCE_COLOR
+    return LiveDisplay(console, jobs) if is_terminal else Display(console)

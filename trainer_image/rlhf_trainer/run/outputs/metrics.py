@@ -1,0 +1,180 @@
+"""Every metric of a step: its name in metrics.jsonl and for Prometheus, type, unit, labels and meaning.
+
+docs/metrics.md is this table for people. A name that ends in `/*` is a family: what stands for the star is a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "summary"]
+PLANNED_STEPS, WARNINGS = "planned steps", "warnings"
+"""Not in metrics.jsonl: the first is in status.json, the second are lines of events.log."""
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """One row of the table.
+
+    A gauge holds the value of the latest step, a counter the sum over the steps of this run, a summary their sum and
+    number.
+    """
+
+    recorded: str
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    part: str = ""
+    """Label whose value is the star of `recorded`."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return ("job", "algorithm", *([self.part] if self.part else []))
+
+
+METRICS = (
+    StepMetric("step", "rlhf_step", "gauge", "steps", "Latest finished step of the job."),
+    StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "gauge", "steps", "Steps of the whole job."),
+    StepMetric(WARNINGS, "rlhf_warnings_total", "counter", "warnings", "Warnings of the steps of this run."),
+    StepMetric("time/step", "rlhf_step_seconds", "summary", "seconds", "Duration of a step, without evaluation."),
+    StepMetric(
+        "time/*",
+        "rlhf_phase_seconds",
+        "summary",
+        "seconds",
+        "Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; controller: no "
+        "rank did anything.",
+        "phase",
+    ),
+    StepMetric(
+        "tokens_per_second",
+        "rlhf_tokens_per_second",
+        "gauge",
+        "tokens per second",
+        "Prompt and response tokens of the step's batch by its duration, over all ranks.",
+    ),
+    StepMetric(
+        "policy_version",
+        "rlhf_policy_version",
+        "gauge",
+        "updates",
+        "Updates that made the weights with which the responses were sampled.",
+    ),
+    StepMetric(
+        "loss/*",
+        "rlhf_loss",
+        "gauge",
+        "1",
+        "Loss over the step's updates: sft and reward_model in nats, policy and value as in PPO.",
+        "objective",
+    ),
+    StepMetric(
+        "grad_norm/*",
+        "rlhf_grad_norm",
+        "gauge",
+        "1",
+        "Largest norm of the gradient in the step's updates, before clipping.",
+        "objective",
+    ),
+    StepMetric(
+        "accuracy/pairs",
+        "rlhf_pair_accuracy_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's pairs whose chosen response scores higher.",
+    ),
+    StepMetric(
+        "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
+    ),
+    StepMetric(
+        "response_length/mean", "rlhf_response_length_tokens", "gauge", "tokens", "Mean length of the step's responses."
+    ),
+    StepMetric(
+        "response_finished/mean",
+        "rlhf_finished_responses_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's responses that end by themselves, not at the longest length.",
+    ),
+    StepMetric(
+        "kl/reference",
+        "rlhf_kl_reference_nats",
+        "gauge",
+        "nats per response",
+        "Divergence of the actor from the reference, mean of the step's responses.",
+    ),
+    StepMetric(
+        "kl/coefficient", "rlhf_kl_coefficient", "gauge", "1", "Weight of that divergence in the rewards or the loss."
+    ),
+    StepMetric(
+        "kl/rollout",
+        "rlhf_kl_rollout_nats",
+        "gauge",
+        "nats per token",
+        "Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.",
+    ),
+    StepMetric(
+        "ratio/first_max_deviation",
+        "rlhf_first_ratio_deviation_max",
+        "gauge",
+        "1",
+        "Largest distance from 1 of the probability ratio in the first mini-batch; about 0.",
+    ),
+    StepMetric("entropy", "rlhf_entropy_nats", "gauge", "nats per token", "Mean entropy of the actor's next token."),
+    StepMetric(
+        "clip_fraction",
+        "rlhf_clipped_tokens_ratio",
+        "gauge",
+        "ratio",
+        "Share of the response tokens at which the policy loss is clipped.",
+    ),
+    StepMetric(
+        "padding/waste",
+        "rlhf_padding_tokens_ratio",
+        "gauge",
+        "ratio",
+        "Share of padding among the tokens that went through the models.",
+    ),
+    StepMetric(
+        "skipped_updates",
+        "rlhf_skipped_updates_total",
+        "counter",
+        "updates",
+        "Updates that were skipped because loss or gradient was not finite.",
+    ),
+    StepMetric(
+        "bytes/controller",
+        "rlhf_controller_payload_bytes_total",
+        "counter",
+        "bytes",
+        "Tensor bytes that the controller (de)serialised; 0 by design.",
+    ),
+    StepMetric(
+        "bytes/reshard",
+        "rlhf_reshard_bytes_total",
+        "counter",
+        "bytes",
+        "Bytes of weights that the ranks handed to their generators.",
+    ),
+    StepMetric(
+        "evaluation/*",
+        "rlhf_evaluation",
+        "gauge",
+        "1",
+        "Latest measurement on held-out data during training (spec.evaluation.everySteps).",
+        "measure",
+    ),
+)
+_ROWS = {metric.recorded: metric for metric in METRICS}
+
+
+def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
+    """The row of a name in metrics.jsonl and, of a family, the value of its own label; None if the table lacks it."""
+    if recorded in _ROWS:
+        return _ROWS[recorded], ()
+    family, _, part = recorded.partition("/")
+    metric = _ROWS.get(f"{family}/*")
+    return (metric, (part,)) if metric else None

@@ -1,0 +1,89 @@
+"""The timeline of a job's steps in Chrome's trace format: a process a pool, a thread a rank, and the controller."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
+
+FIRST_STEPS, LATEST_STEPS = 5, 20
+"""The file holds these steps of the run and no others, however long it is."""
+
+
+class Trace:
+    """Writes `DIR/<job>/trace.json`, for ui.perfetto.dev or chrome://tracing."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._timeline: Timeline | None = None
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
+        self._timeline = Timeline(self._output / job.name / "trace.json")
+
+    def step(self, report: StepReport) -> None:
+        assert self._timeline, "begin comes first"
+        self._timeline.add(report)
+        self._timeline.write()
+
+    def end(self, phase: Phase) -> None:
+        """Every step is already in the file."""
+
+
+class Timeline:
+    """The steps in one file, which is replaced in one piece: it is whole whenever the run ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._origin: float | None = None
+        self._first: list[str] = []
+        self._latest: deque[str] = deque(maxlen=LATEST_STEPS)
+        self._processes = {CONTROLLER: 0}
+        self._names: dict[tuple[int, int], str] = {}
+
+    def add(self, report: StepReport) -> None:
+        """Take up a step; the oldest of the latest goes."""
+        if self._origin is None:
+            self._origin = min(span.start for span in report.spans)
+        number = int(report.record["step"])
+        text = ",\n".join(json.dumps(self._event(span, number, self._origin)) for span in report.spans)
+        (self._first if len(self._first) < FIRST_STEPS else self._latest).append(text)
+
+    def write(self) -> None:
+        """Replace the file."""
+        events = ",\n".join([*self._names.values(), *self._first, *self._latest])
+        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
+        unfinished.write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
+        unfinished.rename(self._path)
+
+    def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
+        """A complete event; times in microseconds from the start of the first step."""
+        name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
+        process = self._processes.setdefault(name, len(self._processes))
+        if (process, span.rank) not in self._names:
+            self._names[process, span.rank] = naming(name, process, span.rank)
+        return {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.phase,
+            "pid": process,
+            "tid": span.rank,
+            "ts": round(1e6 * (span.start - origin), 1),
+            "dur": round(1e6 * (span.end - span.start), 1),
+            "args": {"step": step},
+        }
+
+
+def naming(name: str, process: int, rank: int) -> str:
+    """The events that name a process and one of its threads."""
+    names = {
+        "process_name": {"name": name},
+        "process_sort_index": {"sort_index": process},
+        "thread_name": {"name": "algorithm" if name == CONTROLLER else f"rank {rank}"},
+    }
+    events = [{"ph": "M", "name": kind, "pid": process, "tid": rank, "args": value} for kind, value in names.items()]
+    return ",\n".join(map(json.dumps, events))

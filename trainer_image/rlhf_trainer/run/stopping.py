@@ -1,0 +1,59 @@
+"""SIGINT and SIGTERM: a run stops after the step it is in, with a checkpoint; a second one stops it at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):  # noqa: N818 it is no error
+    """A signal asked the run to stop; `exit_code` says which."""
+
+    def __init__(self, signal_number: int, *, saved: str = "") -> None:
+        """saved: where the state is that a later run goes on from, in words."""
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}{saved and '; ' + saved}")
+        self.exit_code = 128 + signal_number
+
+
+class StopSignals:
+    """What signals have asked for."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """`say` tells the user that the run will stop."""
+        self.requested: int | None = None
+        """The signal that came while a step was running."""
+        self._say = say
+        self._may_wait = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Both signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
+
+        def hear(signal_number: int, _: FrameType | None) -> None:
+            if self._may_wait and not self.requested:
+                self.requested = signal_number
+                self._say("stopping after this step, with a checkpoint (once more: at once, without)")
+                return
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # a further one must not interrupt the cleaning up
+            raise Stopped(signal_number)
+
+        before = {number: signal.signal(number, hear) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def waiting_for_a_step(self) -> Iterator[None]:
+        """While the block runs, a first signal is only noted in `requested`."""
+        self._may_wait = True
+        try:
+            yield
+        finally:
+            self._may_wait = False

@@ -1,0 +1,117 @@
+"""Saves and loads what a trainer is: its weights and moments, sharded, in safetensors, for any number of ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from rlhf_trainer.training.sharding import named_parameters
+
+WEIGHT, MOMENT = "model.", "optimizer."
+
+
+class TrainerState:
+    """Reads and writes one model with its optimizer by torch's distributed checkpoint (DCP).
+
+    Files are safetensors, so loading runs no pickle. A save goes on in the background, its collectives over a process
+    group of its own. Tensors bear their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._group: dist.ProcessGroup | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+
+    def begin_save(self, folder: Path, *, then: Callable[[], None]) -> None:
+        """Copy the state and return; it is written to `folder` in the background, and `then` called after that.
+
+        All ranks call it together; each may have a folder of its own.
+        """
+        self._group = self._group or dist.new_group(backend="gloo")
+        random = folder / "random" / f"rank-{dist.get_rank()}.safetensors"
+        random.parent.mkdir(parents=True, exist_ok=True)
+        save_file(random_state(), str(random))
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        written = async_save(self._tensors(), storage_writer=writer, process_group=self._group)
+        assert isinstance(written, Future)
+
+        def finish() -> None:
+            _result(written)
+            then()
+
+        self._saving = self._writer.submit(finish)
+
+    def end_save(self) -> None:
+        """Wait until the last save is written; raises what went wrong."""
+        if self._saving:
+            self._saving.result()
+            self._saving = None
+
+    def load(self, folder: Path) -> None:
+        """Replace weights and moments by those in `folder`, saved by any number of ranks."""
+        load(self._tensors(), storage_reader=HuggingFaceStorageReader(str(folder)))
+        random = folder / "random" / f"rank-{dist.get_rank()}.safetensors"
+        if random.is_file():
+            set_random_state(load_file(str(random)))
+
+    def _tensors(self) -> dict[str, Any]:
+        """Every weight and moment by name; moments that no step has made yet are zero."""
+        tensors: dict[str, Any] = {}
+        for name, parameter in named_parameters(self._model):
+            moments = self._optimizer.state[parameter]
+            if not moments:
+                moments["step"] = torch.zeros(())
+                moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            tensors[f"{WEIGHT}{name}"] = parameter.detach()
+            tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in moments.items()})
+        return tensors
+
+
+def whole_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that a `TrainerState` wrote to `folder`, put together from all ranks' files, by Hugging Face name."""
+    reader = HuggingFaceStorageReader(str(folder))
+    found = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in found.items()
+        if name.startswith(WEIGHT) and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings(action="ignore"):  # it warns that it is alone, which it was told
+        load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in tensors.items()}
+
+
+def random_state() -> dict[str, Tensor]:
+    """State of torch's random generators of this rank."""
+    states = {"cpu": torch.random.get_rng_state()}
+    return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def set_random_state(states: dict[str, Tensor]) -> None:
+    """Put torch's random generators of this rank back."""
+    torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _result(written: Future[Any]) -> None:
+    """Wait for DCP; of the errors of its ranks the first is raised as itself."""
+    try:
+        written.result()
+    except CheckpointException as error:
+        causes = [failure[0] for failure in error.failures.values()]
+        raise causes[0] if causes and isinstance(causes[0], Exception) else error from error
