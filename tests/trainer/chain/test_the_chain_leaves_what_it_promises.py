@@ -9,6 +9,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_trainer.run.chain import leave_report
+from rlhf_trainer.run.display import Display
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}
@@ -92,6 +94,21 @@ def test_the_terminal_shows_a_line_a_step_and_a_table(chain: Chain) -> None:
     assert len(steps) == sum(JOBS.values())
     assert re.search(r"helpful-ppo +3/3 +reward \S+ +kl \S+ +length \S+ +tokens/s \S+ +left 0:00", chain[1])
     assert "On held-out data" in chain[1]
+
+
+def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
+    page = (chain[0] / "report.html").read_text()
+    assert all(f'<section class="stage" id="{name}">' in page for name in JOBS)
+    environment = json.loads((chain[0] / "environment.json").read_text())
+    assert environment.keys() == {"python", "platform", "cores", "memory_gib", "gpus", "packages"}
+    assert environment["packages"].keys() >= {"rlhf-operator", "torch", "ray", "transformers"}
+    assert torch.__version__.startswith(environment["packages"]["torch"])
+    assert torch.__version__.partition("+")[0] in page
+
+
+def test_a_report_that_fails_does_not_undo_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_report(tmp_path, Display())
+    assert "warning: no report: ConfigError:" in capsys.readouterr().out
 
 
 def test_transformers_loads_the_models_and_they_differ(chain: Chain) -> None:

@@ -93,7 +93,8 @@ def _facts(job: JobRecord) -> list[tuple[str, str]]:
         if model:
             facts.append((role, f"{model.get('uri')}{rate}"))
     facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
-    facts.append(("tokens", f"{data.get('maxPromptTokens')} prompt + {data.get('maxResponseTokens')} response at most"))
+    if "maxPromptTokens" in data:
+        facts.append(("tokens", f"{data['maxPromptTokens']} prompt + {data.get('maxResponseTokens')} response at most"))
     for name, text in (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed")):
         if training.get(name) is not None:
             facts.append((text, str(training[name])))

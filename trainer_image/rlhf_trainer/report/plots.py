@@ -113,7 +113,7 @@ def distributions(name: str, before: Sequence[float], after: Sequence[float]) ->
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty plot of a size in inches."""
     figure = Figure(figsize=(width, height))
-    left, right, bottom, top = 0.5 / width, 1 - 0.06 / width, 0.2 / height, 1 - 0.08 / height
+    left, right, bottom, top = 0.5 / width, 1 - 0.18 / width, 0.2 / height, 1 - 0.08 / height
     axes = figure.add_axes((left, bottom, right - left, top - bottom))  # the same frame for all: they line up
     axes.patch.set_visible(False)
     axes.margins(x=0.02)
