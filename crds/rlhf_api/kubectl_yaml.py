@@ -77,10 +77,22 @@ def read(text: str, source: str) -> list[Any]:
         return list(yaml.load_all(text, _Loader))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError([Problem(f"{source}line {line}", f"cannot be read: {error.problem}")]) from None
+        raise SpecError([Problem(f"{source}line {line}", f"cannot be read: {_reason(error)}")]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, in a user's words for the slips that are made most."""
+    problem = str(error.problem)
+    if "'\\t'" in problem:
+        return "there is a tab, and only spaces indent"
+    if problem.startswith("expected <block end>"):
+        return "its indentation does not fit the lines above"
+    if error.context == "while scanning a quoted scalar" and error.context_mark:
+        return f"the quote of line {error.context_mark.line + 1} is not closed"
+    return problem
 
 
 def write(document: Any) -> str:

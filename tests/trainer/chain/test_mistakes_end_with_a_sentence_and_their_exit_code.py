@@ -1,45 +1,143 @@
-"""What a user does wrong is one sentence on stderr and the exit code of its kind, without a traceback."""
+"""Whatever goes wrong is one sentence on stderr and the exit code of its kind, without a traceback; nothing is left."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from tests.trainer.chain.conftest import MANIFEST, ROOT, rlhf
-
-BEFORE_RAY = {
-    "an unknown field": (["--set=helpful-ppo:algorithm.clipRnage=0.1"], 2, "did you mean clipRange?"),
-    "a batch that does not divide": (["--set=helpful-sft:training.batchSize=33"], 2, "spec.training.batchSize"),
-    "a model that is not there": (
-        ["--set=helpful-sft:models.actor.uri=file:///nowhere"],
-        3,
-        "helpful-sft: spec.models.actor.uri: file:///nowhere",
-    ),
-    "an output that is a file": ([f"--output={__file__}"], 4, "cannot be written"),
-}
+from rlhf_trainer.cli import app
+from tests.trainer.chain.conftest import MANIFEST, ROOT
+from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
+from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, Run, table
+from tests.trainer.tiny import save_tiny
 
 
-@pytest.mark.parametrize("case", BEFORE_RAY)
-def test_a_mistake_is_told_before_anything_starts(case: str, tmp_path: Path) -> None:
-    options, code, sentence = BEFORE_RAY[case]
-    done = rlhf("run", MANIFEST, f"--output={tmp_path / 'run'}", *options)
-    assert done.returncode == code, done.stderr
-    assert sentence in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def written(mistake: Mistake, folder: Path) -> tuple[Path, list[str]]:
+    """(manifest, options) of a mistake, with what it needs beside the manifest."""
+    manifest = folder / "job.yaml"
+    manifest.write_text(mistake.manifest)
+    mistake.prepare(folder)
+    options = [option.format(folder=folder) for option in mistake.options]
+    return manifest, [*(f"--set={change}" for change in mistake.sets), *options]
 
 
-def test_a_mistake_in_the_data_reaches_the_user_from_the_worker(tmp_path: Path) -> None:
-    done = rlhf("run", MANIFEST, f"--output={tmp_path / 'run'}", "--set=helpful-sft:data.train.promptKey=nope")
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith("error: spec.data.train.promptKey:")
-    assert "Traceback" not in done.stderr
-    status = json.loads((tmp_path / "run" / "helpful-sft" / "status.json").read_text())
-    assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", 3)
+@pytest.mark.parametrize("name", VALIDATE)
+def test_validate_tells(name: str, tmp_path: Path) -> None:
+    mistake = MISTAKES[name]
+    manifest, options = written(mistake, tmp_path)
+    done = CliRunner().invoke(app, ["validate", str(manifest), *options])
+    assert done.exit_code == mistake.code
+    assert told(done.stderr, mistake), done.stderr
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """`rlhf run` sets handlers for the signals of its process, which here is that of the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("name", BEFORE_RAY)
+def test_a_run_tells_before_anything_starts(name: str, tmp_path: Path) -> None:
+    mistake = MISTAKES[name]
+    manifest, options = written(mistake, tmp_path)
+    done = CliRunner().invoke(app, ["run", str(manifest), f"--output={tmp_path / 'run'}", *options])
+    assert done.exit_code == mistake.code
+    assert told(done.stderr, mistake), done.stderr
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models: `language`, `reward`, and `labels`, a classifier with two."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, labels in {"language": None, "reward": 1, "labels": 2}.items():
+        save_tiny(folder / name, seed=1, labels=labels)
+    return folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A small disk of its own for the cases that ask for one."""
+    size = MISTAKES[request.node.callspec.params["name"]].disk
+    if not size:
+        yield
+        return
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path / "disk")]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+CASES = [pytest.param(name, marks=pytest.mark.slow) if case.slow else name for name, case in RUNS.items()]
+
+
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path: Path) -> None:
+    mistake = MISTAKES[name]
+    (tmp_path / "models").symlink_to(models)
+    manifest, options = written(mistake, tmp_path)
+    output = Path(options[options.index("--output") + 1]) if "--output" in options else tmp_path / "run"
+    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), f"--output={output}", *options]
+    with nothing_left_behind() as marks:
+        environment = {**os.environ, **marks, **mistake.environment}
+        running = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        mistake.during(Run(psutil.Process(running.pid), output))
+        shown, errors = running.communicate(timeout=250)
+    assert running.returncode == mistake.code, errors
+    assert told(errors, mistake), errors
+    assert not planted_in(shown + errors, output)
+    assert not (tmp_path / "was-run").exists(), "a pickle was opened"
+    if not mistake.disk and (jobs := [path for path in output.iterdir() if path.is_dir()] if output.is_dir() else []):
+        status = json.loads((jobs[0] / "status.json").read_text())
+        assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", mistake.code)
+        assert status["lastFailure"]["message"] == errors.removeprefix("error: ").strip()
+
+
+def told(errors: str, mistake: Mistake) -> bool:
+    """Whether stderr is the sentence of the mistake and nothing else."""
+    lines = errors.strip().splitlines()
+    return len(lines) == 1 and lines[0].startswith("error: ") and mistake.matches(lines[0].removeprefix("error: "))
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_bytes(b"\xef\xbb\xbf" + SFT.replace("\n", "\r\n").encode())
+    assert CliRunner().invoke(app, ["validate", str(manifest)]).stdout == "ok\n"
+
+
+def test_the_troubleshooting_page_is_this_list() -> None:
+    assert (ROOT / "docs" / "troubleshooting.md").read_text() == table()
+
+
+def test_a_sentence_is_matched_from_end_to_end() -> None:
+    """Else every case above would pass for a run that tells something else."""
+    mistake = MISTAKES["a model that is not there"]
+    assert mistake.matches("helpful-sft: spec.models.actor.uri: file:///nowhere: there is none")
+    assert not mistake.matches("internal error: helpful-sft: spec.models.actor.uri: file:///nowhere")
+
+
+def test_a_secret_is_found_where_it_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "events.log").write_text("the token is planted000002")
+    assert planted_in("hf_planted000001", tmp_path) == [
+        "HF_TOKEN in output",
+        f"AWS_SECRET_ACCESS_KEY in {tmp_path}/events.log",
+    ]
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])

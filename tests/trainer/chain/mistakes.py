@@ -1,0 +1,356 @@
+"""What can go wrong, as a user meets it: the one list behind the tests of this folder and docs/troubleshooting.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from rlhf_api.exit_codes import ExitCode
+from tests.trainer.chain.conftest import MANIFEST
+
+DOCUMENTS = MANIFEST.read_text().split("---\n")
+SFT = DOCUMENTS[0]
+PPO = """\
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: ppo}
+spec:
+  algorithm: {name: PPO}
+  models:
+    actor: {uri: "file://models/language"}
+    critic: {uri: "file://models/reward"}
+    reward: {uri: "file://models/reward"}
+  data:
+    train: {uri: package://rlhf_examples/helpful/train.jsonl}
+    maxPromptTokens: 16
+    maxResponseTokens: 8
+  training: {totalSteps: 1, promptBatchSize: 4}
+  resources: {slotsPerNode: 1}
+"""
+SHORT = ("training.totalSteps=3", "evaluation.data.limit=8")
+ENDLESS = ("training.totalSteps=100000", "evaluation.data.limit=8")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that goes on while something happens to it."""
+
+    process: psutil.Process
+    folder: Path
+
+    def worker(self) -> psutil.Process:
+        """One of the processes that train, once the first step is done."""
+        metrics = self.folder / "helpful-sft" / "metrics.jsonl"
+        until = time.monotonic() + 200
+        while not metrics.is_file() and time.monotonic() < until:
+            time.sleep(0.2)
+        family = self.process.children(recursive=True)
+        return next(child for child in family if "ray::SlotProcess" in " ".join(child.cmdline()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """Something that goes wrong, and what the user is told."""
+
+    sentence: str
+    """What stands on stderr after `error: `; `…` is anything."""
+    remedy: str
+    code: ExitCode
+    how: Literal["validate", "before Ray", "run"] = "run"
+    manifest: str = SFT
+    sets: tuple[str, ...] = SHORT
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], object] = lambda folder: None
+    """Makes in the manifest's folder what the mistake needs."""
+    during: Callable[[Run], None] = lambda run: None
+    """What happens to the run."""
+    disk: str = ""
+    """Size of a disk of its own, mounted at `disk` in the manifest's folder."""
+    slow: bool = False
+
+    def matches(self, text: str) -> bool:
+        """Whether a text is the sentence."""
+        return re.fullmatch(".*".join(map(re.escape, self.sentence.split("…"))), text, re.DOTALL) is not None
+
+
+def relabelled(folder: Path) -> None:
+    """A second tokenizer, in which two words have changed places."""
+    path = shutil.copytree(folder / "models" / "reward", folder / "other") / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["!"], words["#"] = words["#"], words["!"]
+    path.write_text(json.dumps(tokenizer))
+
+
+def long_model(folder: Path) -> None:
+    """A model that can read a million tokens."""
+    path = shutil.copytree(folder / "models" / "language", folder / "long") / "config.json"
+    path.write_text(path.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 90000000'))
+
+
+def pickled(folder: Path) -> None:
+    """A model folder whose weights are a pickle; opening it would make the folder `was-run`."""
+    shutil.copytree(folder / "models" / "language", folder / "pickled")
+    (folder / "pickled" / "model.safetensors").unlink()
+    payload = b"cos\nmkdir\n(S'" + str(folder / "was-run").encode() + b"'\ntR."
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(payload)
+
+
+def file(name: str, text: str) -> Callable[[Path], object]:
+    """Writes a file into the manifest's folder."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+SPEC, DATA, ENVIRONMENT = ExitCode.SPEC, ExitCode.DATA, ExitCode.ENVIRONMENT
+VALIDATE: dict[str, Mistake] = {
+    "an unknown field": Mistake(
+        how="validate",
+        sets=("training.batchSizes=4",),
+        code=SPEC,
+        sentence="helpful-sft: spec.training.batchSizes: unknown field; did you mean batchSize?",
+        remedy="Write the field as the sentence says.",
+    ),
+    "a wrong type": Mistake(
+        how="validate",
+        sets=("training.totalSteps=many",),
+        code=SPEC,
+        sentence='helpful-sft: spec.training.totalSteps: is "many" (text), expected a whole number',
+        remedy="Give the kind of value that is expected; quotes make text of a number.",
+    ),
+    "a tab in the manifest": Mistake(
+        how="validate",
+        manifest=SFT.replace("  models:", "\tmodels:"),
+        code=SPEC,
+        sentence="…job.yaml: line …: cannot be read: there is a tab, and only spaces indent",
+        remedy="Replace the tab by spaces.",
+    ),
+    "a quote that is not closed": Mistake(
+        how="validate",
+        manifest=SFT.replace("name: helpful-sft", 'name: "helpful-sft'),
+        code=SPEC,
+        sentence="…job.yaml: line …: cannot be read: the quote of line … is not closed",
+        remedy="Close the quote.",
+    ),
+    "wrong indentation": Mistake(
+        how="validate",
+        manifest=SFT.replace("  models:", "   models:"),
+        code=SPEC,
+        sentence="…job.yaml: line …: cannot be read: its indentation does not fit the lines above",
+        remedy="Align the line with its neighbours.",
+    ),
+    "a key that is given twice": Mistake(
+        how="validate",
+        manifest=SFT + "kind: RLHFJob\n",
+        code=SPEC,
+        sentence='…job.yaml: line …: cannot be read: "kind" is given twice, first on line 5',
+        remedy="Delete one of the two.",
+    ),
+    "a list where a mapping belongs": Mistake(
+        how="validate",
+        sets=("data=[]",),
+        code=SPEC,
+        sentence="helpful-sft: spec.data: is a list, expected a mapping",
+        remedy="Drop the dashes.",
+    ),
+    "an empty manifest": Mistake(
+        how="validate",
+        manifest="",
+        sets=(),
+        code=SPEC,
+        sentence="…job.yaml: document 1: is missing, the manifest is empty",
+        remedy="Write a job; `examples/` has some.",
+    ),
+    "two jobs of one name": Mistake(
+        how="validate",
+        manifest=SFT + "---\n" + SFT,
+        sets=(),
+        code=SPEC,
+        sentence="helpful-sft: metadata.name: is used by 2 documents",
+        remedy="Rename one of them.",
+    ),
+}
+BEFORE_RAY: dict[str, Mistake] = {
+    "a batch that does not divide": Mistake(
+        how="before Ray",
+        sets=("training.batchSize=33",),
+        code=SPEC,
+        sentence="helpful-sft: spec.training.batchSize: …",
+        remedy="Take a multiple of the slots.",
+    ),
+    "a model that is not there": Mistake(
+        how="before Ray",
+        sets=("models.actor.uri=file:///nowhere",),
+        code=DATA,
+        sentence="helpful-sft: spec.models.actor.uri: file:///nowhere…",
+        remedy="Correct the path; a relative `file://` starts at the manifest.",
+    ),
+    "an output that cannot be written": Mistake(
+        how="before Ray",
+        options=("--output", __file__),
+        code=ENVIRONMENT,
+        sentence="--output …: cannot be written: File exists",
+        remedy="Choose another `--output`.",
+    ),
+    "a Ray that does not answer": Mistake(
+        how="before Ray",
+        options=("--address", "127.0.0.1:9"),
+        code=ENVIRONMENT,
+        sentence="--address or RAY_ADDRESS 127.0.0.1:9: no Ray answers there: …",
+        remedy="Start that Ray, or leave `--address` and `RAY_ADDRESS` out to get one of its own.",
+    ),
+}
+RUNS: dict[str, Mistake] = {
+    "a data set that is not there": Mistake(
+        slow=True,
+        sets=("data.train.uri=file://no.jsonl",),
+        code=DATA,
+        sentence="spec.data.train.uri: file://…/no.jsonl: there is no file or folder …/no.jsonl",
+        remedy="Correct the path; a relative `file://` starts at the manifest.",
+    ),
+    "a column that is missing": Mistake(
+        sets=("data.train.promptKey=nope",),
+        code=DATA,
+        sentence="spec.data.train.promptKey: package://… has no column 'nope'; its columns are …",
+        remedy="Name one of the columns.",
+    ),
+    "an empty data file": Mistake(
+        slow=True,
+        prepare=file("rows.jsonl", ""),
+        sets=("data.train.uri=file://rows.jsonl",),
+        code=DATA,
+        sentence="spec.data.train.uri: …/rows.jsonl is empty",
+        remedy="Write the rows again.",
+    ),
+    "a reward model with another vocabulary": Mistake(
+        slow=True,
+        manifest=PPO.replace('reward: {uri: "file://models/reward"}', 'reward: {uri: "file://other"}'),
+        prepare=relabelled,
+        sets=(),
+        code=SPEC,
+        sentence="ppo: spec.models.reward: its tokenizer is not the actor's (…)",
+        remedy="Train the reward model from the actor's SFT model.",
+    ),
+    "prompts longer than the model": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=("data.maxPromptTokens=600",),
+        code=SPEC,
+        sentence="ppo: spec.data: maxPromptTokens + maxResponseTokens is 608; the model … reads 512 tokens at most",
+        remedy="Lower one of the two, or take a model that reads more.",
+    ),
+    "a reward model with two labels": Mistake(
+        slow=True,
+        manifest=PPO.replace('reward: {uri: "file://models/reward"}', 'reward: {uri: "file://models/labels"}'),
+        sets=(),
+        code=SPEC,
+        sentence="ppo: spec.models.reward: … has 2 labels; a reward model has 1",
+        remedy="Train one with a RewardModel job.",
+    ),
+    "weights that are a pickle": Mistake(
+        slow=True,
+        prepare=pickled,
+        sets=("models.actor.uri=file://pickled",),
+        code=DATA,
+        sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
+        remedy="Save the model with `safe_serialization` (the default of transformers).",
+    ),
+    "no disk space for the model": Mistake(
+        disk="256k",
+        options=("--output", "{folder}/disk/run"),
+        code=ENVIRONMENT,
+        sentence="…/disk/run/helpful-sft/model: the model cannot be written: …No space left on device…",
+        remedy="Free some space, or choose another `--output`.",
+    ),
+    "no disk space for the metrics": Mistake(
+        slow=True,
+        disk="24k",
+        options=("--output", "{folder}/disk/run"),
+        sets=ENDLESS,
+        code=ENVIRONMENT,
+        sentence="…/disk/run/helpful-sft…: cannot be written: No space left on device",
+        remedy="Free some space, or choose another `--output`.",
+    ),
+    "a Ray that cannot start": Mistake(
+        slow=True,
+        environment={"RAY_TMPDIR": "/proc/nowhere"},
+        code=ENVIRONMENT,
+        sentence="Ray cannot start: …",
+        remedy="Let `RAY_TMPDIR` (default `/tmp`) be a folder that can be written.",
+    ),
+    "no memory for vLLM's cache": Mistake(
+        slow=True,
+        manifest=PPO.replace("file://models/language", "file://long"),
+        prepare=long_model,
+        sets=("data.maxResponseTokens=80000000",),
+        code=ExitCode.OUT_OF_MEMORY,
+        sentence="spec.data.maxResponseTokens: vLLM's cache for … responses of … tokens with their prompts takes …",
+        remedy="Shorten the responses; on GPUs raise `spec.rollout.gpuMemoryUtilization`, which the sentence names.",
+    ),
+    "a loss that is not finite": Mistake(
+        sets=(*ENDLESS, "models.actor.optimizer={learningRate: 1e30}", "training.maxSkippedUpdates=2"),
+        code=ExitCode.NUMERICS,
+        sentence="helpful-sft: spec.models.actor: step 4: the … is nan, and 3 updates in a row failed, more than "
+        "the 2 of spec.training.maxSkippedUpdates; a lower optimizer.learningRate (1e+30) is the usual remedy",
+        remedy="Lower the learning rate or lengthen its warm-up; the metric `skipped_updates` counts single ones.",
+    ),
+    "an evaluation function that raises": Mistake(
+        slow=True,
+        manifest=PPO
+        + "  evaluation:\n    data: {uri: package://rlhf_examples/helpful/heldout.jsonl, limit: 4}\n"
+        + '    functions: [{name: rule, entrypoint: "os:abort_everything"}]\n',
+        sets=(),
+        code=ExitCode.USER_CODE,
+        sentence="spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
+        remedy="Correct the function; the sentence says what it raised.",
+    ),
+    "a worker that dies": Mistake(
+        sets=ENDLESS,
+        during=lambda run: run.worker().kill(),
+        code=ExitCode.COMMUNICATION,
+        sentence="…; rank … of pool …, process … died in actor.…; the stacks of all ranks are in …/stacks.txt",
+        remedy="See the machine's log: the kernel may have ended it for want of memory.",
+    ),
+    "a worker that hangs": Mistake(
+        sets=(*ENDLESS, "training.callDeadlineSeconds=20"),
+        during=lambda run: run.worker().send_signal(signal.SIGSTOP),
+        code=ExitCode.COMMUNICATION,
+        sentence="no call of a worker ended within 20 s; rank … of pool …, process … does not answer in actor.…; "
+        "the stacks of all ranks are in …/stacks.txt",
+        remedy="Read the stacks; where a call may take longer, raise `spec.training.callDeadlineSeconds`.",
+    ),
+}
+MISTAKES = {**VALIDATE, **BEFORE_RAY, **RUNS}
+
+
+def table() -> str:
+    """docs/troubleshooting.md."""
+    head = """\
+# Troubleshooting
+
+Each mistake ends a run with one sentence on stderr, `error: ...`, and the exit code of its kind; `--debug` shows the
+traceback too. The same sentence stands in `status.json` and `events.log` of the job. `…` stands for what differs.
+The tests in `tests/trainer/chain` make every row of this table happen, and write it:
+`python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
+
+| what happened | exit code | the sentence | what to do |
+|---|---|---|---|
+"""
+    rows = [
+        f"| {name} | {int(mistake.code)} | `{mistake.sentence}` | {mistake.remedy} |\n"
+        for name, mistake in MISTAKES.items()
+    ]
+    return head + "".join(rows)
+
+
+if __name__ == "__main__":
+    print(table(), end="")  # noqa: T201 it is what this is for
