@@ -264,8 +264,16 @@ RUNS: dict[str, Mistake] = {
         sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
         remedy="Save the model with `safe_serialization` (the default of transformers).",
     ),
+    "no disk space for a checkpoint": Mistake(
+        disk="512k",
+        options=("--output", "{folder}/disk/run"),
+        code=ENVIRONMENT,
+        sentence="…/disk/run/helpful-sft/checkpoints/step-000003/actor: the checkpoint cannot be written: …",
+        remedy="Free some space, choose another `checkpoint.storage`, or lower `checkpoint.keepLast`.",
+    ),
     "no disk space for the model": Mistake(
-        disk="256k",
+        slow=True,
+        disk="10m",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,
         sentence="…/disk/run/helpful-sft/model: the model cannot be written: …No space left on device…",

@@ -5,6 +5,7 @@ taken in another order: then 1e-4 relative, 1e-5 absolute, as for placement.
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -42,7 +43,9 @@ def start_of(chain: tuple[Path, str], output: Path) -> None:
 def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """`rlhf run` of the shortened example; whatever a killed controller leaves is ended with the block."""
     command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(MANIFEST), f"--output={output}", *SHORT, *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     family: list[psutil.Process] = []
     try:
         yield process
@@ -157,6 +160,36 @@ def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: st
     done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, option)
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
     assert steps_done(output) == 2, "nothing is lost"
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_saves(chain: tuple[Path, str], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    start_of(chain, output)
+    with running(output) as process:
+        wait_until(lambda: steps_done(output))
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors) == (130, "error: stopped by SIGINT; the checkpoint of step 2 is saved\n")
+    resume(output)
+    assert_same_bits(output, chain[0])
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[Path, str], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    start_of(chain, output)
+    with running(output) as process:
+        wait_until(lambda: steps_done(output))
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors) == (143, "error: stopped by SIGTERM\n")
+    assert CheckpointStore(str(output / PPO / "checkpoints")).newest() is None
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, "something of the run is still there"
 
 
 def kill_controller(process: subprocess.Popen[str]) -> None:

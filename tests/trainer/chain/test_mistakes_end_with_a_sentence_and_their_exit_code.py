@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf_trainer.cli import app
-from tests.trainer.chain.conftest import MANIFEST, ROOT
+from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
 from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, Run, table
 from tests.trainer.tiny import save_tiny
@@ -138,24 +137,3 @@ def test_a_secret_is_found_where_it_is_seen(tmp_path: Path) -> None:
         "HF_TOKEN in output",
         f"AWS_SECRET_ACCESS_KEY in {tmp_path}/events.log",
     ]
-
-
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_stops_the_run_and_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(MANIFEST), f"--output={output}"]
-    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = output / "helpful-sft" / "metrics.jsonl"
-    deadline = time.monotonic() + 200
-    while not metrics.is_file() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    family = psutil.Process(running.pid).children(recursive=True)
-    assert len(family) > 3, "Ray and the workers"
-    running.send_signal(number)
-    _, errors = running.communicate(timeout=100)
-    assert running.returncode == 128 + number, errors
-    assert errors.strip() == f"error: stopped by {number.name}"
-    status = json.loads((output / "helpful-sft" / "status.json").read_text())
-    assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Stopped", 128 + number)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive, "something of the run is still there"

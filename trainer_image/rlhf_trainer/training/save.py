@@ -59,11 +59,20 @@ def appearing_whole(folder: Path) -> Iterator[Path]:
     """
     unfinished = folder.with_name(folder.name + ".unfinished")
     try:
+        with writing("the model", folder):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            shutil.rmtree(folder, ignore_errors=True)
+            unfinished.rename(folder)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """A disk that refuses in the block is an EnvironmentProblem that names `what` and the folder."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise EnvironmentProblem(f"{folder}: the model cannot be written: {error}") from error
+        raise EnvironmentProblem(f"{folder}: {what} cannot be written: {error}") from error

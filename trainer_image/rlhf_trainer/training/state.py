@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from rlhf_trainer.training.save import writing
 from rlhf_trainer.training.sharding import named_parameters
 
 WEIGHT, MOMENT = "model.", "optimizer."
@@ -42,15 +43,15 @@ class TrainerState:
         All ranks call it together; each may have a folder of its own.
         """
         self._group = self._group or dist.new_group(backend="gloo")
-        random = folder / "random" / f"rank-{dist.get_rank()}.safetensors"
-        random.parent.mkdir(parents=True, exist_ok=True)
-        save_file(random_state(), str(random))
+        random = random_state()
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         written = async_save(self._tensors(), storage_writer=writer, process_group=self._group)
         assert isinstance(written, Future)
 
         def finish() -> None:
-            _result(written)
+            with writing("the checkpoint", folder):
+                save_random_state(random, folder)
+                _result(written)
             then()
 
         self._saving = self._writer.submit(finish)
@@ -64,8 +65,8 @@ class TrainerState:
     def load(self, folder: Path) -> None:
         """Replace weights and moments by those in `folder`, saved by any number of ranks."""
         load(self._tensors(), storage_reader=HuggingFaceStorageReader(str(folder)))
-        random = folder / "random" / f"rank-{dist.get_rank()}.safetensors"
-        if random.is_file():
+        random = random_file(folder)
+        if random.is_file():  # there are none for ranks that were not there when it was saved
             set_random_state(load_file(str(random)))
 
     def _tensors(self) -> dict[str, Any]:
@@ -99,6 +100,17 @@ def random_state() -> dict[str, Tensor]:
     """State of torch's random generators of this rank."""
     states = {"cpu": torch.random.get_rng_state()}
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def random_file(folder: Path) -> Path:
+    """Where this rank's random state is in a checkpoint."""
+    return folder / "random" / f"rank-{dist.get_rank()}.safetensors"
+
+
+def save_random_state(states: dict[str, Tensor], folder: Path) -> None:
+    """Write the random state of this rank."""
+    random_file(folder).parent.mkdir(parents=True, exist_ok=True)
+    save_file(states, str(random_file(folder)))
 
 
 def set_random_state(states: dict[str, Tensor]) -> None:

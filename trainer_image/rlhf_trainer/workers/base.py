@@ -18,7 +18,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import load_tokenizer
-from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model
+from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model, writing
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.types import Batch, Fields, register
 
@@ -89,7 +89,8 @@ class TrainedModel:
         """Copy weights, moments and random state, to be written below `uri` in the background."""
         staging = Staging(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
-            save_description(self.trainer.model, self.setting.tokenizer(), staging.folder / DESCRIPTION)
+            with writing("the checkpoint", staging.folder):
+                save_description(self.trainer.model, self.setting.tokenizer(), staging.folder / DESCRIPTION)
         self.trainer.state.begin_save(staging.folder, then=staging.deliver)
 
     @register(ONE_TO_ALL)
