@@ -10,7 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_trainer.run.chain import leave_report
-from rlhf_trainer.run.display import Display
+from rlhf_trainer.run.outputs.display import Display
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}
