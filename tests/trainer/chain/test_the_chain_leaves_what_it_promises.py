@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_trainer.run.chain import leave_report
@@ -107,7 +108,7 @@ def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
 
 
 def test_a_report_that_fails_does_not_undo_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    leave_report(tmp_path, Display())
+    leave_report(tmp_path, Display(Console()))
     assert "warning: no report: ConfigError:" in capsys.readouterr().out
 
 
