@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,13 @@ SHORT = [
     "--set=evaluation.data.limit=45",  # does not divide by 2 ranks
 ]
 
+LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
+TWO_POOLS = (
+    "--set=helpful-ppo:placement.mode=Manual",
+    f"--set=helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 1}}, {RIGHT}, slotsPerNode: 1}}]",
+)
+"""Options that give actor + reference and critic + reward a pool of one slot each."""
+
 
 def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProcess[str]:
     """Run the `rlhf` command as a user would."""
@@ -31,6 +39,13 @@ def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProce
 def records(job_folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (job_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def only_ppo_left(chain: tuple[Path, str], output: Path) -> Path:
+    """A run folder in which the first two jobs of `chain` have finished."""
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(chain[0] / name, output / name)
+    return output
 
 
 @pytest.fixture(scope="session")

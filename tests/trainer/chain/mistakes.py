@@ -360,5 +360,25 @@ The tests in `tests/trainer/chain` make every row of this table happen, and writ
     return head + "".join(rows)
 
 
+KINDS = {
+    SPEC: "the manifest",
+    DATA: "data or model",
+    ENVIRONMENT: "device, disk, Ray",
+    ExitCode.OUT_OF_MEMORY: "memory",
+    ExitCode.NUMERICS: "numbers",
+    ExitCode.USER_CODE: "your function",
+    ExitCode.COMMUNICATION: "a worker",
+}
+
+
+def summary() -> str:
+    """The table of the README: the same list, a row an exit code."""
+    rows = ["| exit code | kind | such as |\n|---|---|---|\n", "| 0 | | done |\n"]
+    for code, kind in KINDS.items():
+        names = "; ".join(name for name, mistake in MISTAKES.items() if mistake.code == code)
+        rows.append(f"| {int(code)} | {kind} | {names} |\n")
+    return "".join([*rows, "| 130, 143 | stopped | SIGINT, SIGTERM |\n"])
+
+
 if __name__ == "__main__":
     print(table(), end="")  # noqa: T201 it is what this is for

@@ -22,21 +22,12 @@ from safetensors.torch import load_file
 
 from rlhf_trainer.checkpoint.store import CheckpointStore
 from rlhf_trainer.training.state import whole_weights
-from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records, rlhf
+from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 
 PPO = "helpful-ppo"
 UNEQUAL = ("time/", "tokens_per_second", "bytes/")
 """Metrics that are about the machine and not about the job."""
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
-LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
-POOLS = f"[{LEFT}, slotsPerNode: 1}}, {RIGHT}, slotsPerNode: 1}}]"
-TWO_POOLS = ("--set=helpful-ppo:placement.mode=Manual", f"--set=helpful-ppo:placement.pools={POOLS}")
-
-
-def start_of(chain: tuple[Path, str], output: Path) -> None:
-    """A run folder in which only the PPO job is left to do."""
-    for name in ("helpful-sft", "helpful-rm"):
-        shutil.copytree(chain[0] / name, output / name)
 
 
 @contextmanager
@@ -109,8 +100,7 @@ def assert_same_bits(output: Path, whole: Path) -> None:
 @pytest.fixture(scope="module")
 def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a run that got SIGTERM in its second step."""
-    output = tmp_path_factory.mktemp("stopped") / "run"
-    start_of(chain, output)
+    output = only_ppo_left(chain, tmp_path_factory.mktemp("stopped") / "run")
     with running(output) as process:
         wait_until(lambda: steps_done(output))
         family = psutil.Process(process.pid).children(recursive=True)
@@ -163,9 +153,30 @@ def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: st
 
 
 @pytest.mark.slow
+def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: str, tmp_path: Path) -> None:
+    output = only_ppo_left(chain, tmp_path / "run")
+    storage = f"--set=helpful-ppo:checkpoint.storage={s3}/runs"
+    with running(output, storage) as process:
+        wait_until(lambda: steps_done(output))
+        asked = rlhf("save-now", output)
+        assert asked.stdout.startswith(f"{s3}/runs/{PPO}/step-"), asked.stderr
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=100)
+    shutil.rmtree(output / PPO)
+    assert f"from {s3}/runs/{PPO}/step-" in resume(output, storage)
+    assert_same_run(output, chain[0])
+    assert not (output / PPO / "checkpoints").exists()
+    exported = rlhf("export", CheckpointStore(f"{s3}/runs/{PPO}").all()[-1].uri, tmp_path / "exported")
+    assert exported.returncode == 0, exported.stderr
+    saved, other = (
+        load_file(str(folder / "model.safetensors")) for folder in (tmp_path / "exported", chain[0] / PPO / "model")
+    )
+    assert all(saved[name].equal(other[name]) for name in other)
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_saves(chain: tuple[Path, str], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    start_of(chain, output)
+    output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         wait_until(lambda: steps_done(output))
         os.killpg(process.pid, signal.SIGINT)
@@ -177,8 +188,7 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_saves(chain: tuple
 
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[Path, str], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    start_of(chain, output)
+    output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         wait_until(lambda: steps_done(output))
         family = psutil.Process(process.pid).children(recursive=True)
@@ -214,8 +224,7 @@ def kill_worker(process: subprocess.Popen[str]) -> None:
 def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(
     chain: tuple[Path, str], tmp_path: Path, kill: Callable[[subprocess.Popen[str]], None], moment: str
 ) -> None:
-    output = tmp_path / "run"
-    start_of(chain, output)
+    output = only_ppo_left(chain, tmp_path / "run")
     every_step = "--set=helpful-ppo:checkpoint.everySteps=1"
     with running(output, every_step) as process:
         if moment == "in the middle of a checkpoint":

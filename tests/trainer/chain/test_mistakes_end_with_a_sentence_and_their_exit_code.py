@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from rlhf_trainer.cli import app
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
-from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, Run, table
+from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, Run, summary, table
 from tests.trainer.tiny import save_tiny
 
 
@@ -120,8 +120,9 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_mistake(tmp_path: Path) 
     assert CliRunner().invoke(app, ["validate", str(manifest)]).stdout == "ok\n"
 
 
-def test_the_troubleshooting_page_is_this_list() -> None:
+def test_the_troubleshooting_page_and_the_readmes_table_are_this_list() -> None:
     assert (ROOT / "docs" / "troubleshooting.md").read_text() == table()
+    assert summary() in (ROOT / "README.md").read_text()
 
 
 def test_a_sentence_is_matched_from_end_to_end() -> None:

@@ -5,33 +5,22 @@ Two ranks or one: sums are taken in another order, so the tolerance is 1e-4 rela
 
 import ast
 import inspect
-import shutil
 from pathlib import Path
 
 import pytest
 
 from rlhf_trainer.algorithms import ppo
-from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
+from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 
 COMPARED = ("loss/policy", "loss/value", "reward/mean", "kl/reference", "entropy", "response_length/mean")
-LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
-POOLS = f"[{LEFT}, slotsPerNode: 1}}, {RIGHT}, slotsPerNode: 1}}]"
 
 
 def test_two_pools_give_the_losses_of_one(chain: tuple[Path, str], tmp_path: Path) -> None:
-    for name in ("helpful-sft", "helpful-rm"):
-        shutil.copytree(chain[0] / name, tmp_path / "run" / name)
-    done = rlhf(
-        "run",
-        MANIFEST,
-        f"--output={tmp_path / 'run'}",
-        *SHORT,
-        "--set=helpful-ppo:placement.mode=Manual",
-        f"--set=helpful-ppo:placement.pools={POOLS}",
-    )
+    output = only_ppo_left(chain, tmp_path / "run")
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, *TWO_POOLS)
     assert done.returncode == 0, done.stderr
     assert "1 CPU slots (actor, reference) | 1 CPU slots (critic, reward)" in done.stdout
-    one, two = records(chain[0] / "helpful-ppo"), records(tmp_path / "run" / "helpful-ppo")
+    one, two = records(chain[0] / "helpful-ppo"), records(output / "helpful-ppo")
     for apart, together in zip(two, one, strict=True):
         for name in COMPARED:
             assert apart[name] == pytest.approx(together[name], rel=1e-4, abs=1e-5), (together["step"], name)

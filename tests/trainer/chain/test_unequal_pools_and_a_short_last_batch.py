@@ -1,24 +1,21 @@
 """PPO on pools of 2 and 1 slots, one epoch whose last step has fewer rows than there are mini-batches."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
+from tests.trainer.chain.conftest import LEFT, MANIFEST, RIGHT, SHORT, only_ppo_left, records, rlhf
 
-LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
 POOLS = f"[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 1}}]"
 ALGORITHM = "{name: PPO, kl: {coefficient: 0.1, controller: Adaptive, target: 1.0}, entropyCoefficient: 0.01}"
 
 
 def test_padding_rows_count_for_nothing(chain: tuple[Path, str], tmp_path: Path) -> None:
-    for name in ("helpful-sft", "helpful-rm"):
-        shutil.copytree(chain[0] / name, tmp_path / "run" / name)
+    output = only_ppo_left(chain, tmp_path / "run")
     done = rlhf(
         "run",
         MANIFEST,
-        f"--output={tmp_path / 'run'}",
+        f"--output={output}",
         *SHORT[:2],
         SHORT[3],
         "--set=helpful-ppo:training={totalEpochs: 1, promptBatchSize: 16, miniBatchSize: 2, updateEpochs: 2}",
@@ -29,7 +26,7 @@ def test_padding_rows_count_for_nothing(chain: tuple[Path, str], tmp_path: Path)
         f"--set=helpful-ppo:placement.pools={POOLS}",
     )
     assert done.returncode == 0, done.stderr
-    full, short = records(tmp_path / "run" / "helpful-ppo")
+    full, short = records(output / "helpful-ppo")
     assert full["kl/coefficient"] != short["kl/coefficient"], "Adaptive moved it"
     assert 0 < short["loss/value"] < 100
     assert short["reward/mean"] == pytest.approx(full["reward/mean"], abs=5)

@@ -2,37 +2,13 @@
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.checkpoint.store import COMPLETE, CheckpointStore
 from rlhf_trainer.errors import EnvironmentProblem
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """Address of a bucket on a local S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield "s3://bucket"
-    server.stop()
 
 
 @pytest.fixture(params=["folder", "s3"])

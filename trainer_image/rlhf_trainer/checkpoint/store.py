@@ -70,8 +70,7 @@ class CheckpointStore:
     def try_writing(self) -> None:
         """Raises EnvironmentProblem if nothing can be written here, before anybody has trained for hours."""
         with storage_errors(self.uri):
-            if isinstance(self._files, LocalFileSystem):  # an object store has no folders, and would make a bucket
-                self._files.makedirs(self._path, exist_ok=True)
+            self._make_folder(self._path)
             self._files.pipe_file(f"{self._path}/{PROBE}", b"")
             self._files.rm_file(f"{self._path}/{PROBE}")
 
@@ -94,6 +93,7 @@ class CheckpointStore:
         name = f"{PREFIX}{step:06d}"
         with storage_errors(self.uri):
             self._remove(name)
+            self._make_folder(f"{self._path}/{name}")
         return f"{self.uri}/{name}"
 
     def complete(self, uri: str, texts: Mapping[str, str]) -> Checkpoint:
@@ -123,6 +123,11 @@ class CheckpointStore:
         for checkpoint in self.all():
             with storage_errors(self.uri):
                 self._remove(checkpoint.name)
+
+    def _make_folder(self, path: str) -> None:
+        """An object store has no folders, and would make a bucket."""
+        if isinstance(self._files, LocalFileSystem):
+            self._files.makedirs(path, exist_ok=True)
 
     def _remove(self, name: str) -> None:
         """Delete a folder, its COMPLETE first, so that half of it is never chosen."""

@@ -32,9 +32,10 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Checkpoint | None
             pending[job.name] = None
             continue
         before, after = (kubectl_yaml.read(text, "")[0] for text in (folder.saved_job(newest), dump(job)))
-        found = changes(before, after) + (shortened(job, newest) if newest else [])
+        new_length = [field for field in differing(before, after) if field in LENGTHS]
+        found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
         problems += [problem.within(f"{job.name}: ") for problem in found]
-        if not folder.finished() or any(field in LENGTHS for field in differing(before, after)):
+        if new_length or not folder.finished():
             pending[job.name] = newest
     if problems:
         raise SpecError(problems)
@@ -46,3 +47,9 @@ def shortened(job: Job, newest: Checkpoint) -> list[Problem]:
     steps = job.total_steps_for(newest.state()["rows"])
     sentence = f"gives {steps} steps, but {newest.step} are done; use another --output, or --restart"
     return [Problem("spec.training", sentence)] if steps < newest.step else []
+
+
+def without_checkpoint(fields: Sequence[str]) -> list[Problem]:
+    """A problem for each changed length of a finished job that has no checkpoint to go on from."""
+    sentence = "is not what it was when the job finished, and no checkpoint is left; use another --output, or --restart"
+    return [Problem(field, sentence) for field in fields]
