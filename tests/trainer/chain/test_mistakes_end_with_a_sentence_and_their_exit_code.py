@@ -140,6 +140,11 @@ def test_a_secret_is_found_where_it_is_seen(tmp_path: Path) -> None:
     ]
 
 
+def test_no_secret_is_seen_in_a_run_that_succeeds(chain: tuple[Path, str]) -> None:
+    folder, shown = chain
+    assert not planted_in(shown, folder)
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_stops_the_run_and_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     output = tmp_path / "run"
