@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.chain.leftovers import SECRETS
+
 ROOT = Path(__file__).parents[3]
 MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
 SHORT = [
@@ -28,9 +30,9 @@ TWO_POOLS = (
 
 
 def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProcess[str]:
-    """Run the `rlhf` command as a user would."""
+    """Run the `rlhf` command as a user would, with secrets in the environment."""
     command = [sys.executable, "-m", "rlhf_trainer.cli", *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | SECRETS
     return subprocess.run(
         command, capture_output=True, text=True, timeout=deadline, check=False, cwd=ROOT, env=environment
     )

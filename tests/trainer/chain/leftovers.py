@@ -33,7 +33,8 @@ def nothing_left_behind() -> Iterator[dict[str, str]]:
         _, alive = psutil.wait_procs(family, timeout=GRACE_SECONDS)
         assert not alive, f"still running: {[process.cmdline() for process in alive]}"
         held = held_segments()
-        assert not [path for path in set(SHARED_MEMORY.iterdir()) - before if str(path) not in held]
+        leaked = [str(path) for path in set(SHARED_MEMORY.iterdir()) - before if str(path) not in held]
+        assert not leaked, f"held by nobody: {leaked}"
     finally:
         for process in marked(token):
             process.kill()

@@ -325,14 +325,15 @@ RUNS: dict[str, Mistake] = {
         sets=ENDLESS,
         during=lambda run: run.worker().kill(),
         code=ExitCode.COMMUNICATION,
-        sentence="…; rank … of pool …, process … died in actor.…; the stacks of all ranks are in …/stacks.txt",
+        sentence="…; rank … of pool …, process … died in …; the stacks of all ranks are in …/stacks.txt",
         remedy="See the machine's log: the kernel may have ended it for want of memory.",
     ),
     "a worker that hangs": Mistake(
-        sets=(*ENDLESS, "training.callDeadlineSeconds=20"),
+        slow=True,
+        sets=(*ENDLESS, "training.callDeadlineSeconds=60"),
         during=lambda run: run.worker().send_signal(signal.SIGSTOP),
         code=ExitCode.COMMUNICATION,
-        sentence="no call of a worker ended within 20 s; rank … of pool …, process … does not answer in actor.…; "
+        sentence="no call of a worker ended within 60 s; rank … of pool …, process … does not answer in …; "
         "the stacks of all ranks are in …/stacks.txt",
         remedy="Read the stacks; where a call may take longer, raise `spec.training.callDeadlineSeconds`.",
     ),

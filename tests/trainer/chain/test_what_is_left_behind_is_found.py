@@ -1,0 +1,27 @@
+"""The check around every failing run can fail."""
+
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.chain import leftovers
+
+
+def test_a_process_is_found_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "GRACE_SECONDS", 0.5)
+    left: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(AssertionError, match=r"still running: .*sleep"), leftovers.nothing_left_behind() as marks:
+        left.append(subprocess.Popen(["sleep", "1000"], env={**os.environ, **marks}))
+    assert left[0].wait(timeout=10) < 0
+
+
+def test_a_segment_that_nobody_holds_is_found() -> None:
+    segment = Path("/dev/shm") / uuid.uuid4().hex
+    try:
+        with pytest.raises(AssertionError, match=segment.name), leftovers.nothing_left_behind():
+            segment.write_text("x")
+    finally:
+        segment.unlink()
