@@ -1,27 +1,47 @@
 """An S3 server of this machine, for the tests of checkpoints."""
 
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
-import boto3
+import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """Address of a bucket on a local S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    """Address of a bucket; the server is a process of its own, for torch cannot look through flask's modules."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield "s3://bucket"
-    server.stop()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            wait_for(port)
+            fsspec.filesystem("s3").mkdir("bucket")
+            yield "s3://bucket"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def wait_for(port: int) -> None:
+    """Until something listens there."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with socket.socket() as door:
+            if not door.connect_ex(("127.0.0.1", port)):
+                return
+        time.sleep(0.1)
+    pytest.fail("the S3 server does not start")
