@@ -1,12 +1,18 @@
 """The jobs of one file as a chain: which job's output (`job://`) another one reads."""
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
+from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 SCHEME = "job://"
+ACTORS = tuple(
+    get_args(each.model_fields["name"].annotation)[0] for each in get_args(AnyAlgorithm) if "actor" in each.trained
+)
+"""The algorithms whose output is a language model."""
 
 
 def in_order(jobs: Sequence[Job]) -> list[Job]:
@@ -59,7 +65,7 @@ def _wrong_inputs(job: Job, by_name: dict[str, Job]) -> Iterator[Problem]:
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
     """The algorithms whose output can be this model; a scorer to be trained may start from a language model."""
     if role in ("actor", "reference"):
-        return ("SFT", "PPO")
+        return ACTORS
     return ("RewardModel", "SFT") if trained else ("RewardModel",)
 
 

@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from rlhf_api.algorithms import KL, PolicyGradient
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
-from rlhf_api.spec import KL, PPO, JobSpec, Model, Rollout, Training
+from rlhf_api.spec import JobSpec, Model, Rollout, Training
+
+MIN_COMPARED = 2
+"""Responses to a prompt that can be compared."""
 
 
 def broken(spec: JobSpec) -> list[Problem]:
@@ -43,7 +47,7 @@ def _untrained(spec: JobSpec, role: Role) -> str:
 
 
 def _the_kl_target_belongs_to_adaptive(spec: JobSpec) -> Iterator[Problem]:
-    kl = spec.algorithm.kl if isinstance(spec.algorithm, PPO) else KL()
+    kl = spec.algorithm.kl if isinstance(spec.algorithm, PolicyGradient) else KL()
     if kl.controller == "Adaptive" and kl.target is None:
         yield Problem("algorithm.kl.target", "is missing, controller Adaptive needs it")
     if kl.controller == "Adaptive" and kl.apply_to == "Loss":
@@ -80,6 +84,21 @@ def _offline_algorithms_sample_nothing(spec: JobSpec) -> Iterator[Problem]:
     if spec.algorithm.offline:
         message = f"is for RL only, {spec.algorithm.name} generates no responses"
         yield from (Problem(path, message) for path, given in for_rl_only.items() if given)
+
+
+def _comparing_takes_several_responses(spec: JobSpec) -> Iterator[Problem]:
+    samples = spec.rollout.samples_per_prompt
+    if spec.algorithm.compares_responses and samples < MIN_COMPARED:
+        message = f"is {samples}, but {spec.algorithm.name} compares the responses to a prompt"
+        yield Problem("rollout.samplesPerPrompt", f"{message}; expected at least {MIN_COMPARED}")
+
+
+def _the_overlong_buffer_fits(spec: JobSpec) -> Iterator[Problem]:
+    penalty = spec.algorithm.rewards.overlong_penalty if isinstance(spec.algorithm, PolicyGradient) else None
+    longest = spec.data.max_response_tokens
+    if penalty and penalty.buffer_tokens > longest:
+        message = f"is {penalty.buffer_tokens}, more than data.maxResponseTokens ({longest})"
+        yield Problem("algorithm.rewards.overlongPenalty.bufferTokens", message)
 
 
 def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
@@ -140,6 +159,8 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _the_length_is_given_once,
     _batches_fit_the_algorithm,
     _offline_algorithms_sample_nothing,
+    _comparing_takes_several_responses,
+    _the_overlong_buffer_fits,
     _the_batch_divides_into_mini_batches,
     _the_shortest_response_fits,
     _pools_are_given_with_manual,

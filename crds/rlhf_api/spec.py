@@ -2,103 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
 from rlhf_api.names import Role
-
-Estimator = Literal["K1", "K2", "K3"]
-
-
-class Algorithm(Spec):
-    """What every algorithm says about the models it needs."""
-
-    offline: ClassVar[bool]
-    """Learns from the data alone; nothing is generated."""
-    trained: ClassVar[tuple[Role, ...]]
-    frozen: ClassVar[tuple[Role, ...]] = ()
-    """Roles that are read and not trained; `reference` may be left out."""
-
-
-class SFT(Algorithm):
-    """Supervised fine-tuning on prompts and responses."""
-
-    offline = True
-    trained = ("actor",)
-
-    name: Annotated[Literal["SFT"], Field(description="Supervised fine-tuning of the actor.")]
-
-
-class RewardModel(Algorithm):
-    """A reward model from pairs of responses (Bradley-Terry)."""
-
-    offline = True
-    trained = ("reward",)
-
-    name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
-
-
-class KL(Spec):
-    """The penalty that keeps the actor near the reference."""
-
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.05
-    apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
-    ] = "Reward"
-    controller: Annotated[
-        Literal["Fixed", "Adaptive"],
-        Field(description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."),
-    ] = "Fixed"
-    target: Annotated[
-        float | None, Field(gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive.")
-    ] = None
-    horizon: Annotated[Count, Field(description="Sequences over which Adaptive corrects the coefficient.")] = 10000
-    estimator: Annotated[
-        Estimator | None, Field(description="Estimator of the KL; unset is K1 in the reward and K3 in the loss.")
-    ] = None
-
-    @property
-    def resolved_estimator(self) -> Estimator:
-        """The estimator to use, the default filled in."""
-        return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
-
-
-class RewardShaping(Spec):
-    """What happens to a reward before the advantages see it."""
-
-    normalization: Annotated[
-        Literal["None", "Running"],
-        Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far."),
-    ] = "None"
-    clip: Annotated[float | None, Field(gt=0, description="Largest magnitude of a reward; unset does not clip.")] = None
-    missing_end_penalty: Annotated[
-        float, Field(ge=0, description="Subtracted from the reward of a response without an end token.")
-    ] = 0.0
-
-
-class PPO(Algorithm):
-    """Proximal policy optimisation with a critic (arXiv 1707.06347)."""
-
-    offline = False
-    trained = ("actor", "critic")
-    frozen = ("reference", "reward")
-
-    name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
-    discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
-    gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
-    clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
-    value_clip_range: Annotated[
-        float | None, Field(gt=0, description="Largest change of a value in one update; null does not clip.")
-    ] = 0.2
-    entropy_coefficient: Annotated[float, Field(ge=0, description="Weight of the entropy bonus.")] = 0.0
-    kl: Annotated[KL, Field(description="The penalty that keeps the actor near the reference.")] = KL()
-    rewards: Annotated[RewardShaping, Field(description="What happens to a reward before it is used.")] = (
-        RewardShaping()
-    )
-    whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
-    critic_warmup_steps: Annotated[int, Field(ge=0, description="First steps that update the critic only.")] = 0
 
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
@@ -296,7 +206,7 @@ class Checkpoint(Spec):
 class JobSpec(Spec):
     """One stage of training."""
 
-    algorithm: Annotated[SFT | RewardModel | PPO, Field(discriminator="name", description="What to run.")]
+    algorithm: Annotated[AnyAlgorithm, Field(discriminator="name", description="What to run.")]
     models: Annotated[Models, Field(description="The models it runs on.")]
     data: Annotated[Data, Field(description="The rows it reads.")]
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()

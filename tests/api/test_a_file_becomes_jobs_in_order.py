@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_api import Job, dump, load
+from rlhf_api.algorithms import KL, PPO
 from rlhf_api.kubectl_yaml import read
-from rlhf_api.spec import KL, PPO, Optimizer
+from rlhf_api.spec import Optimizer
 
 
 def _job(text: str, name: str, *overrides: str) -> Job:

@@ -7,6 +7,7 @@ import pytest
 from rlhf_api import ExitCode, SpecError, load
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
+MINI = f"{PPO}:training.miniBatchSize=8"
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
 
@@ -30,7 +31,7 @@ MISTAKES = {
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
         f"{SFT}: spec.algorithm.clipRange",
-        "unknown field for SFT; it is for PPO only",
+        "unknown field for SFT; it is for PPO, ReMax, GRPO, RLOO or REINFORCEPP only",
     ),
     "a field with the name of its algorithm": (
         [f"{SFT}:algorithm.SFT=1"],
@@ -40,12 +41,12 @@ MISTAKES = {
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],
         f"{SFT}: spec.algorithm.name",
-        'is "SGD" (text), expected SFT, RewardModel or PPO',
+        'is "SGD" (text), expected SFT, RewardModel, PPO, ReMax, GRPO, RLOO or REINFORCEPP',
     ),
     "no algorithm name": (
         [f"{SFT}:algorithm={{}}"],
         f"{SFT}: spec.algorithm.name",
-        "is missing, expected SFT, RewardModel or PPO",
+        "is missing, expected SFT, RewardModel, PPO, ReMax, GRPO, RLOO or REINFORCEPP",
     ),
     "an algorithm that is text": (
         [f"{SFT}:algorithm=SFT"],
@@ -187,6 +188,26 @@ MISTAKES = {
         f"{PPO}: spec.algorithm.kl.target",
         "is for controller Adaptive only",
     ),
+    "one response to compare": (
+        [f"{PPO}:algorithm.name=GRPO", f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=1", MINI],
+        f"{PPO}: spec.rollout.samplesPerPrompt",
+        "is 1, but GRPO compares the responses to a prompt; expected at least 2",
+    ),
+    "a ratio of the sequence where tokens have advantages of their own": (
+        [f"{PPO}:algorithm.ratio=Sequence"],
+        f"{PPO}: spec.algorithm.ratio",
+        "unknown field for PPO; it is for GRPO or RLOO only",
+    ),
+    "a buffer longer than the response": (
+        [f"{PPO}:algorithm.rewards.overlongPenalty={{bufferTokens: 2000}}"],
+        f"{PPO}: spec.algorithm.rewards.overlongPenalty.bufferTokens",
+        "is 2000, more than data.maxResponseTokens (1024)",
+    ),
+    "a cap that is no cap": (
+        [f"{PPO}:algorithm.rolloutCorrection={{cap: 1}}"],
+        f"{PPO}: spec.algorithm.rolloutCorrection.cap",
+        "is 1, expected more than 1",
+    ),
     "steps and epochs": (
         [f"{PPO}:training.totalEpochs=1"],
         f"{PPO}: spec.training",
@@ -320,7 +341,7 @@ MISTAKES = {
     "a reward model as actor": (
         [f"{PPO}:models.actor.uri=job://helpful-reward"],
         f"{PPO}: spec.models.actor.uri",
-        '"helpful-reward" is a job of RewardModel, expected SFT or PPO',
+        '"helpful-reward" is a job of RewardModel, expected SFT, PPO, ReMax, GRPO, RLOO or REINFORCEPP',
     ),
     "an actor as critic": (
         [f"{REWARD}:models.reward.uri=job://helpful-ppo"],

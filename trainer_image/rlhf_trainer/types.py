@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from rlhf_trainer.protocols import TransferProtocol
 
 Fields = dict[str, Tensor]
 Method = TypeVar("Method", bound=Callable[..., Any])
+Value_co = TypeVar("Value_co", covariant=True)
 
 TRANSFER_MARK = "transfer"
 
@@ -41,10 +42,26 @@ class Batch:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
+    def beside(self, **others: Batch) -> Batch:
+        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        return self.having(prefixed(others))
+
     @property
     def rows(self) -> Tensor:
         """Rows of the step's batch, int64 [size]."""
         return torch.arange(self.start, self.start + self.size)
+
+
+class HasFields(Protocol[Value_co]):
+    """A batch of tensors, or of references."""
+
+    @property
+    def fields(self) -> Mapping[str, Value_co]: ...
+
+
+def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
+    """The fields of named batches, each as `<name>_<field>`."""
+    return {f"{name}_{key}": value for name, batch in batches.items() for key, value in batch.fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

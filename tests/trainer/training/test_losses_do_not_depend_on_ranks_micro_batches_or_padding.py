@@ -1,6 +1,5 @@
 """One update of each trained model: one loss and gradient for 1 and 2 ranks, any micro-batch, any padding.
 
-With epsilon 1 and learning rate 1, AdamW's first step is the gradient itself, nearly: so equal weights mean equal
 With epsilon 1 and learning rate 1, the first step of AdamW is the gradient itself, nearly: equal weights mean equal
 """
 
@@ -17,7 +16,7 @@ from rlhf_trainer.protocols import Layout, rows_by_data_rank
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers import actor as actor_module
+from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
@@ -42,7 +41,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     response = attention * (positions >= PROMPT)
     noise = {
         name: torch.randn(ROWS, width, generator=generator) * response
-        for name in ("old_log_probs", "ref_log_probs", "advantages", "values", "returns")
+        for name in ("old_log_probs", "ref_log_probs", "advantages", "values", "returns", "rollout_log_probs")
     }
     fields = {
         "tokens": torch.randint(3, 512, (ROWS, width), generator=generator) * attention.long(),
@@ -51,6 +50,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
         **noise,
     }
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
+    fields["rollout_log_probs"] = fields["old_log_probs"] + 0.5 * fields["rollout_log_probs"]
     fields["ref_log_probs"] = (fields["ref_log_probs"] * 0.3 - 6.0) * response
     return {name: pad(field, (0, extra)) for name, field in fields.items()}
 
@@ -76,7 +76,20 @@ class NoGenerator:
 
 
 PPO = {"name": "PPO", "entropyCoefficient": 0.01, "kl": {"applyTo": "Loss", "coefficient": 0.1}}
+DAPO = {
+    "name": "GRPO",
+    "aggregation": "TokenMean",
+    "clipRangeHigh": 0.28,
+    "rolloutCorrection": {"mode": "Mask"},
+    "kl": {"estimator": "K2"},
+}
+GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
+RL = {"totalSteps": 4, "promptBatchSize": 4, "miniBatchSize": 4}
+GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
+    "DAPO": {"algorithm": DAPO, **GROUPS},
+    "GSPO": {"algorithm": GSPO, **GROUPS},
+    "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
@@ -85,6 +98,9 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
     "PPO actor": ("PPO", "actor", ActorWorker, "update_actor"),
+    "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
+    "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
+    "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
 }
 
@@ -94,10 +110,15 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     import torch.distributed as dist
 
     algorithm, role, worker_class, method = CASES[case]
-    setattr(actor_module, "GenerationEngine", NoGenerator)  # noqa: B010
+    setattr(rollout, "GenerationEngine", NoGenerator)  # noqa: B010
     uri = f"file://{folder}"
     trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
-    models = {"actor": trained, "critic": trained, "reward": {"uri": uri}} if algorithm == "PPO" else {role: trained}
+    name = SPECS[algorithm]["algorithm"]["name"]
+    models = {role: trained}
+    if name not in ("SFT", "RewardModel"):
+        models |= {"actor": trained, "reward": {"uri": uri}}
+    if name == "PPO":
+        models |= {"critic": trained}
     spec = {**SPECS[algorithm], "models": models, "data": DATA}
     spec["training"] = {**spec["training"], "microBatchTokens": budget}
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
@@ -106,6 +127,8 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     worker = worker_class(setting, **arguments)
     fields = pairs(extra) if algorithm == "RewardModel" else sequences(1, extra)
     rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    if name == "GRPO":
+        fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
     recorder.drain()
     getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))

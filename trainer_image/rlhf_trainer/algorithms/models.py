@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-B = TypeVar("B")
+
+class Rows(Protocol):
+    """What an algorithm may do with a batch."""
+
+    def beside(self, **others: Self) -> Self: ...
+
+
+B = TypeVar("B", bound=Rows)
 B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Actor(Protocol[B]):
-    def generate_sequences(self, batch: B) -> B: ...
+    def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def compute_log_prob(self, batch: B) -> B: ...
     def update_actor(self, batch: B) -> Any: ...
 

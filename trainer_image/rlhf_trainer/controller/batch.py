@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import ray
 
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.types import Batch, concatenate
+from rlhf_trainer.types import Batch, concatenate, prefixed
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class BatchFuture:
     def having(self, added: Mapping[str, Sequence[Piece]]) -> BatchFuture:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
+
+    def beside(self, **others: BatchFuture) -> BatchFuture:
+        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        return self.having(prefixed(others))
 
     def slice(self, rows: range, names: Sequence[str], *, reader: str) -> BatchSlice:
         """What a rank needs of the named fields for its rows; a missing field is a mistake of the algorithm file."""

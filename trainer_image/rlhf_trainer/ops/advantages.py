@@ -64,3 +64,23 @@ def shape_scores(
     if clip is not None:
         shaped = shaped.clamp(-clip, clip)
     return torch.where(ended > 0, shaped, shaped - missing_end_penalty)
+
+
+def overlong_penalty(
+    lengths: Float[Tensor, " B"], *, max_tokens: int, buffer_tokens: int, coefficient: float
+) -> Float[Tensor, " B"]:
+    """DAPO's soft penalty, to be subtracted from the score (arXiv:2503.14476, eq. 13).
+
+    0 up to max_tokens - buffer_tokens, then a straight line up to `coefficient` at max_tokens. lengths: in tokens.
+    """
+    return coefficient * ((lengths - (max_tokens - buffer_tokens)) / buffer_tokens).clamp(0.0, 1.0)
+
+
+def rewards_to_go(rewards: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Sum of the rewards of the mask from each of its tokens on, undiscounted; 0 outside the mask."""
+    return keep(keep(rewards, mask).flip(1).cumsum(1).flip(1), mask)
+
+
+def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """One number a response, on each of its tokens."""
+    return keep(x[:, None].expand_as(mask), mask)

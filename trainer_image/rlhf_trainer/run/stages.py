@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_trainer.algorithms import ppo, reward_model, sft
+from rlhf_trainer.algorithms import grpo, ppo, reinforce_pp, remax, reward_model, rloo, sft
 from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.advantage import (
+    BatchAdvantage,
+    GeneralizedAdvantage,
+    GreedyBaselineAdvantage,
+    GroupAdvantage,
+    LeaveOneOutAdvantage,
+)
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import CompletionData, DataWorker, PairData, PromptData
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import RewardTrainer, RewardWorker
+from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
 
@@ -27,25 +35,32 @@ class Stage:
     """Worker class of each model."""
     saved: Role
     """The model that the job is for."""
-    generates: bool = False
-    """Whether the actor writes responses, which are then judged."""
+    numbers: dict[str, type] = field(default_factory=dict)
+    """Workers beside the actor that hold no model, each made from the job."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the actor writes responses, which are then judged."""
+        return issubclass(self.workers[self.saved], GeneratingActor)
+
+
+FROZEN: dict[str, type] = {"reference": ReferenceWorker, "reward": RewardWorker}
+
+
+def policy_gradient(step: Callable[..., None], advantage: type, **models: type) -> Stage:
+    """An algorithm whose actor learns from advantages; `models`: those besides actor, reference and reward."""
+    workers = {"actor": ActorWorker, **FROZEN, **models}
+    return Stage(step=step, data=PromptData, workers=workers, saved="actor", numbers={"advantage": advantage})
 
 
 STAGES: dict[str, Stage] = {
     "SFT": Stage(step=sft.step, data=CompletionData, workers={"actor": SupervisedActorWorker}, saved="actor"),
     "RewardModel": Stage(step=reward_model.step, data=PairData, workers={"reward": RewardTrainer}, saved="reward"),
-    "PPO": Stage(
-        step=ppo.step,
-        data=PromptData,
-        workers={
-            "actor": ActorWorker,
-            "critic": CriticWorker,
-            "reference": ReferenceWorker,
-            "reward": RewardWorker,
-        },
-        saved="actor",
-        generates=True,
-    ),
+    "PPO": policy_gradient(ppo.step, GeneralizedAdvantage, critic=CriticWorker),
+    "ReMax": policy_gradient(remax.step, GreedyBaselineAdvantage),
+    "GRPO": policy_gradient(grpo.step, GroupAdvantage),
+    "RLOO": policy_gradient(rloo.step, LeaveOneOutAdvantage),
+    "REINFORCEPP": policy_gradient(reinforce_pp.step, BatchAdvantage),
 }
 
 

@@ -22,7 +22,6 @@ from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
-from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 
@@ -117,6 +116,6 @@ class RayRuntime:
         if stage.generates and is_home:
             functions = job.spec.evaluation.functions if job.spec.evaluation else ()
             setting = setting_of(job, stage.saved, self._folders)
-            workers["advantage"] = WorkerSpec(AdvantageWorker, {"algorithm": job.spec.algorithm})
+            workers.update({name: WorkerSpec(each, {"job": job}) for name, each in stage.numbers.items()})
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting, "functions": list(functions)})
         return workers

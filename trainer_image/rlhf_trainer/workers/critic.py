@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rlhf_api.spec import PPO
+from rlhf_api.algorithms import ActorCritic
 from rlhf_trainer.ops.log_probs import shift_values
 from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.protocols import DP_PROTO
@@ -30,7 +30,7 @@ class CriticWorker(TrainedModel):
             path=setting.path,
         )
         super().__init__(setting, setting.trainer(model))
-        assert isinstance(setting.job.spec.algorithm, PPO)
+        assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("values",), phase="scoring")

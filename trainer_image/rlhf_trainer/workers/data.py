@@ -31,7 +31,7 @@ class DataWorker:
         """`setting`: the job and the model whose tokenizer is used; evaluation batches divide by `slots`."""
         job = setting.job
         tokenizer = setting.tokenizer()
-        self._batch_size = job.spec.training.batch_size or job.spec.training.prompt_batch_size or 0
+        self._batch_size = job.rows_per_step
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
         limits = Limits.of(job.spec)

@@ -90,6 +90,20 @@ METRICS = (
         "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
     ),
     StepMetric(
+        "reward/greedy",
+        "rlhf_reward_greedy",
+        "gauge",
+        "1",
+        "Mean score of the reward model over the step's greedy responses (ReMax).",
+    ),
+    StepMetric(
+        "groups/with_signal",
+        "rlhf_groups_with_signal_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's prompts whose responses differ in reward.",
+    ),
+    StepMetric(
         "response_length/mean", "rlhf_response_length_tokens", "gauge", "tokens", "Mean length of the step's responses."
     ),
     StepMetric(
@@ -115,6 +129,20 @@ METRICS = (
         "gauge",
         "nats per token",
         "Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.",
+    ),
+    StepMetric(
+        "ratio/rollout_max",
+        "rlhf_rollout_ratio_max",
+        "gauge",
+        "1",
+        "Largest ratio of the trainer's to the generator's probability of a token.",
+    ),
+    StepMetric(
+        "corrected_fraction",
+        "rlhf_corrected_tokens_ratio",
+        "gauge",
+        "ratio",
+        "Share of the response tokens whose rollout correction is truncated or masked.",
     ),
     StepMetric(
         "ratio/first_max_deviation",

@@ -1,0 +1,151 @@
+"""Each algorithm's advantages: by hand, and the same however the rows of a group are cut over ranks and padded."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.run.stages import stage_of
+from rlhf_trainer.telemetry import Report, merge, recorder
+from rlhf_trainer.types import Batch, transfers_of
+from tests.trainer.jobs import job
+from tests.trainer.ranks import run_ranks
+
+ROWS, GROUP, T = 9, 3, 4
+SCORES = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0, 0.0, 0.0, 6.0])
+GREEDY = torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0])
+FURTHER_MODELS = {"PPO": ("critic",)}
+NO_KL = {"coefficient": 0.0, "applyTo": "Reward"}
+
+
+def batch(extra: int) -> dict[str, Tensor]:
+    """Nine responses to three prompts: one of prompt and 1 to 3 of response; `extra` columns of padding."""
+    lengths = torch.tensor([1, 2, 3, 3, 1, 2, 2, 3, 1])
+    mask = ((torch.arange(T) >= 1) & (torch.arange(T) <= lengths[:, None])).float()
+    generator = torch.Generator().manual_seed(1)
+    noise = {
+        name: torch.randn(ROWS, T, generator=generator) * mask for name in ("ref_log_probs", "values", "cost_values")
+    }
+    fields = {
+        "scores": SCORES,
+        "costs": torch.arange(ROWS) - 4.0,
+        "finished": torch.tensor([1.0] * 8 + [0.0]),
+        "valid": torch.ones(ROWS),
+        "response_mask": mask,
+        "old_log_probs": torch.zeros(ROWS, T),
+        **noise,
+        "greedy_scores": GREEDY,
+        "greedy_finished": torch.ones(ROWS),
+        "greedy_response_mask": mask.flip(0),
+    }
+    return {name: pad(field, (0, extra)) if field.dim() > 1 else field for name, field in fields.items()}
+
+
+def compute(folder: str, algorithm: dict[str, Any], extra: int) -> tuple[dict[str, Tensor], Report]:
+    """`compute_advantage` of this rank's rows, of the fields it says it reads."""
+    import torch.distributed as dist
+
+    roles = ("actor", "reward", *FURTHER_MODELS.get(algorithm["name"], ()))
+    spec = {
+        "algorithm": algorithm,
+        "models": {role: {"uri": "hf://x"} for role in roles},
+        "data": {"train": {"uri": "hf://x"}, "maxResponseTokens": 3},
+        "rollout": {"samplesPerPrompt": GROUP},
+        "training": {"totalSteps": 1, "promptBatchSize": 1 if "oversampling" in algorithm else 3},
+    }
+    made = job(Path(folder), f"job-{dist.get_rank()}", spec)
+    worker = stage_of(made).numbers["advantage"](made)
+    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    reads = transfers_of(type(worker))["compute_advantage"].reads
+    fields = {name: field[rows.start : rows.stop] for name, field in batch(extra).items() if name in reads}
+    recorder.drain()
+    return worker.compute_advantage(Batch(step=1, start=rows.start, size=len(rows), fields=fields)), recorder.drain()
+
+
+def advantages(folder: Path, algorithm: dict[str, Any], *, ranks: int = 1, extra: int = 0) -> tuple[Tensor, Any]:
+    results = run_ranks(ranks, compute, str(folder), algorithm, extra)
+    whole = torch.cat([fields["advantages"] for fields, _ in results])
+    return whole[:, :T], merge(report for _, report in results)
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "PPO": {"name": "PPO"},
+    "GRPO": {"name": "GRPO"},
+    "GRPO, KL in the reward": {"name": "GRPO", "kl": {"applyTo": "Reward"}},
+    "Dr. GRPO": {"name": "GRPO", "normalizeByStd": False},
+    "DAPO": {"name": "GRPO", "oversampling": 3, "rewards": {"overlongPenalty": {"bufferTokens": 2}}},
+    "RLOO": {"name": "RLOO"},
+    "ReMax": {"name": "ReMax", "rewards": {"normalization": "Running", "missingEndPenalty": 1.0}},
+    "REINFORCE++": {"name": "REINFORCEPP"},
+    "REINFORCE++ with a baseline": {"name": "REINFORCEPP", "baseline": "Group"},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_cut_and_any_padding_give_the_same_advantages(name: str, tmp_path: Path) -> None:
+    expected, record = advantages(tmp_path, ALGORITHMS[name])
+    assert expected.abs().max() > 0.1
+    for ranks, extra in ((2, 0), (4, 3)):  # cut to 5 + 4 and 3 + 2 + 2 + 2 rows, across groups of 3
+        found, other = advantages(tmp_path, ALGORITHMS[name], ranks=ranks, extra=extra)
+        tolerance = 0.0 if name in ("GRPO", "Dr. GRPO", "DAPO") else 1e-5  # else sums over tokens round
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+        assert other == pytest.approx(record, rel=1e-5, abs=1e-6)
+
+
+def first_token(found: Tensor) -> list[float]:
+    return [round(value, 4) for value in found[:, 1].tolist()]
+
+
+def test_grpo_by_hand(tmp_path: Path) -> None:
+    found, record = advantages(tmp_path, {"name": "GRPO"})
+    third = 2 / math.sqrt(12)  # (0, 0, 6): mean 2, deviation sqrt((4 + 4 + 16) / 2)
+    expected = [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0, -third, -third, 2 * third]
+    assert first_token(found) == pytest.approx(expected, abs=1e-4)
+    assert record["groups/with_signal"] == pytest.approx(2 / 3)
+
+
+def test_dr_grpo_only_centres(tmp_path: Path) -> None:
+    found, _ = advantages(tmp_path, {"name": "GRPO", "normalizeByStd": False})
+    assert first_token(found) == [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0, -2.0, -2.0, 4.0]
+
+
+def test_dapo_trains_on_the_first_prompts_with_a_signal(tmp_path: Path) -> None:
+    results = run_ranks(2, compute, str(tmp_path), {"name": "GRPO", "oversampling": 3}, 0)
+    masks = torch.cat([fields["response_mask"] for fields, _ in results])
+    assert (masks.sum(1) > 0).tolist() == [True] * 3 + [False] * 6
+    torch.testing.assert_close(masks[:3], batch(0)["response_mask"][:3])
+
+
+def test_rloo_by_hand(tmp_path: Path) -> None:
+    found, _ = advantages(tmp_path, {"name": "RLOO", "kl": NO_KL})
+    assert first_token(found) == [-3.0, 0.0, 3.0, 0.0, 0.0, 0.0, -3.0, -3.0, 6.0]
+
+
+def test_remax_subtracts_the_greedy_score(tmp_path: Path) -> None:
+    found, record = advantages(tmp_path, {"name": "ReMax", "kl": NO_KL})
+    assert first_token(found) == [0.0, 2.0, 4.0, -1.0, -1.0, -1.0, -4.0, -4.0, 2.0]
+    assert record["reward/greedy"] == pytest.approx(8 / 3)
+
+
+def test_the_kl_penalty_counts_from_its_token_on(tmp_path: Path) -> None:
+    found, _ = advantages(tmp_path, {"name": "ReMax", "kl": {"coefficient": 0.5}})
+    reference, mask = batch(0)["ref_log_probs"], batch(0)["response_mask"]
+    penalty = 0.5 * -reference[2]  # the old log-probabilities are 0, so K1 is minus the reference's
+    to_go = [float(penalty[t:].sum()) for t in (1, 2, 3)]
+    assert found[2, 1:].tolist() == pytest.approx([5.0 - 1.0 - each for each in to_go], rel=1e-5)
+    assert mask[2].tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("baseline", ["None", "Group"])
+def test_reinforce_pp_normalises_over_the_tokens_of_the_batch(baseline: str, tmp_path: Path) -> None:
+    found, _ = advantages(tmp_path, {"name": "REINFORCEPP", "kl": NO_KL, "baseline": baseline})
+    mask = batch(0)["response_mask"] > 0
+    means = torch.tensor([3.0] * 3 + [2.0] * 6) if baseline == "Group" else torch.zeros(ROWS)
+    raw = (SCORES - means)[:, None].expand(ROWS, T)[mask]
+    torch.testing.assert_close(found[mask], (raw - raw.mean()) / raw.std(correction=0))
+    assert found[~mask].abs().max() == 0.0
