@@ -48,6 +48,15 @@ class RewardModel(Algorithm):
     name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
 
 
+class CostModel(Algorithm):
+    """A cost model from pairs of responses and whether each is safe (Safe RLHF, arXiv 2310.12773)."""
+
+    offline = True
+    trained = ("cost",)
+
+    name: Annotated[Literal["CostModel"], Field(description="Training of a cost model on pairs and safety labels.")]
+
+
 class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
@@ -161,11 +170,40 @@ class ActorCritic(PolicyGradient):
     whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
     critic_warmup_steps: Annotated[int, Field(ge=0, description="First steps that update the critic only.")] = 0
 
+    pretrain_coefficient: Annotated[
+        float | None, Field(gt=0, description="Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only.")
+    ] = None
+
 
 class PPO(ActorCritic):
     """Proximal policy optimisation with a critic (arXiv 1707.06347)."""
 
     name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
+
+
+class Lagrange(Spec):
+    """The multiplier that weighs cost against reward."""
+
+    initial: Annotated[float, Field(gt=0, description="Multiplier before the first step.")] = 1.0
+    learning_rate: Annotated[float, Field(gt=0, description="Of the ascent on the multiplier's logarithm.")] = 0.1
+    maximum: Annotated[float, Field(gt=0, description="Largest multiplier.")] = 5.0
+
+
+class SafeRLHF(ActorCritic):
+    """PPO whose mean cost is kept below a limit (arXiv 2310.12773)."""
+
+    frozen: ClassVar[tuple[Role, ...]] = ("reference", "reward", "cost")
+
+    name: Annotated[Literal["SafeRLHF"], Field(description="PPO with a cost model and a Lagrange multiplier.")]
+    cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
+    lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
+    separate_cost_critic: Annotated[
+        bool,
+        Field(
+            description="A critic of the costs beside the critic, with its optimizer, that starts from the cost model; "
+            "false: one critic of both."
+        ),
+    ] = True
 
 
 class ReMax(PolicyGradient):
@@ -231,4 +269,4 @@ class REINFORCEPP(PolicyGradient):
         return self.baseline == "Group"
 
 
-AnyAlgorithm: TypeAlias = SFT | RewardModel | PPO | ReMax | GRPO | RLOO | REINFORCEPP
+AnyAlgorithm: TypeAlias = SFT | RewardModel | CostModel | PPO | ReMax | SafeRLHF | GRPO | RLOO | REINFORCEPP

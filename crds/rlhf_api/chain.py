@@ -66,7 +66,8 @@ def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
     """The algorithms whose output can be this model; a scorer to be trained may start from a language model."""
     if role in ("actor", "reference"):
         return ACTORS
-    return ("RewardModel", "SFT") if trained else ("RewardModel",)
+    scorers = ("CostModel",) if role == "cost" else ("RewardModel",)
+    return (*scorers, "SFT") if trained else scorers
 
 
 def _cycle(waiting: dict[str, Job]) -> Problem:

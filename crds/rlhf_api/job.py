@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlhf_api.algorithms import GRPO
+from rlhf_api.algorithms import GRPO, SafeRLHF
 from rlhf_api.contract import DNS_LABEL, Name, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -60,7 +60,14 @@ class Job(Spec):
             models.setdefault("reference", _untrained(models["actor"]))
         for role in self.spec.algorithm.trained:
             models[role] = _with_optimizer(models[role])
-        return {role: models[role] for role in used_roles(self.spec)}
+        used = {role: models[role] for role in used_roles(self.spec)}
+        if isinstance(self.spec.algorithm, SafeRLHF) and self.spec.algorithm.separate_cost_critic:
+            used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
+        return used
+
+    def trained(self) -> tuple[Role, ...]:
+        """The models that are trained, and so have an optimizer."""
+        return tuple(role for role, model in self.models().items() if model.optimizer)
 
     @property
     def sequences_per_step(self) -> int:
@@ -90,6 +97,11 @@ class Job(Spec):
         """Prompts drawn for each one that is trained on."""
         algorithm = self.spec.algorithm
         return (algorithm.oversampling or 1) if isinstance(algorithm, GRPO) else 1
+
+
+def _source(model: Model) -> dict[str, object]:
+    """Where a model comes from."""
+    return {"uri": model.uri, "revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
 def _untrained(model: Model) -> Model:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_api.algorithms import KL, PolicyGradient
+from rlhf_api.algorithms import KL, ActorCritic, PolicyGradient
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec import JobSpec, Model, Rollout, Training
@@ -86,6 +86,18 @@ def _offline_algorithms_sample_nothing(spec: JobSpec) -> Iterator[Problem]:
         yield from (Problem(path, message) for path, given in for_rl_only.items() if given)
 
 
+def _pretraining_has_data_and_a_weight(spec: JobSpec) -> Iterator[Problem]:
+    if not isinstance(spec.algorithm, ActorCritic):
+        if spec.data.pretrain:
+            yield Problem("data.pretrain", f"is for PPO and SafeRLHF only, not for {spec.algorithm.name}")
+        return
+    weight = spec.algorithm.pretrain_coefficient
+    if spec.data.pretrain and weight is None:
+        yield Problem("algorithm.pretrainCoefficient", "is missing, data.pretrain needs it")
+    if weight is not None and not spec.data.pretrain:
+        yield Problem("data.pretrain", "is missing, algorithm.pretrainCoefficient needs it")
+
+
 def _comparing_takes_several_responses(spec: JobSpec) -> Iterator[Problem]:
     samples = spec.rollout.samples_per_prompt
     if spec.algorithm.compares_responses and samples < MIN_COMPARED:
@@ -127,7 +139,7 @@ def _pools_are_given_with_manual(spec: JobSpec) -> Iterator[Problem]:
 
 def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
     pools, used = spec.placement.pools, used_roles(spec)
-    homes = Counter(role for pool in pools for role in pool.models)
+    homes: Counter[Role] = Counter(role for pool in pools for role in pool.models)
     for role in used if pools else ():
         if homes[role] != 1:
             yield Problem("placement.pools", f"{role} is in {homes[role] or 'no'} pools, expected exactly one")
@@ -141,7 +153,8 @@ def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
 def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
     functions = spec.evaluation.functions if spec.evaluation else ()
     yield from _repeated("placement.pools", [pool.name for pool in spec.placement.pools])
-    yield from _repeated("evaluation.functions", ["reward", *(function.name for function in functions)], first=1)
+    taken = ["reward", "cost"]
+    yield from _repeated("evaluation.functions", [*taken, *(each.name for each in functions)], first=len(taken))
 
 
 def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Problem]:
@@ -159,6 +172,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _the_length_is_given_once,
     _batches_fit_the_algorithm,
     _offline_algorithms_sample_nothing,
+    _pretraining_has_data_and_a_weight,
     _comparing_takes_several_responses,
     _the_overlong_buffer_fits,
     _the_batch_divides_into_mini_batches,

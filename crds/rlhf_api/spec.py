@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
-from rlhf_api.names import Role
+from rlhf_api.names import PlacedRole, Role
 
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
@@ -62,6 +62,7 @@ class Models(Spec):
     critic: Annotated[Model | None, Field(description="Estimates the value of each token.")] = None
     reference: Annotated[Model | None, Field(description="The actor before training; unset means actor's.")] = None
     reward: Annotated[Model | None, Field(description="Scores a response.")] = None
+    cost: Annotated[Model | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
     def given(self) -> dict[Role, Model]:
         """The models that are written in the spec, by role."""
@@ -70,6 +71,7 @@ class Models(Spec):
             "critic": self.critic,
             "reference": self.reference,
             "reward": self.reward,
+            "cost": self.cost,
         }
         return {role: model for role, model in roles.items() if model}
 
@@ -84,6 +86,12 @@ class DataSource(Spec):
     response_key: Annotated[str, Field(min_length=1, description="Column of the response, for SFT.")] = "chosen"
     chosen_key: Annotated[str, Field(min_length=1, description="Column of the better response of a pair.")] = "chosen"
     rejected_key: Annotated[str, Field(min_length=1, description="Column of the worse response.")] = "rejected"
+    chosen_safe_key: Annotated[
+        str, Field(min_length=1, description="Column that says whether the better response is safe, for CostModel.")
+    ] = "chosen_safe"
+    rejected_safe_key: Annotated[
+        str, Field(min_length=1, description="Column that says whether the worse response is safe, for CostModel.")
+    ] = "rejected_safe"
     limit: Annotated[int | None, Field(ge=1, description="Read this many rows at most.")] = None
 
 
@@ -91,6 +99,10 @@ class Data(Spec):
     """What a job reads and how much of it a model sees."""
 
     train: Annotated[DataSource, Field(description="The rows to train on.")]
+    pretrain: Annotated[
+        DataSource | None,
+        Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
+    ] = None
     max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
     max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
     overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
@@ -129,7 +141,7 @@ class Training(Spec):
     total_epochs: Annotated[int | None, Field(ge=1, description="Passes over the rows; or give totalSteps.")] = None
     prompt_batch_size: Annotated[int | None, Field(ge=1, description="Prompts of a step; RL only.")] = None
     batch_size: Annotated[
-        int | None, Field(ge=1, description="Rows (for RewardModel, pairs) of a step; SFT and RewardModel only.")
+        int | None, Field(ge=1, description="Rows (pairs of models that learn from them) of a step; not in RL.")
     ] = None
     mini_batch_size: Annotated[
         int | None, Field(ge=1, description="Sequences of an optimizer step, RL only; unset means the whole batch.")
@@ -179,7 +191,7 @@ class Pool(Spec):
     """Slots that some models share."""
 
     name: Annotated[Name, Field(description="Name of the pool.")]
-    models: Annotated[tuple[Role, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
+    models: Annotated[tuple[PlacedRole, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
     nodes: Annotated[Count, Field(description="Nodes of the pool.")] = 1
     slots_per_node: Annotated[Count, Field(description="Slots of each node.")]
 

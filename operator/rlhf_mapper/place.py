@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec import Pool
 from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping
 
 
@@ -12,7 +14,11 @@ def place(job: Job, inventory: Inventory) -> Mapping:
     device = _device(job, inventory)
     if job.spec.placement.mode == "Manual":
         pools = tuple(
-            MappedPool(name=pool.name, models=pool.models, slots_per_machine=(pool.slots_per_node,) * pool.nodes)
+            MappedPool(
+                name=pool.name,
+                models=(*pool.models, *_riders(job, pool)),
+                slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+            )
             for pool in job.spec.placement.pools
         )
     else:
@@ -24,6 +30,11 @@ def place(job: Job, inventory: Inventory) -> Mapping:
     if problems:
         raise SpecError(problems)
     return Mapping(device=device, pools=pools)
+
+
+def _riders(job: Job, pool: Pool) -> tuple[Role, ...]:
+    """Models that are not placed by themselves: a cost critic lives with the critic."""
+    return ("cost_critic",) if "critic" in pool.models and "cost_critic" in job.models() else ()
 
 
 def _device(job: Job, inventory: Inventory) -> Device:

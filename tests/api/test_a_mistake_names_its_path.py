@@ -26,12 +26,12 @@ MISTAKES = {
     "a field like no other": (
         [f"{SFT}:models.xyz={{}}"],
         f"{SFT}: spec.models.xyz",
-        "unknown field; expected actor, critic, reference or reward",
+        "unknown field; expected actor, cost, critic, reference or reward",
     ),
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
         f"{SFT}: spec.algorithm.clipRange",
-        "unknown field for SFT; it is for PPO, ReMax, GRPO, RLOO or REINFORCEPP only",
+        "unknown field for SFT; it is for PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP only",
     ),
     "a field with the name of its algorithm": (
         [f"{SFT}:algorithm.SFT=1"],
@@ -41,12 +41,12 @@ MISTAKES = {
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],
         f"{SFT}: spec.algorithm.name",
-        'is "SGD" (text), expected SFT, RewardModel, PPO, ReMax, GRPO, RLOO or REINFORCEPP',
+        'is "SGD" (text), expected SFT, RewardModel, CostModel, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP',
     ),
     "no algorithm name": (
         [f"{SFT}:algorithm={{}}"],
         f"{SFT}: spec.algorithm.name",
-        "is missing, expected SFT, RewardModel, PPO, ReMax, GRPO, RLOO or REINFORCEPP",
+        "is missing, expected SFT, RewardModel, CostModel, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP",
     ),
     "an algorithm that is text": (
         [f"{SFT}:algorithm=SFT"],
@@ -188,6 +188,26 @@ MISTAKES = {
         f"{PPO}: spec.algorithm.kl.target",
         "is for controller Adaptive only",
     ),
+    "pretraining rows without a weight": (
+        [f"{PPO}:data.pretrain={{uri: hf://x}}"],
+        f"{PPO}: spec.algorithm.pretrainCoefficient",
+        "is missing, data.pretrain needs it",
+    ),
+    "a weight without pretraining rows": (
+        [f"{PPO}:algorithm.pretrainCoefficient=1.0"],
+        f"{PPO}: spec.data.pretrain",
+        "is missing, algorithm.pretrainCoefficient needs it",
+    ),
+    "pretraining rows where there is no such loss": (
+        [f"{SFT}:data.pretrain={{uri: hf://x}}"],
+        f"{SFT}: spec.data.pretrain",
+        "is for PPO and SafeRLHF only, not for SFT",
+    ),
+    "a reward model as cost model": (
+        [f"{PPO}:algorithm.name=SafeRLHF", f"{PPO}:models.cost={{uri: job://helpful-reward}}"],
+        f"{PPO}: spec.models.cost.uri",
+        '"helpful-reward" is a job of RewardModel, expected CostModel',
+    ),
     "one response to compare": (
         [f"{PPO}:algorithm.name=GRPO", f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=1", MINI],
         f"{PPO}: spec.rollout.samplesPerPrompt",
@@ -281,7 +301,7 @@ MISTAKES = {
     "an unknown role in a pool": (
         [f"{SFT}:{POOLS}{{name: a, models: [rollout], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.0",
-        'is "rollout" (text), expected actor, critic, reference or reward',
+        'is "rollout" (text), expected actor, critic, reference, reward or cost',
     ),
     "a model in no pool": (
         [f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reward], slotsPerNode: 1}}]}}"],
@@ -341,7 +361,7 @@ MISTAKES = {
     "a reward model as actor": (
         [f"{PPO}:models.actor.uri=job://helpful-reward"],
         f"{PPO}: spec.models.actor.uri",
-        '"helpful-reward" is a job of RewardModel, expected SFT, PPO, ReMax, GRPO, RLOO or REINFORCEPP',
+        '"helpful-reward" is a job of RewardModel, expected SFT, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP',
     ),
     "an actor as critic": (
         [f"{REWARD}:models.reward.uri=job://helpful-ppo"],

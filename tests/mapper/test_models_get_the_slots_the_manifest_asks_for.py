@@ -89,3 +89,16 @@ def test_what_cannot_be_placed_names_its_field(case: str) -> None:
     with pytest.raises(SpecError) as refused:
         place(ppo(**changes), inventory)
     assert sentence in str(refused.value)
+
+
+def test_a_cost_critic_lives_with_the_critic() -> None:
+    pools = two_pools(1, 1)
+    pools["pools"][0]["models"].append("cost")
+    models = {role: {"uri": "hf://org/model"} for role in ("actor", "critic", "reward", "cost")}
+    mapping = place(ppo(algorithm={"name": "SafeRLHF"}, models=models, placement=pools), LAPTOP)
+    assert [pool.models for pool in mapping.pools] == [
+        ("actor", "reference", "cost"),
+        ("critic", "reward", "cost_critic"),
+    ]
+    alone = {"name": "SafeRLHF", "separateCostCritic": False}
+    assert "cost_critic" not in ppo(algorithm=alone, models=models).models()

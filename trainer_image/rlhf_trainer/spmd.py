@@ -37,7 +37,7 @@ from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
-PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel"}
+PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel"}
 
 
 class LocalValues:

@@ -12,7 +12,16 @@ from torch.testing import assert_close
 
 from rlhf_trainer.ops.kl import KlEstimator
 from rlhf_trainer.ops.log_probs import token_log_probs
-from rlhf_trainer.ops.losses import PolicyLoss, kl_loss, pair_loss, policy_loss, rollout_weights, sft_loss, value_loss
+from rlhf_trainer.ops.losses import (
+    PolicyLoss,
+    kl_loss,
+    pair_loss,
+    policy_loss,
+    rollout_weights,
+    sft_loss,
+    sign_loss,
+    value_loss,
+)
 
 NUM_TOKENS = 11
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -294,3 +303,10 @@ def test_a_pair_of_weight_zero_reaches_neither_loss_nor_gradient() -> None:
 def test_the_pair_loss_stays_finite_for_margins_beyond_the_range_of_exp() -> None:
     found = pair_loss(torch.tensor([-500.0]), torch.tensor([500.0]), torch.ones(1), num_pairs=1)
     assert found.item() == 1000.0
+
+
+def test_the_sign_loss_by_hand() -> None:
+    # a safe response of cost -log 3 and an unsafe one of the same cost; the third is padding
+    costs = torch.tensor([-math.log(3.0), -math.log(3.0), math.nan])
+    found = sign_loss(costs, torch.tensor([1.0, 0.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]), num_pairs=2)
+    assert found.item() == pytest.approx(-(math.log(3 / 4) + math.log(1 / 4)) / 2)

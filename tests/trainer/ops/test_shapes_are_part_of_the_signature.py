@@ -8,7 +8,7 @@ import torch
 from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
-from rlhf_trainer.ops import advantages, aggregation, groups, kl, log_probs, losses, masks
+from rlhf_trainer.ops import advantages, aggregation, groups, kl, lagrange, log_probs, losses, masks
 
 X = torch.rand(2, 3)
 ROW = torch.rand(2)
@@ -55,6 +55,8 @@ CASES: dict[str, Case] = {
     "value_loss": (losses.value_loss, (X, X, X, X), {"clip_eps": 0.2, "num_tokens": 1}),
     "kl_loss": (losses.kl_loss, (X, X, X), {"estimator": "K1", "aggregation": "TokenMean", "normalizer": 1}),
     "sft_loss": (losses.sft_loss, (X, X), {"num_tokens": 1}),
+    "sign_loss": (losses.sign_loss, (ROW, ROW, ROW), {"num_pairs": 1}),
+    "reward_less_cost": (lagrange.reward_less_cost, (X, X), {"multiplier": 1.0}),
     "pair_loss": (losses.pair_loss, (ROW, ROW, ROW), {"num_pairs": 1}),
 }
 every_function = pytest.mark.parametrize("name", CASES)

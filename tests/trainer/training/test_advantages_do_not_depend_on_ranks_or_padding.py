@@ -1,5 +1,6 @@
 """Each algorithm's advantages: by hand, and the same however the rows of a group are cut over ranks and padded."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.trainer.ranks import run_ranks
 ROWS, GROUP, T = 9, 3, 4
 SCORES = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0, 0.0, 0.0, 6.0])
 GREEDY = torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0])
-FURTHER_MODELS = {"PPO": ("critic",)}
+FURTHER_MODELS = {"PPO": ("critic",), "SafeRLHF": ("critic", "cost")}
 NO_KL = {"coefficient": 0.0, "applyTo": "Reward"}
 
 
@@ -61,8 +62,9 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int) -> tuple[dict[st
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     worker = stage_of(made).numbers["advantage"](made)
     rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
-    reads = transfers_of(type(worker))["compute_advantage"].reads
-    fields = {name: field[rows.start : rows.stop] for name, field in batch(extra).items() if name in reads}
+    all_fields = batch(extra)
+    reads = transfers_of(type(worker))["compute_advantage"].read_of(all_fields)
+    fields = {name: all_fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     return worker.compute_advantage(Batch(step=1, start=rows.start, size=len(rows), fields=fields)), recorder.drain()
 
@@ -75,6 +77,8 @@ def advantages(folder: Path, algorithm: dict[str, Any], *, ranks: int = 1, extra
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "PPO": {"name": "PPO"},
+    "SafeRLHF": {"name": "SafeRLHF", "costLimit": -1.0},
+    "SafeRLHF with one critic": {"name": "SafeRLHF", "separateCostCritic": False},
     "GRPO": {"name": "GRPO"},
     "GRPO, KL in the reward": {"name": "GRPO", "kl": {"applyTo": "Reward"}},
     "Dr. GRPO": {"name": "GRPO", "normalizeByStd": False},
@@ -149,3 +153,61 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_batch(baseline: str, tmp
     raw = (SCORES - means)[:, None].expand(ROWS, T)[mask]
     torch.testing.assert_close(found[mask], (raw - raw.mean()) / raw.std(correction=0))
     assert found[~mask].abs().max() == 0.0
+
+
+SAFE = {
+    "name": "SafeRLHF",
+    "whitenAdvantages": False,
+    "kl": NO_KL,
+    "costLimit": -1.0,
+    "lagrange": {"initial": 2.0, "learningRate": 0.25},
+}
+MULTIPLIER = 2.0 * math.exp(0.25 * 2.0 * 1.0)
+"""The costs -4 to 4 have mean 0, which is 1 above the limit."""
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_safe_rlhf_weighs_the_cost_by_the_multiplier(separate: bool, tmp_path: Path) -> None:
+    """Lambda 1 of GAE: what comes in the end less the values, each critic's own or those of the one critic."""
+    algorithm = {**SAFE, "gaeLambda": 1.0, "separateCostCritic": separate}
+    found, record = advantages(tmp_path, algorithm)
+    assert record["lagrange/multiplier"] == pytest.approx(MULTIPLIER)
+    assert record["cost/mean"] == 0.0
+    fields = batch(0)
+    reward, cost = SCORES[:, None], fields["costs"][:, None]
+    if separate:
+        mixed = (reward - fields["values"]) - MULTIPLIER * (cost - fields["cost_values"])
+        expected = mixed / (1 + MULTIPLIER)
+    else:
+        expected = (reward - MULTIPLIER * cost) / (1 + MULTIPLIER) - fields["values"]
+    torch.testing.assert_close(found, expected * fields["response_mask"])
+
+
+def test_the_kl_penalty_weighs_the_same_whatever_the_multiplier(tmp_path: Path) -> None:
+    without, _ = advantages(tmp_path, {**SAFE, "gaeLambda": 1.0})
+    with_kl, _ = advantages(tmp_path, {**SAFE, "gaeLambda": 1.0, "kl": {"coefficient": 0.5}})
+    penalty = -0.5 * batch(0)["ref_log_probs"]
+    to_go = penalty.flip(1).cumsum(1).flip(1) * batch(0)["response_mask"]
+    torch.testing.assert_close(with_kl, without - to_go)
+
+
+def resumed(folder: str) -> tuple[Any, Any]:
+    """The counters after a step, and those of a worker that goes back to them."""
+    spec = {
+        "algorithm": {**SAFE, "rewards": {"normalization": "Running"}},
+        "models": {role: {"uri": "hf://x"} for role in ("actor", "critic", "reward", "cost")},
+        "data": {"train": {"uri": "hf://x"}},
+        "training": {"totalSteps": 1, "promptBatchSize": ROWS},
+    }
+    made = job(Path(folder), "job", spec)
+    first, second = (stage_of(made).numbers["advantage"](made) for _ in range(2))
+    first.compute_advantage(Batch(step=1, start=0, size=ROWS, fields=batch(0)))
+    second.set_counters(counters=json.loads(json.dumps(first.counters())))
+    return first.counters(), second.counters()
+
+
+def test_the_multiplier_survives_a_checkpoint(tmp_path: Path) -> None:
+    ((before, after),) = run_ranks(1, resumed, str(tmp_path))
+    assert before == after
+    assert after["multiplier"] == pytest.approx(MULTIPLIER)
+    assert after["reward_moments"]["count"] == ROWS

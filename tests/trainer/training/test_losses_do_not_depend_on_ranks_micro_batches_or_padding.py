@@ -19,14 +19,24 @@ from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CriticWorker
-from rlhf_trainer.workers.reward import RewardTrainer
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
 
 ROWS, PROMPT = 8, 4
+NOISE = (
+    "old_log_probs",
+    "ref_log_probs",
+    "advantages",
+    "values",
+    "returns",
+    "rollout_log_probs",
+    "cost_values",
+    "cost_returns",
+)
 OPTIMIZER = {"learningRate": 1.0, "epsilon": 1.0}
 DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, "maxPromptTokens": 8, "maxResponseTokens": 32}
 
@@ -39,10 +49,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     positions = torch.arange(width)
     attention = (positions < lengths[:, None]).float()
     response = attention * (positions >= PROMPT)
-    noise = {
-        name: torch.randn(ROWS, width, generator=generator) * response
-        for name in ("old_log_probs", "ref_log_probs", "advantages", "values", "returns", "rollout_log_probs")
-    }
+    noise = {name: torch.randn(ROWS, width, generator=generator) * response for name in NOISE}
     fields = {
         "tokens": torch.randint(3, 512, (ROWS, width), generator=generator) * attention.long(),
         "attention_mask": attention,
@@ -65,6 +72,8 @@ def pairs(extra: int) -> dict[str, Tensor]:
         "rejected_tokens": rejected["tokens"][order],
         "rejected_mask": rejected["attention_mask"][order],
         "valid": torch.tensor([1.0] * 7 + [0.0]),
+        "chosen_safe": torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]),
+        "rejected_safe": torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
     }
 
 
@@ -92,8 +101,13 @@ SPECS: dict[str, dict[str, Any]] = {
     "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
+    "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
 }
+TRAINED = {"PPO": ("actor", "critic"), "SafeRLHF": ("actor", "critic"), "GRPO": ("actor",), "RLOO": ("actor",)}
+FROZEN = {"PPO": ("reward",), "SafeRLHF": ("reward", "cost"), "GRPO": ("reward",), "RLOO": ("reward",)}
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
@@ -101,6 +115,10 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
+    "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
+    "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),
+    "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
+    "cost critic": ("SafeRLHF", "cost_critic", CostCriticWorker, "update_critic"),
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
 }
 
@@ -114,18 +132,20 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     uri = f"file://{folder}"
     trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
     name = SPECS[algorithm]["algorithm"]["name"]
-    models = {role: trained}
-    if name not in ("SFT", "RewardModel"):
-        models |= {"actor": trained, "reward": {"uri": uri}}
-    if name == "PPO":
-        models |= {"critic": trained}
-    spec = {**SPECS[algorithm], "models": models, "data": DATA}
+    models = dict.fromkeys(TRAINED.get(name, (role,)), trained)
+    models |= {each: {"uri": uri} for each in FROZEN.get(name, ())}
+    data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
+    spec = {**SPECS[algorithm], "models": models, "data": data}
     spec["training"] = {**spec["training"], "microBatchTokens": budget}
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     arguments: dict[str, Any] = {"max_sequences": 8} if worker_class is ActorWorker else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
     worker = worker_class(setting, **arguments)
-    fields = pairs(extra) if algorithm == "RewardModel" else sequences(1, extra)
+    fields = pairs(extra) if name in ("RewardModel", "CostModel") else sequences(1, extra)
+    if algorithm == "PPO-ptx":
+        text = sequences(7, 2 * extra)
+        names = ("tokens", "attention_mask", "response_mask")
+        fields |= {f"pretrain_{each}": text[each][torch.tensor([5, 2, 7, 0, 1, 6, 4, 3])] for each in names}
     rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out

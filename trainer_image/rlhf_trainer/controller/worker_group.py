@@ -145,10 +145,11 @@ class WorkerGroup:
         """Send a call to every rank; returns the batch with the fields the method adds, or its `Values`."""
         reader = f"{role}.{method}"
         shares = transfer.protocol.distribute(self.layout, batch.size) if batch else [range(0)] * len(self._ranks)
+        reads = transfer.read_of(batch.fields) if batch else ()
         with self._log.recorder.span(CONTROLLER, f"dispatch {reader}"):
             outputs = [
                 handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
-                    role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
+                    role, method, batch.slice(rows, reads, reader=reader) if batch else None, arguments
                 )
                 for handle, rows in zip(self._ranks, shares, strict=True)
             ]

@@ -142,3 +142,18 @@ def pair_loss(
     """
     margin = keep(chosen - rejected, weight)
     return -(weight * logsigmoid(margin)).sum() / num_pairs
+
+
+def sign_loss(
+    costs: Float[Tensor, " N"],
+    safe: Float[Tensor, " N"],
+    weight: Float[Tensor, " N"],
+    *,
+    num_pairs: int | float | Tensor,
+) -> Float[Tensor, ""]:
+    """How well the sign of a cost says whether a response is safe (Safe RLHF, arXiv:2310.12773, eq. 6).
+
+    -sum(weight * log(sigmoid(s * cost))) / num_pairs, with s = -1 for a safe response (safe 1) and 1 for another.
+    """
+    signed = keep(torch.where(safe > 0, -costs, costs), weight)
+    return -(weight * logsigmoid(signed)).sum() / num_pairs

@@ -85,7 +85,8 @@ class Rollouts(Evaluation):
 
     def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str]) -> None:
         self._runtime, self._rows = runtime, rows
-        self._measures = ["reward", *functions]
+        self._costs = runtime.models.get("cost")
+        self._measures = ["reward", *(["cost"] if self._costs else []), *functions]
         self._decider = functions[0] if functions else "reward"
         self._before: list[JudgedRow] = []
         self._again: list[JudgedRow] = []
@@ -135,6 +136,8 @@ class Rollouts(Evaluation):
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
         batch = models["actor"].generate_sequences(batch)
         batch = models["reward"].compute_reward(batch)
+        if self._costs:
+            batch = self._costs.compute_cost(batch)
         parts = models["judge"].judge(batch).result()
         self._runtime.drain()
         return [row for part in parts for row in part]
@@ -167,6 +170,7 @@ def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
         return Evaluation()
     if job.spec.algorithm.name == "SFT":
         return HeldOut(runtime, rows, role="actor", method="evaluate_completions", measure="loss")
-    if job.spec.algorithm.name == "RewardModel":
-        return HeldOut(runtime, rows, role="reward", method="evaluate_pairs", measure="pair_accuracy")
+    if job.spec.algorithm.name in ("RewardModel", "CostModel"):
+        (role,) = job.spec.algorithm.trained
+        return HeldOut(runtime, rows, role=role, method="evaluate_pairs", measure="pair_accuracy")
     return Rollouts(runtime, rows, functions=[function.name for function in job.spec.evaluation.functions])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_trainer.algorithms import grpo, ppo, reinforce_pp, remax, reward_model, rloo, sft
+from rlhf_trainer.algorithms import cost_model, grpo, ppo, reinforce_pp, remax, reward_model, rloo, safe_rlhf, sft
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import (
     BatchAdvantage,
@@ -17,10 +17,18 @@ from rlhf_trainer.workers.advantage import (
     LeaveOneOutAdvantage,
 )
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CriticWorker
-from rlhf_trainer.workers.data import CompletionData, DataWorker, PairData, PromptData
+from rlhf_trainer.workers.constrained import ConstrainedAdvantage
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.data import (
+    CompletionData,
+    DataWorker,
+    PairData,
+    PromptAndPretrainData,
+    PromptData,
+    SafetyPairData,
+)
 from rlhf_trainer.workers.reference import ReferenceWorker
-from rlhf_trainer.workers.reward import RewardTrainer, RewardWorker
+from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
 from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
@@ -56,8 +64,12 @@ def policy_gradient(step: Callable[..., None], advantage: type, **models: type) 
 STAGES: dict[str, Stage] = {
     "SFT": Stage(step=sft.step, data=CompletionData, workers={"actor": SupervisedActorWorker}, saved="actor"),
     "RewardModel": Stage(step=reward_model.step, data=PairData, workers={"reward": RewardTrainer}, saved="reward"),
+    "CostModel": Stage(step=cost_model.step, data=SafetyPairData, workers={"cost": CostTrainer}, saved="cost"),
     "PPO": policy_gradient(ppo.step, GeneralizedAdvantage, critic=CriticWorker),
     "ReMax": policy_gradient(remax.step, GreedyBaselineAdvantage),
+    "SafeRLHF": policy_gradient(
+        safe_rlhf.step, ConstrainedAdvantage, critic=CriticWorker, cost=CostWorker, cost_critic=CostCriticWorker
+    ),
     "GRPO": policy_gradient(grpo.step, GroupAdvantage),
     "RLOO": policy_gradient(rloo.step, LeaveOneOutAdvantage),
     "REINFORCEPP": policy_gradient(reinforce_pp.step, BatchAdvantage),
@@ -66,7 +78,8 @@ STAGES: dict[str, Stage] = {
 
 def stage_of(job: Job) -> Stage:
     """The stage of a job."""
-    return STAGES[job.spec.algorithm.name]
+    stage = STAGES[job.spec.algorithm.name]
+    return replace(stage, data=PromptAndPretrainData) if job.spec.data.pretrain else stage
 
 
 def setting_of(job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0) -> WorkerSetting:

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from rlhf_api.algorithms import GRPO, RLOO, ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
-from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights
+from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.mini_batches import deal
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import WorkerSetting, lengths_of
+from rlhf_trainer.workers.base import WorkerSetting, lengths_of, log_probs_by
+from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.rollout import GeneratingActor
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -37,16 +38,30 @@ class ActorWorker(GeneratingActor):
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
-        super().__init__(setting, max_sequences=max_sequences)
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, PolicyGradient)
+        self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
+        super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2 if self._pretrain else 1)
         self._algorithm = algorithm
         self._ratio = algorithm.ratio if isinstance(algorithm, GRPO | RLOO) else "Token"
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(DP_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
+    def compute_loss(self, batch: Batch) -> None:
+        """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
+
+        A number has no gradient: `update_actor` computes the loss again, on the weights that it changes.
+        """
+        if not self._pretrain:
+            return
+        tokens, attention, mask = (batch[name] for name in PRETRAIN_FIELDS)
+        text = batch.having({"tokens": tokens, "attention_mask": attention})
+        log_probs = log_probs_by(self.trainer, text, temperature=1.0)
+        recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
+
+    @register(DP_PROTO, reads=UPDATE_FIELDS, reads_if_there=PRETRAIN_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """Several epochs of mini-batch updates by the clipped loss, an entropy bonus and, if asked, a KL term."""
+        """Several epochs of mini-batch updates by the clipped loss and, if asked, entropy, KL and pretraining terms."""
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
@@ -60,7 +75,9 @@ class ActorWorker(GeneratingActor):
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
         """One optimizer step on the chosen rows, those without a token to learn from left out."""
         chosen = chosen & (batch["response_mask"] > 0).any(1)
-        fields = {name: batch[name][chosen] for name in UPDATE_FIELDS}
+        names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
+        fields = {name: batch[name][chosen] for name in names}
+        lengths = lengths_of(batch)[chosen]
         normalizer = sum_over_ranks([self._weight(fields["response_mask"])])[0]
         if not normalizer:  # nothing but padding on every rank
             return
@@ -68,7 +85,15 @@ class ActorWorker(GeneratingActor):
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             return self._loss(model, micro, normalizer=normalizer, is_first=is_first)
 
-        norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)
+        def loss_with_pretraining(model: nn.Module, micro: Fields) -> Tensor:
+            log_probs = token_log_probs(model(micro["pretrain_tokens"]), micro["pretrain_tokens"])
+            text = sft_loss(log_probs, micro["pretrain_response_mask"], num_tokens=text_tokens)
+            return loss(model, micro) + self._pretrain * text
+
+        if self._pretrain:
+            lengths = lengths.maximum(fields["pretrain_attention_mask"].sum(1).long())
+            text_tokens = sum_over_ranks([fields["pretrain_response_mask"].sum()])[0]
+        norm = self.trainer.update(fields, lengths, loss_with_pretraining if self._pretrain else loss, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
 
     def _weight(self, mask: Tensor) -> Tensor:

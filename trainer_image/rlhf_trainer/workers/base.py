@@ -56,15 +56,15 @@ class WorkerSetting:
         sharded = shard(model, compute_dtype=self.compute_dtype, recompute_activations=False)
         return Engine(sharded, token_budget=self.job.spec.training.micro_batch_tokens)
 
-    def trainer(self, model: nn.Module, *, token_budget: int | None = None) -> Trainer:
-        """The model, sharded, with its optimizer."""
+    def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
+        """The model, sharded, with its optimizer; an update reads so many sequences for a row of a micro-batch."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         sharded = shard(
             model, compute_dtype=self.compute_dtype, recompute_activations=self.model.gradient_checkpointing
         )
         return Trainer(
             sharded,
-            token_budget=token_budget or self.job.spec.training.micro_batch_tokens,
+            token_budget=max(1, self.job.spec.training.micro_batch_tokens // sequences_per_row),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,

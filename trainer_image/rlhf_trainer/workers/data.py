@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -86,6 +86,29 @@ class PromptData(DataWorker):
         return self._held_out_rows(batch)
 
 
+PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
+
+
+class PromptAndPretrainData(PromptData):
+    """Prompts of RL, each row with a text that the actor also learns to write."""
+
+    def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
+        super().__init__(setting, slots=slots)
+        source = setting.job.spec.data.pretrain
+        assert source, "the stage's table asks for this class only then"
+        limits = replace(Limits.of(setting.job.spec), total_epochs=None)
+        self._pretrain = CompletionLoader(source, setting.tokenizer(), path="spec.data.pretrain", limits=limits)
+        self._sequences = setting.job.sequences_per_step
+
+    @register(DP_PROTO, adds=(*PromptLoader.fields, *PRETRAIN_FIELDS), phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """The fields of PromptData, and pretrain_tokens int64 and its two masks [B, T]."""
+        rows = slice(batch.start, batch.start + batch.size)
+        found = self._pretrain.batch(batch.step, batch_size=self._sequences, rows=rows)
+        text = {name: found[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
+        return {**self._training_rows(batch), **text}
+
+
 class CompletionData(DataWorker):
     """Prompts with their responses."""
 
@@ -113,6 +136,22 @@ class PairData(DataWorker):
         return self._training_rows(batch)
 
     @register(DP_PROTO, adds=PairLoader.fields, phase="data")
+    def load_evaluation(self, batch: Batch) -> Fields:
+        """The same fields for held-out pairs."""
+        return self._held_out_rows(batch)
+
+
+class SafetyPairData(DataWorker):
+    """Pairs of a safer and a more harmful response, and whether each is safe."""
+
+    loader_class = SafetyPairLoader
+
+    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """The fields of PairData, and chosen_safe, rejected_safe [B]."""
+        return self._training_rows(batch)
+
+    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
     def load_evaluation(self, batch: Batch) -> Fields:
         """The same fields for held-out pairs."""
         return self._held_out_rows(batch)

@@ -27,7 +27,7 @@ class JudgedRow:
     response: str
     finished: bool
     scores: dict[str, float]
-    """`reward`, and each evaluation function by its name."""
+    """`reward`, `cost` if there is a cost model, and each evaluation function by its name."""
 
 
 class JudgeWorker:
@@ -37,13 +37,18 @@ class JudgeWorker:
         self._tokenizer: PreTrainedTokenizerBase = setting.tokenizer()
         self._functions = {function.name: load_function(function) for function in functions}
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask", "response_mask", "finished", "scores", "valid"))
+    @register(
+        DP_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "finished", "scores", "valid"),
+        reads_if_there=("costs",),
+    )
     def judge(self, batch: Batch) -> list[JudgedRow]:
         """The real (not padded) rows of this rank, decoded and scored."""
         real = [row for row, valid in enumerate(batch["valid"].tolist()) if valid]
         prompts, responses = zip(*(self._texts(batch, row) for row in real), strict=True) if real else ((), ())
         finished = [bool(batch["finished"][row]) for row in real]
-        columns = {"reward": [float(batch["scores"][row]) for row in real]}
+        measured = {"reward": "scores", **({"cost": "costs"} if "costs" in batch.fields else {})}
+        columns = {name: [float(batch[field][row]) for row in real] for name, field in measured.items()}
         for name, function in self._functions.items():
             columns[name] = self._run(name, function, list(prompts), list(responses), finished)
         return [

@@ -27,8 +27,8 @@ ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 class GeneratingActor(TrainedModel):
     """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
 
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int, sequences_per_row: int = 1) -> None:
+        """`max_sequences`: the most responses that this rank generates at once; sequences_per_row: see `trainer`."""
         job = setting.job.spec
         model = load_language_model(
             setting.folder,
@@ -43,7 +43,7 @@ class GeneratingActor(TrainedModel):
                 f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
                 f"the model {setting.folder} reads {longest} tokens at most"
             )
-        super().__init__(setting, setting.trainer(model))
+        super().__init__(setting, setting.trainer(model, sequences_per_row=sequences_per_row))
         self._tokenizer = setting.tokenizer()
         self._generator = GenerationEngine(
             setting.folder,

@@ -68,7 +68,7 @@ METRICS = (
         "rlhf_loss",
         "gauge",
         "1",
-        "Loss over the step's updates: sft and reward_model in nats, policy and value as in PPO.",
+        "Loss over the step's updates: sft, pretrain and those of preference models in nats, others as in PPO.",
         "objective",
     ),
     StepMetric(
@@ -84,7 +84,14 @@ METRICS = (
         "rlhf_pair_accuracy_ratio",
         "gauge",
         "ratio",
-        "Share of the step's pairs whose chosen response scores higher.",
+        "Share of the step's pairs whose responses are scored in the right order.",
+    ),
+    StepMetric(
+        "accuracy/safety",
+        "rlhf_safety_accuracy_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's responses whose cost has the sign that says whether they are safe.",
     ),
     StepMetric(
         "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
@@ -95,6 +102,10 @@ METRICS = (
         "gauge",
         "1",
         "Mean score of the reward model over the step's greedy responses (ReMax).",
+    ),
+    StepMetric("cost/mean", "rlhf_cost_mean", "gauge", "1", "Mean score of the cost model over the step's responses."),
+    StepMetric(
+        "lagrange/multiplier", "rlhf_lagrange_multiplier", "gauge", "1", "Weight of the cost against the reward."
     ),
     StepMetric(
         "groups/with_signal",

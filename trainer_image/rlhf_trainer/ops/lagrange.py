@@ -1,0 +1,22 @@
+"""Reward against cost: the Lagrange multiplier of Safe RLHF (arXiv:2310.12773)."""
+
+import math
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+def next_multiplier(multiplier: float, *, cost: float, limit: float, learning_rate: float, maximum: float) -> float:
+    """The multiplier after a step whose responses have this mean cost (arXiv:2310.12773, eq. 9 and appendix B.2).
+
+    ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while the cost is above it.
+    """
+    moved = math.log(multiplier) + learning_rate * multiplier * (cost - limit)
+    return math.exp(min(moved, math.log(maximum)))
+
+
+def reward_less_cost(
+    reward: Float[Tensor, "B T"], cost: Float[Tensor, "B T"], *, multiplier: float
+) -> Float[Tensor, "B T"]:
+    """(reward - multiplier * cost) / (1 + multiplier), of advantages or of rewards (arXiv:2310.12773, appendix B.2)."""
+    return (reward - multiplier * cost) / (1.0 + multiplier)
