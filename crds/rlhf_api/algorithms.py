@@ -57,6 +57,32 @@ class CostModel(Algorithm):
     name: Annotated[Literal["CostModel"], Field(description="Training of a cost model on pairs and safety labels.")]
 
 
+class DPO(Algorithm):
+    """Direct preference optimisation on the pairs of the data (arXiv 2305.18290)."""
+
+    offline = True
+    trained = ("actor",)
+    frozen = ("reference",)
+
+    name: Annotated[Literal["DPO"], Field(description="The actor learns from preference pairs, without a reward.")]
+    beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
+
+
+class OnlineDPO(Algorithm):
+    """Online iterative DPO: pairs of the actor's own responses (RLHF Workflow, arXiv 2405.07863)."""
+
+    offline = False
+    trained = ("actor",)
+    frozen = ("reference", "reward")
+
+    name: Annotated[Literal["OnlineDPO"], Field(description="DPO on the best and the worst response to each prompt.")]
+    beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
+
+    @property
+    def compares_responses(self) -> bool:
+        return True
+
+
 class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
@@ -269,4 +295,6 @@ class REINFORCEPP(PolicyGradient):
         return self.baseline == "Group"
 
 
-AnyAlgorithm: TypeAlias = SFT | RewardModel | CostModel | PPO | ReMax | SafeRLHF | GRPO | RLOO | REINFORCEPP
+AnyAlgorithm: TypeAlias = (
+    SFT | RewardModel | CostModel | DPO | OnlineDPO | PPO | ReMax | SafeRLHF | GRPO | RLOO | REINFORCEPP
+)

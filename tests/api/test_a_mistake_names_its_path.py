@@ -7,6 +7,7 @@ import pytest
 from rlhf_api import ExitCode, SpecError, load
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
+ACTORS = "DPO, OnlineDPO, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP"
 MINI = f"{PPO}:training.miniBatchSize=8"
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
@@ -41,12 +42,12 @@ MISTAKES = {
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],
         f"{SFT}: spec.algorithm.name",
-        'is "SGD" (text), expected SFT, RewardModel, CostModel, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP',
+        f'is "SGD" (text), expected SFT, RewardModel, CostModel, {ACTORS}',
     ),
     "no algorithm name": (
         [f"{SFT}:algorithm={{}}"],
         f"{SFT}: spec.algorithm.name",
-        "is missing, expected SFT, RewardModel, CostModel, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP",
+        f"is missing, expected SFT, RewardModel, CostModel, {ACTORS}",
     ),
     "an algorithm that is text": (
         [f"{SFT}:algorithm=SFT"],
@@ -361,7 +362,7 @@ MISTAKES = {
     "a reward model as actor": (
         [f"{PPO}:models.actor.uri=job://helpful-reward"],
         f"{PPO}: spec.models.actor.uri",
-        '"helpful-reward" is a job of RewardModel, expected SFT, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP',
+        f'"helpful-reward" is a job of RewardModel, expected SFT, {ACTORS}',
     ),
     "an actor as critic": (
         [f"{REWARD}:models.reward.uri=job://helpful-ppo"],

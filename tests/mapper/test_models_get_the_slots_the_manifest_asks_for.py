@@ -102,3 +102,16 @@ def test_a_cost_critic_lives_with_the_critic() -> None:
     ]
     alone = {"name": "SafeRLHF", "separateCostCritic": False}
     assert "cost_critic" not in ppo(algorithm=alone, models=models).models()
+
+
+def test_online_dpo_keeps_the_responses_to_a_prompt_together() -> None:
+    models = {role: {"uri": "hf://org/model"} for role in ("actor", "reward")}
+    options = {"models": models, "rollout": {"samplesPerPrompt": 4}, "resources": {"device": "CPU", "slotsPerNode": 2}}
+    uneven = {"totalSteps": 1, "promptBatchSize": 3}
+    with pytest.raises(SpecError) as raised:
+        place(ppo(algorithm={"name": "OnlineDPO"}, training=uneven, **options), LAPTOP)
+    assert str(raised.value) == (
+        "job: spec.training.promptBatchSize: is 3, which does not divide by the 2 slots of pool all; "
+        "OnlineDPO keeps the responses to a prompt on one slot"
+    )
+    place(ppo(algorithm={"name": "GRPO"}, training=uneven, **options), LAPTOP)

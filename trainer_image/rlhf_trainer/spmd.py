@@ -1,4 +1,6 @@
-"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd sft|reward_model FILE`.
+"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd PROGRAM FILE`.
+
+PROGRAM is sft, reward_model, cost_model or dpo.
 
 Every rank runs the same algorithm file on its own rows; no Ray and no controller take part. They keep no checkpoints:
 a run that was stopped starts over (`rlhf run` goes on).
@@ -37,7 +39,7 @@ from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
-PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel"}
+PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO"}
 
 
 class LocalValues:
@@ -131,8 +133,11 @@ def run_rank(
         for fact in shape.facts:
             publisher.say(fact)
     total_steps = job.total_steps_for(shape.rows)
-    worker = stage.workers[stage.saved](setting_of(job, stage.saved, folders, total_steps=total_steps))
-    runtime = SpmdRuntime({"data": LocalModel(data), stage.saved: LocalModel(worker)})
+    models: dict[str, LocalModel] = {
+        role: LocalModel(stage.workers[role](setting_of(job, role, folders, total_steps=total_steps)))
+        for role in job.models()
+    }
+    runtime = SpmdRuntime({"data": LocalModel(data), **models})
     return run_stage(
         job,
         runtime,
@@ -147,7 +152,7 @@ def run_rank(
 def job_of(program: str, file: Path, overrides: Sequence[str]) -> Job:
     """The first job of the program's kind in the manifest."""
     if program not in PROGRAMS:
-        raise SpecError([Problem("program", f"is {program}; there are {' and '.join(PROGRAMS)}")])
+        raise SpecError([Problem("program", f"is {program}; there are {', '.join(PROGRAMS)}")])
     for job in load(file, overrides):
         if job.spec.algorithm.name == PROGRAMS[program]:
             return job

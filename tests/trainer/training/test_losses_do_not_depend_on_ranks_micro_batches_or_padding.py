@@ -20,7 +20,9 @@ from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
+from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
@@ -72,6 +74,10 @@ def pairs(extra: int) -> dict[str, Tensor]:
         "rejected_tokens": rejected["tokens"][order],
         "rejected_mask": rejected["attention_mask"][order],
         "valid": torch.tensor([1.0] * 7 + [0.0]),
+        "chosen_response_mask": chosen["response_mask"],
+        "rejected_response_mask": rejected["response_mask"][order],
+        "ref_chosen": torch.arange(8) - 90.0,
+        "ref_rejected": -torch.arange(8) - 80.0,
         "chosen_safe": torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]),
         "rejected_safe": torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
     }
@@ -102,12 +108,14 @@ SPECS: dict[str, dict[str, Any]] = {
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "DPO": {"algorithm": {"name": "DPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "OnlineDPO": {"algorithm": {"name": "OnlineDPO"}, **GROUPS},
     "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
 }
-TRAINED = {"PPO": ("actor", "critic"), "SafeRLHF": ("actor", "critic"), "GRPO": ("actor",), "RLOO": ("actor",)}
-FROZEN = {"PPO": ("reward",), "SafeRLHF": ("reward", "cost"), "GRPO": ("reward",), "RLOO": ("reward",)}
+TRAINED = {name: ("actor", "critic") for name in ("PPO", "SafeRLHF")}
+FROZEN = {name: ("reward",) for name in ("PPO", "GRPO", "RLOO", "OnlineDPO")} | {"SafeRLHF": ("reward", "cost")}
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
@@ -116,6 +124,8 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
+    "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
+    "online DPO actor": ("OnlineDPO", "actor", OnlinePreferenceActorWorker, "update_actor"),
     "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),
     "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
     "cost critic": ("SafeRLHF", "cost_critic", CostCriticWorker, "update_critic"),
@@ -138,10 +148,10 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     spec = {**SPECS[algorithm], "models": models, "data": data}
     spec["training"] = {**spec["training"], "microBatchTokens": budget}
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
-    arguments: dict[str, Any] = {"max_sequences": 8} if worker_class is ActorWorker else {}
+    arguments: dict[str, Any] = {"max_sequences": 8} if issubclass(worker_class, GeneratingActor) else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
     worker = worker_class(setting, **arguments)
-    fields = pairs(extra) if name in ("RewardModel", "CostModel") else sequences(1, extra)
+    fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
     if algorithm == "PPO-ptx":
         text = sequences(7, 2 * extra)
         names = ("tokens", "attention_mask", "response_mask")

@@ -31,6 +31,14 @@ class Reference(Protocol[B]):
     def compute_log_prob(self, batch: B) -> B: ...
 
 
+class PairReference(Protocol[B]):
+    def compute_pair_log_prob(self, batch: B) -> B: ...
+
+
+class Pairs(Protocol[B]):
+    def choose_pairs(self, batch: B) -> B: ...
+
+
 class Reward(Protocol[B]):
     def compute_reward(self, batch: B) -> B: ...
 

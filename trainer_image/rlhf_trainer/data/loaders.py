@@ -160,6 +160,11 @@ class Loader:
         whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
         return whole.padded(width, self._pad_id)
 
+    def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
+        """1 on the response and its end-of-text token, and 0 on every token of a row that is not valid."""
+        is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
+        return attention_mask * is_response * rows.valid[:, None]
+
     def _tokenised(self, rows: datasets.Dataset, columns: list[str]) -> Iterator[tuple[int, list[list[Ids]]]]:
         """(first row, [ids of the prompts, of each kind of response, each label]), some thousands of rows at a time."""
         fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses, *self.labels)]
@@ -229,29 +234,31 @@ class CompletionLoader(Loader):
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
         tokens, attention_mask = self._whole(0, rows)
-        is_response = torch.arange(tokens.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
-        response_mask = attention_mask * is_response * rows.valid[:, None]
-        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": response_mask}
+        mask = self._response_mask(attention_mask, rows)
+        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": mask}
 
 
 class PairLoader(Loader):
     """Pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
 
-    `chosen_mask` and `rejected_mask` [B, T] are their attention masks; T is the same for both.
+    `chosen_mask` and `rejected_mask` [B, T] are their attention masks, `chosen_response_mask` and
+    `rejected_response_mask` those of a CompletionLoader; T is the same for both.
     """
 
     responses = ("chosen_key", "rejected_key")
-    fields: ClassVar[tuple[str, ...]] = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
+    fields: ClassVar[tuple[str, ...]] = (
+        *("chosen_tokens", "chosen_mask", "chosen_response_mask"),
+        *("rejected_tokens", "rejected_mask", "rejected_response_mask"),
+        "valid",
+    )
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        chosen_tokens, chosen_mask = self._whole(0, rows)
-        rejected_tokens, rejected_mask = self._whole(1, rows)
-        return {
-            "chosen_tokens": chosen_tokens,
-            "chosen_mask": chosen_mask,
-            "rejected_tokens": rejected_tokens,
-            "rejected_mask": rejected_mask,
-        }
+        found: dict[str, Tensor] = {}
+        for response, side in enumerate(("chosen", "rejected")):
+            tokens, mask = self._whole(response, rows)
+            found |= {f"{side}_tokens": tokens, f"{side}_mask": mask}
+            found[f"{side}_response_mask"] = self._response_mask(mask, rows)
+        return found
 
 
 class SafetyPairLoader(PairLoader):

@@ -59,9 +59,12 @@ class Evaluation:
 class HeldOut(Evaluation):
     """A mean over the held-out rows, from (total, weight) of each rank."""
 
-    def __init__(self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str) -> None:
+    def __init__(
+        self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str, with_reference: bool = False
+    ) -> None:
         self._runtime, self._rows, self._measure = runtime, rows, measure
         self._evaluate = getattr(runtime.models[role], method)
+        self._reference = runtime.models["reference"] if with_reference else None
 
     def during(self) -> dict[str, float]:
         return {f"evaluation/{self._measure}": self._mean()}
@@ -71,6 +74,8 @@ class HeldOut(Evaluation):
 
     def _mean(self) -> float:
         batch = self._runtime.models["data"].load_evaluation(self._runtime.blank(FIRST_DRAW, self._rows))
+        if self._reference:
+            batch = self._reference.compute_pair_log_prob(batch)
         parts = self._evaluate(batch).result()
         self._runtime.drain()
         return finite(self._measure, sum(total for total, _ in parts) / sum(weight for _, weight in parts))
@@ -170,7 +175,8 @@ def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
         return Evaluation()
     if job.spec.algorithm.name == "SFT":
         return HeldOut(runtime, rows, role="actor", method="evaluate_completions", measure="loss")
-    if job.spec.algorithm.name in ("RewardModel", "CostModel"):
-        (role,) = job.spec.algorithm.trained
-        return HeldOut(runtime, rows, role=role, method="evaluate_pairs", measure="pair_accuracy")
+    if job.spec.algorithm.offline:
+        (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
+        options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
+        return HeldOut(runtime, rows, role=role, **options, with_reference="reference" in frozen)
     return Rollouts(runtime, rows, functions=[function.name for function in job.spec.evaluation.functions])

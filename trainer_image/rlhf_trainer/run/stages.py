@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_trainer.algorithms import cost_model, grpo, ppo, reinforce_pp, remax, reward_model, rloo, safe_rlhf, sft
+from rlhf_trainer.algorithms import (
+    cost_model,
+    dpo,
+    grpo,
+    online_dpo,
+    ppo,
+    reinforce_pp,
+    remax,
+    reward_model,
+    rloo,
+    safe_rlhf,
+    sft,
+)
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import (
     BatchAdvantage,
@@ -27,6 +39,7 @@ from rlhf_trainer.workers.data import (
     PromptData,
     SafetyPairData,
 )
+from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
 from rlhf_trainer.workers.rollout import GeneratingActor
@@ -65,6 +78,19 @@ STAGES: dict[str, Stage] = {
     "SFT": Stage(step=sft.step, data=CompletionData, workers={"actor": SupervisedActorWorker}, saved="actor"),
     "RewardModel": Stage(step=reward_model.step, data=PairData, workers={"reward": RewardTrainer}, saved="reward"),
     "CostModel": Stage(step=cost_model.step, data=SafetyPairData, workers={"cost": CostTrainer}, saved="cost"),
+    "DPO": Stage(
+        step=dpo.step,
+        data=PairData,
+        workers={"actor": PreferenceActorWorker, "reference": ReferenceWorker},
+        saved="actor",
+    ),
+    "OnlineDPO": Stage(
+        step=online_dpo.step,
+        data=PromptData,
+        workers={"actor": OnlinePreferenceActorWorker, **FROZEN},
+        saved="actor",
+        numbers={"pairs": PairChooser},
+    ),
     "PPO": policy_gradient(ppo.step, GeneralizedAdvantage, critic=CriticWorker),
     "ReMax": policy_gradient(remax.step, GreedyBaselineAdvantage),
     "SafeRLHF": policy_gradient(

@@ -14,6 +14,7 @@ from rlhf_api.job import Job
 from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
+from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
@@ -117,6 +118,12 @@ def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
         return token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=temperature)
 
     return engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
+
+
+def side_log_probs(engine: Engine, batch: Batch, side: str) -> Tensor:
+    """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
+    texts = batch.having({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
+    return row_sums(log_probs_by(engine, texts, temperature=1.0), batch[f"{side}_response_mask"])
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

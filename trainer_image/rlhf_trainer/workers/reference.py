@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import WorkerSetting, log_probs_by
+from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, side_log_probs
 
 
 class ReferenceWorker:
@@ -27,3 +28,8 @@ class ReferenceWorker:
         """ref_log_probs float32 [B, T] (`compute_ref_log_prob` of HybridFlow Table 4)."""
         temperature = self.setting.job.spec.rollout.temperature
         return {"ref_log_probs": log_probs_by(self._engine, batch, temperature=temperature)}
+
+    @register(DP_PROTO, reads=PairLoader.fields, adds=("ref_chosen", "ref_rejected"), phase="scoring")
+    def compute_pair_log_prob(self, batch: Batch) -> Fields:
+        """ref_chosen and ref_rejected float32 [B]: of the whole responses."""
+        return {f"ref_{side}": side_log_probs(self._engine, batch, side) for side in ("chosen", "rejected")}

@@ -77,6 +77,8 @@ def test_the_two_responses_of_a_pair_are_equally_wide(write: Write, plain: PreTr
     assert batch["rejected_tokens"].tolist() == [[a, c, END, PAD, PAD], [b, c, c, c, END]]
     assert batch["chosen_mask"].sum(1).tolist() == [4, 2]
     assert batch["rejected_mask"].sum(1).tolist() == [3, 5]
+    assert batch["chosen_response_mask"].tolist() == [[0, 1, 1, 1, 0], [0, 1, 0, 0, 0]]
+    assert batch["rejected_response_mask"].tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 1, 1]]
 
 
 def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedTokenizerFast) -> None:

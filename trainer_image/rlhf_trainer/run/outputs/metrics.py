@@ -87,6 +87,13 @@ METRICS = (
         "Share of the step's pairs whose responses are scored in the right order.",
     ),
     StepMetric(
+        "margin/pairs",
+        "rlhf_pair_margin",
+        "gauge",
+        "1",
+        "Mean of the step's pairs of the chosen response's implicit reward less the rejected one's (DPO).",
+    ),
+    StepMetric(
         "accuracy/safety",
         "rlhf_safety_accuracy_ratio",
         "gauge",
