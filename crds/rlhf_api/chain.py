@@ -1,6 +1,6 @@
-"""The jobs of one file as a chain: which job's output (`job://`) another one reads."""
+"""The jobs of one file as a chain: which job's output (`job://`) another one reads, of the file or finished before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from rlhf_api.algorithms import AnyAlgorithm
@@ -15,12 +15,16 @@ ACTORS = tuple(
 """The algorithms whose output is a language model."""
 
 
-def in_order(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read."""
+def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
+    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read.
+
+    finished: jobs that are there already and may be read too, name -> algorithm.
+    """
     if problems := [*_repeated_names(jobs)]:
         raise SpecError(problems)
     by_name = {job.name: job for job in jobs}
-    if problems := [problem for job in jobs for problem in _wrong_inputs(job, by_name)]:
+    kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
+    if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
         raise SpecError(problems)
     ordered: list[Job] = []
     waiting = dict(by_name)
@@ -49,16 +53,16 @@ def _inputs(job: Job) -> set[str]:
     return set(_references(job).values())
 
 
-def _wrong_inputs(job: Job, by_name: dict[str, Job]) -> Iterator[Problem]:
+def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
     for role, name in _references(job).items():
         path = f"{job.name}: spec.models.{role}.uri"
         suitable = _suitable(role, trained=role in job.spec.algorithm.trained)
         if name == job.name:
             yield Problem(path, "refers to its own job")
-        elif name not in by_name:
-            others = by_name.keys() - {job.name}
-            yield Problem(path, f'no job of this file is named "{name}"; {suggestion(name, others)}')
-        elif (kind := by_name[name].spec.algorithm.name) not in suitable:
+        elif name not in kinds:
+            others = suggestion(name, kinds.keys() - {job.name})
+            yield Problem(path, f'no job of this file, or finished in the run folder, is named "{name}"; {others}')
+        elif (kind := kinds[name]) not in suitable:
             yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
 
 

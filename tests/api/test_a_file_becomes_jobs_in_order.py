@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rlhf_api import Job, dump, load
+from rlhf_api import Job, SpecError, dump, load
 from rlhf_api.algorithms import KL, PPO
 from rlhf_api.kubectl_yaml import read
 from rlhf_api.spec import Optimizer
@@ -130,3 +130,13 @@ def test_a_job_cannot_be_changed(chain: str) -> None:
     job = _job(chain, "helpful-sft")
     with pytest.raises(ValidationError, match="frozen"):
         job.spec.training.seed = 1  # type: ignore[misc]
+
+
+def test_a_job_may_read_one_that_has_finished_before(chain: str) -> None:
+    ppo = chain.split("---", maxsplit=1)[0]
+    finished = {"helpful-sft": "SFT", "helpful-reward": "RewardModel"}
+    assert [job.name for job in load(ppo, finished=finished)] == ["helpful-ppo"]
+    with pytest.raises(SpecError, match="is a job of SFT, expected RewardModel"):
+        load(ppo, finished={**finished, "helpful-reward": "SFT"})
+    with pytest.raises(SpecError, match="no job of this file, or finished in the run folder"):
+        load(ppo)

@@ -347,7 +347,7 @@ MISTAKES = {
     "a job that is not there": (
         [f"{PPO}:models.actor.uri=job://helpful-stf"],
         f"{PPO}: spec.models.actor.uri",
-        'no job of this file is named "helpful-stf"; did you mean helpful-sft?',
+        'no job of this file, or finished in the run folder, is named "helpful-stf"; did you mean helpful-sft?',
     ),
     "a job that reads itself": (
         [f"{SFT}:models.actor.uri=job://helpful-sft"],

@@ -62,11 +62,20 @@ def run(
 
 
 @app.command()
-def validate(file: File, sets: Sets = None) -> None:
+def validate(
+    file: File,
+    output: Annotated[Path | None, typer.Option(help="Run folder whose finished jobs job:// may name.")] = None,
+    sets: Sets = None,
+) -> None:
     """Check a manifest; prints ok, or every error with its path."""
 
     def work() -> None:
-        load(file, sets or [])
+        finished: dict[str, str] = {}
+        if output:
+            from rlhf_trainer.run.folder import finished_jobs
+
+            finished = finished_jobs(output)
+        load(file, sets or [], finished)
         typer.echo("ok")
 
     sys.exit(exit_code_of(work, debug=False))

@@ -114,8 +114,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
 }
-TRAINED = {name: ("actor", "critic") for name in ("PPO", "SafeRLHF")}
-FROZEN = {name: ("reward",) for name in ("PPO", "GRPO", "RLOO", "OnlineDPO")} | {"SafeRLHF": ("reward", "cost")}
+TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
+FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),

@@ -19,7 +19,7 @@ from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.environment import write_environment
-from rlhf_trainer.run.folder import SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
+from rlhf_trainer.run.folder import SUMMARY, JobFolder, add_to_summary, finished_jobs, model_folders, read_summary
 from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.outputs.listener import Listener
@@ -57,7 +57,7 @@ def run_file(
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
     """
-    jobs = load(manifest, overrides)
+    jobs = load(manifest, overrides, finished_jobs(output))
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")

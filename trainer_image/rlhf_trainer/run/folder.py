@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
+from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
@@ -56,6 +57,16 @@ def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     everything = {**read_summary(output), name: dict(summary)}
     with written(output / SUMMARY):
         (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
+
+
+def finished_jobs(output: Path) -> dict[str, str]:
+    """The jobs that have succeeded in a run folder: name -> algorithm."""
+    found = {}
+    for status in output.glob("*/status.json"):
+        if json.loads(status.read_text())["phase"] == "Succeeded" and (status.parent / "model").is_dir():
+            (job,) = kubectl_yaml.read((status.parent / JOB_FILE).read_text(), "")
+            found[status.parent.name] = job["spec"]["algorithm"]["name"]
+    return found
 
 
 def now() -> str:
