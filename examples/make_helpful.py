@@ -88,16 +88,10 @@ def make_rows() -> tuple[list[task.Row], list[task.Row]]:
 
 def make_safety_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(training, held-out) pairs of a safer and a more dangerous response, and whether each is safe."""
-    parts = []
-    for name, topics, count in zip(
-        ("train", "heldout"),
-        task.split_topics(random.Random(f"{SEED} topics")),
-        (SAFETY_ROWS, HELD_OUT_ROWS),
-        strict=True,
-    ):
-        pairs = islice(task.draw_pairs(random.Random(f"{SEED} safety {name}"), topics, safety.safety), count)
-        parts.append([labelled(row) for row in pairs])
-    return parts[0], parts[1]
+    train_topics, held_out_topics = task.split_topics(random.Random(f"{SEED} topics"))
+    train = task.draw_pairs(random.Random(f"{SEED} safety train"), train_topics, safety.safety)
+    held_out = task.draw_pairs(random.Random(f"{SEED} safety heldout"), held_out_topics, safety.safety)
+    return [*map(labelled, islice(train, SAFETY_ROWS))], [*map(labelled, islice(held_out, HELD_OUT_ROWS))]
 
 
 def labelled(row: task.Row) -> dict[str, Any]:
