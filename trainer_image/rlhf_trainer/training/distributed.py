@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-_background_group: dist.ProcessGroup | None = None
+_timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
 
 
@@ -26,15 +26,14 @@ def start(device: Device, timeout_seconds: float) -> int:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timeout)
-    global _background_group  # noqa: PLW0603 like torch's own groups it belongs to the process
-    _background_group = dist.new_group(backend="gloo", timeout=timeout)
+    global _timeout  # noqa: PLW0603 like torch's own groups it belongs to the process
+    _timeout = timeout
     return dist.get_rank()
 
 
-def background_group() -> dist.ProcessGroup:
-    """All ranks once more, for collectives of another thread, which must not mix with those of the main one."""
-    assert _background_group is not None, "start comes first"
-    return _background_group
+def new_background_group() -> dist.ProcessGroup:
+    """All ranks once more, for the collectives of one other thread: those of two threads must not mix in a group."""
+    return dist.new_group(backend="gloo", timeout=_timeout)
 
 
 def device_here() -> torch.device:
