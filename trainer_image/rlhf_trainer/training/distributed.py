@@ -33,7 +33,8 @@ def start(device: Device, timeout_seconds: float) -> int:
 
 def new_background_group() -> dist.ProcessGroup:
     """All ranks once more, for the collectives of one other thread: those of two threads must not mix in a group."""
-    return dist.new_group(backend="gloo", timeout=_timeout)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_timeout)
+    return group
 
 
 def device_here() -> torch.device:
