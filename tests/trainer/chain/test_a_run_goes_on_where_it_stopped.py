@@ -175,18 +175,18 @@ def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: st
 @pytest.mark.slow
 def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: str, tmp_path: Path) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
-    storage = f"--set=helpful-ppo:checkpoint.storage={s3}/runs"
+    storage, place = f"--set=helpful-ppo:checkpoint.storage={s3}/runs", f"{s3}/runs/run/{PPO}"
     with running(output, storage) as process:
         wait_until(lambda: steps_done(output))
         asked = rlhf("save-now", output)
-        assert asked.stdout.startswith(f"{s3}/runs/{PPO}/step-"), asked.stderr
+        assert asked.stdout.startswith(f"{place}/step-"), asked.stderr
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=100)
     shutil.rmtree(output / PPO)
-    assert f"from {s3}/runs/{PPO}/step-" in resume(output, storage)
+    assert f"from {place}/step-" in resume(output, storage)
     assert_same_run(output, chain[0])
     assert not (output / PPO / "checkpoints").exists()
-    exported = rlhf("export", CheckpointStore(f"{s3}/runs/{PPO}").all()[-1].uri, tmp_path / "exported")
+    exported = rlhf("export", CheckpointStore(place).all()[-1].uri, tmp_path / "exported")
     assert exported.returncode == 0, exported.stderr
     saved, other = (
         load_file(str(folder / "model.safetensors")) for folder in (tmp_path / "exported", chain[0] / PPO / "model")
