@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
-from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.types import Batch, concatenate, prefixed
 
 
@@ -28,17 +27,10 @@ class BatchSlice:
     rows: range
     pieces: Mapping[str, Sequence[Piece]]
 
-    def fetch(self, *, deadline: float) -> Batch:
-        """Get this rank's rows of the fields; runs in the worker. `deadline` in seconds.
-
-        Raises CommunicationError when a field does not arrive in time.
-        """
+    def fetch(self) -> Batch:
+        """Get this rank's rows of the fields; runs in the worker, and takes as long as the calls that make them."""
         references = [piece.reference for pieces in self.pieces.values() for piece in pieces]
-        try:
-            tensors = iter(ray.get(references, timeout=deadline))
-        except ray.exceptions.GetTimeoutError:
-            names = ", ".join(self.pieces)
-            raise CommunicationError(f"the fields {names} did not arrive within {deadline:.0f} s") from None
+        tensors = iter(ray.get(references))
         fields = {}
         for name, pieces in self.pieces.items():
             held = [(piece, next(tensors)) for piece in pieces]

@@ -32,12 +32,13 @@ class Values:
     """Small values that a method returned, a reference for each collected rank."""
 
     references: Sequence[ray.ObjectRef]
+    log: CallLog
     deadline: float
 
     def result(self) -> list[Any]:
-        """Wait for the values, in the order of the ranks."""
-        values: list[Any] = get(self.references, deadline=self.deadline)
-        return values
+        """Wait for the values, in the order of the ranks; the deadline begins anew with each call before that ends."""
+        self.log.wait(deadline=self.deadline)
+        return get(self.references, deadline=self.deadline)
 
 
 LOOK_SECONDS = 10.0
@@ -72,6 +73,10 @@ class CallLog:
 
     def add(self, calls: Sequence[Call]) -> None:
         self._calls.extend(calls)
+
+    def wait(self, *, deadline: float) -> None:
+        """Wait until every call made so far has ended."""
+        get([call.report for call in self._calls], deadline=deadline)
 
     def drain(self, *, deadline: float) -> list[Report]:
         """Wait until every call made so far has ended; what each rank measured in each, and the controller's spans."""
@@ -114,7 +119,7 @@ class WorkerGroup:
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": dict(environment)},
-            ).remote(pool=pool.name, deadline=deadline)
+            ).remote(pool=pool.name)
             for strategy, _ in pool.slots()
         ]
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=deadline)
@@ -156,7 +161,7 @@ class WorkerGroup:
         self._log.add([Call(self.name, rank, reader, references[-1]) for rank, references in enumerate(outputs)])
         collected = transfer.protocol.collect(self.layout)
         if not transfer.adds or batch is None:
-            return Values([outputs[rank][0] for rank in collected], self._deadline)
+            return Values([outputs[rank][0] for rank in collected], self._log, self._deadline)
         return batch.having(
             {
                 name: [Piece(shares[rank].start, shares[rank].stop, outputs[rank][place]) for rank in collected]
