@@ -73,12 +73,12 @@ def validate(
     """Check a manifest; prints ok, or every error with its path."""
 
     def work() -> None:
-        finished: dict[str, str] = {}
         if output:
-            from rlhf_trainer.run.folder import finished_jobs
+            from rlhf_trainer.run.folder import load_beside
 
-            finished = finished_jobs(output)
-        load(file, sets or [], finished)
+            load_beside(output, file, sets or [])
+        else:
+            load(file, sets or [])
         typer.echo("ok")
 
     sys.exit(exit_code_of(work, debug=False))

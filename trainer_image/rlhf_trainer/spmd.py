@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 import typer
 
-from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
@@ -29,7 +28,7 @@ from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import Layout, rows_by_data_rank
 from rlhf_trainer.run.checkpoints import Checkpoints
-from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
+from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display, LastingConsole
 from rlhf_trainer.run.publisher import Publisher
@@ -105,7 +104,7 @@ def main(
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
     """The program of one rank; rank 0 writes the run folder."""
-    jobs = load(file, overrides)
+    jobs = load_beside(output, file, overrides)
     job = job_of(program, jobs, file)
     if JobFolder(output, job).newest_checkpoint():
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
@@ -119,7 +118,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(job, folders, None, model_folder=folder.model.resolve())
             return
         with only_run_in(output):
-            folder.begin(None, inputs=from_the_start(jobs)[job.name].inputs)
+            folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
