@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from math import isfinite
@@ -59,12 +59,16 @@ def _watch(function: int, channel: socket.socket) -> int:
     events.register(os.pidfd_open(function), select.POLLIN)
     while True:
         is_over = any(kind & select.POLLHUP for _, kind in events.poll(STRAY_MILLISECONDS))
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == function:
-                    return ended[1]
-        if is_over:
-            return 0
+        buried = dict(_bury())
+        if function in buried or is_over:
+            return buried.get(function, 0)
+
+
+def _bury() -> Iterator[tuple[int, int]]:
+    """(process, status) of each child that has ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended
 
 
 def _end_descendants() -> None:
