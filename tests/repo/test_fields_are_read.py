@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import rlhf_api.functions
 import rlhf_api.spec
 from rlhf_api.contract import Spec
 from tests.repo.tree import ROOT
 
 MODELS = [
     value
-    for value in vars(rlhf_api.spec).values()
-    if inspect.isclass(value) and issubclass(value, Spec) and value.__module__ == rlhf_api.spec.__name__
+    for module in (rlhf_api.functions, rlhf_api.spec)
+    for value in vars(module).values()
+    if inspect.isclass(value) and issubclass(value, Spec) and value.__module__ == module.__name__
 ]
 FIELDS = [
     f"{model.__name__}.{name}" for model in MODELS for name in model.__annotations__ if name in model.model_fields

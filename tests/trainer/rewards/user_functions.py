@@ -84,6 +84,20 @@ closes_everything = _when_bad(lambda: os.closerange(0, 100))
 shouts = _when_bad(lambda: 5.0 if sys.stdout.write("x" * 10_000_000) else 0.0)
 
 
+def always_raises(*_: object) -> list[float]:
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def always_sleeps(*_: object) -> list[float]:
+    time.sleep(1000)
+    return []
+
+
+def always_is_killed(*_: object) -> list[float]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
 def one_number(*_: object) -> float:
     return 1.0
 

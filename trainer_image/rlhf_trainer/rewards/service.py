@@ -132,7 +132,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 
 def pause(attempt: int) -> float:
     """Seconds after a failed attempt, counted from 1: they double, less up to a half so that ranks do not march."""
-    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 def number_in(body: bytes) -> float | None:

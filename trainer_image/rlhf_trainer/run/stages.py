@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import ppo, reward_model, sft
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
@@ -14,6 +15,7 @@ from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import CompletionData, DataWorker, PairData, PromptData
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import RewardTrainer, RewardWorker
+from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
 
@@ -52,6 +54,13 @@ STAGES: dict[str, Stage] = {
 def stage_of(job: Job) -> Stage:
     """The stage of a job."""
     return STAGES[job.spec.algorithm.name]
+
+
+def worker_of(job: Job, role: Role) -> type:
+    """The worker class of a role; a reward that is more than a model has one for every form."""
+    if role == "reward" and not isinstance(job.spec.models.reward, Model):
+        return ScoringWorker
+    return stage_of(job).workers[role]
 
 
 def setting_of(job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0) -> WorkerSetting:

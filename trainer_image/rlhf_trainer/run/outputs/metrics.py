@@ -86,8 +86,14 @@ METRICS = (
         "ratio",
         "Share of the step's pairs whose chosen response scores higher.",
     ),
+    StepMetric("reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward over the step's responses."),
     StepMetric(
-        "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
+        "reward/*",
+        "rlhf_reward_part_mean",
+        "gauge",
+        "1",
+        "Mean score of a part of a reward that is a sum, before its weight.",
+        "part",
     ),
     StepMetric(
         "response_length/mean", "rlhf_response_length_tokens", "gauge", "tokens", "Mean length of the step's responses."
