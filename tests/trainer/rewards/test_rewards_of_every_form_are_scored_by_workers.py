@@ -12,7 +12,7 @@ import torch
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_trainer.errors import TrainerError
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.stages import worker_of
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch
@@ -60,7 +60,7 @@ def setting(job: Job, folder: Path, role: str) -> WorkerSetting:
 def batch_here(step: int = 1) -> Batch:
     """This rank's rows."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rows = rows_by_data_rank(Layout(data=world), ROWS)[rank]
+    rows = blocks(ROWS, world)[rank]
     fields = {name: field[rows.start : rows.stop] for name, field in FIELDS.items()}
     return Batch(step=step, start=rows.start, size=len(rows), fields=fields)
 

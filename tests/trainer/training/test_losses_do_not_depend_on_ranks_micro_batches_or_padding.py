@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.names import Role
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Batch
@@ -105,7 +105,7 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
     worker = worker_class(setting, **arguments)
     fields = pairs(extra) if algorithm == "RewardModel" else sequences(1, extra)
-    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
     recorder.drain()
     getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import ray
+from torch import Tensor
 
+from rlhf_trainer.controller.payload import tensor_bytes
 from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, concatenate
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of one field, held by the worker that made them."""
+    """Rows [start, stop) of one field, held by the worker that made them; pieces of the same rows are added up."""
 
     start: int
     stop: int
@@ -35,15 +38,24 @@ class BatchSlice:
         """
         references = [piece.reference for pieces in self.pieces.values() for piece in pieces]
         try:
-            tensors = iter(ray.get(references, timeout=deadline))
+            tensors = ray.get(references, timeout=deadline)
         except ray.exceptions.GetTimeoutError:
             names = ", ".join(self.pieces)
             raise CommunicationError(f"the fields {names} did not arrive within {deadline:.0f} s") from None
-        fields = {}
-        for name, pieces in self.pieces.items():
-            held = [(piece, next(tensors)) for piece in pieces]
-            fields[name] = concatenate([tensor[self._within(piece)] for piece, tensor in held])
+        recorder.add("bytes/transfer", tensor_bytes(tensors))
+        arrived = iter(tensors)
+        fields = {
+            name: self._joined([(piece, next(arrived)) for piece in pieces]) for name, pieces in self.pieces.items()
+        }
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
+
+    def _joined(self, held: Sequence[tuple[Piece, Tensor]]) -> Tensor:
+        """This rank's rows of one field, from pieces that cover them in order."""
+        parts: dict[tuple[int, int], Tensor] = {}
+        for piece, tensor in held:
+            key, mine = (piece.start, piece.stop), tensor[self._within(piece)]
+            parts[key] = parts[key] + mine if key in parts else mine
+        return concatenate(list(parts.values()))
 
     def _within(self, piece: Piece) -> slice:
         """The part of a piece that belongs to this rank."""
@@ -69,8 +81,12 @@ class BatchFuture:
             raise KeyError(
                 f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
             )
-        pieces = {
-            name: [piece for piece in self.fields[name] if piece.start < rows.stop and rows.start < piece.stop]
-            for name in names
-        }
-        return BatchSlice(step=self.step, rows=rows, pieces=pieces)
+        return BatchSlice(step=self.step, rows=rows, pieces={name: self._needed(name, rows) for name in names})
+
+    def _needed(self, name: str, rows: range) -> list[Piece]:
+        """The pieces of a field that hold any of the rows; for no rows an empty one, if there is one."""
+        pieces = self.fields[name]
+        if not rows:
+            empty = [piece for piece in pieces if piece.start == piece.stop]
+            return empty[:1] or list(pieces[:1])
+        return [piece for piece in pieces if max(piece.start, rows.start) < min(piece.stop, rows.stop)]

@@ -159,6 +159,13 @@ METRICS = (
         "Tensor bytes that the controller (de)serialised; 0 by design.",
     ),
     StepMetric(
+        "bytes/transfer",
+        "rlhf_transfer_bytes_total",
+        "counter",
+        "bytes",
+        "Bytes of fields that all ranks fetched for their calls.",
+    ),
+    StepMetric(
         "bytes/reshard",
         "rlhf_reshard_bytes_total",
         "counter",
