@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -64,7 +65,7 @@ class BatchSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFuture:
-    """A step's batch: number of rows, and for each field the pieces that make it up, in order."""
+    """A step's batch: number of rows, and for each field the pieces that make it up, sorted by their rows."""
 
     step: int
     size: int
@@ -83,10 +84,11 @@ class BatchFuture:
             )
         return BatchSlice(step=self.step, rows=rows, pieces={name: self._needed(name, rows) for name in names})
 
-    def _needed(self, name: str, rows: range) -> list[Piece]:
-        """The pieces of a field that hold any of the rows; for no rows an empty one, if there is one."""
+    def _needed(self, name: str, rows: range) -> Sequence[Piece]:
+        """The pieces of a field that hold any of the rows; for no rows the first one, which may be empty."""
         pieces = self.fields[name]
         if not rows:
-            empty = [piece for piece in pieces if piece.start == piece.stop]
-            return empty[:1] or list(pieces[:1])
-        return [piece for piece in pieces if max(piece.start, rows.start) < min(piece.stop, rows.stop)]
+            return pieces[:1]
+        first = bisect_right(pieces, rows.start, key=lambda piece: piece.stop)
+        last = bisect_left(pieces, rows.stop, key=lambda piece: piece.start)
+        return [piece for piece in pieces[first:last] if piece.start < piece.stop]

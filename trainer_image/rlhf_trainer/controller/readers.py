@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 from rlhf_trainer.protocols import Layout, TransferProtocol
@@ -13,9 +14,11 @@ class Readers:
 
     def __init__(self) -> None:
         self._by_field: dict[str, set[tuple[TransferProtocol, Layout]]] = {}
+        self._known: dict[tuple[str, int], tuple[list[int], bool]] = {}
 
     def add(self, layout: Layout, transfer: Transfer) -> None:
         """A method of a group of this layout."""
+        self._known.clear()
         for name in transfer.reads:
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout))
 
@@ -24,13 +27,20 @@ class Readers:
 
         A reader without any row takes an empty piece, which only says what a row is like.
         """
-        shares = [
-            part
-            for protocol, layout in self._by_field.get(name, ())
-            if not protocol.by_rank
-            for part in protocol.distribute(layout, rows)
-        ]
-        inside = {part.start for part in shares if share.start < part.start < share.stop}
-        parts = [range(start, stop) for start, stop in pairwise(sorted({share.start, *inside, share.stop}))]
-        needs_empty = not parts or not all(shares)
+        starts, some_are_empty = self._starts(name, rows)
+        inside = starts[bisect_right(starts, share.start) : bisect_left(starts, share.stop)]
+        parts = [range(start, stop) for start, stop in pairwise([share.start, *inside, share.stop]) if start < stop]
+        needs_empty = some_are_empty or not parts
         return [*([range(share.start, share.start)] if needs_empty else []), *parts]
+
+    def _starts(self, name: str, rows: int) -> tuple[list[int], bool]:
+        """(the first rows of all readers' shares, sorted; whether any share is empty), worked out once a batch size."""
+        if (name, rows) not in self._known:
+            shares = [
+                share
+                for protocol, layout in self._by_field.get(name, ())
+                if not protocol.by_rank
+                for share in protocol.distribute(layout, rows)
+            ]
+            self._known[name, rows] = sorted({share.start for share in shares}), not all(shares)
+        return self._known[name, rows]

@@ -94,5 +94,12 @@ def result_of(
     pieces = [share.pieces(references) for share, references in zip(shares, outputs, strict=True)]
     if not isinstance(batch, BatchFuture):
         return [one.having(mine) for one, mine in zip(batch, pieces, strict=True)]
-    order = [rank for ranks in transfer.protocol.collect(layout) for rank in ranks]
-    return batch.having({name: [piece for rank in order for piece in pieces[rank][name]] for name in transfer.adds})
+    ranks = [rank for part in transfer.protocol.collect(layout) for rank in part]
+    return batch.having(
+        {
+            name: sorted(
+                (piece for rank in ranks for piece in pieces[rank][name]), key=lambda piece: (piece.start, piece.stop)
+            )
+            for name in transfer.adds
+        }
+    )
