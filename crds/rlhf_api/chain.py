@@ -19,7 +19,7 @@ def in_order(jobs: Sequence[Job]) -> list[Job]:
     ordered: list[Job] = []
     waiting = dict(by_name)
     while waiting:
-        ready = next((job for job in waiting.values() if not _inputs(job) & waiting.keys()), None)
+        ready = next((job for job in waiting.values() if not inputs_of(job) & waiting.keys()), None)
         if ready is None:
             raise SpecError([_cycle(waiting)])
         ordered.append(waiting.pop(ready.name))
@@ -39,7 +39,8 @@ def _references(job: Job) -> dict[Role, str]:
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 
 
-def _inputs(job: Job) -> set[str]:
+def inputs_of(job: Job) -> set[str]:
+    """Names of the jobs whose output a job reads."""
     return set(_references(job).values())
 
 
@@ -66,6 +67,6 @@ def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
 def _cycle(waiting: dict[str, Job]) -> Problem:
     seen = [next(iter(waiting))]
     while seen.count(seen[-1]) == 1:
-        seen.append(next(name for name in waiting if name in _inputs(waiting[seen[-1]])))
+        seen.append(next(name for name in waiting if name in inputs_of(waiting[seen[-1]])))
     cycle = seen[seen.index(seen[-1]) :]
     return Problem(f"{cycle[0]}: spec.models", f"jobs wait for each other: {' -> '.join(cycle)}")

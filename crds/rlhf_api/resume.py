@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -32,10 +35,19 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
-    fields = [field for field in differing(before, after) if not any(fnmatchcase(field, each) for each in MAY_CHANGE)]
+    fields = [field for field in differing(before, after) if not _may_change(field)]
     if any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after)):
         return [Problem(field, _sentence(field)) for field in fields]
     return [Problem(field, _sentence(field)) for field in fields if field not in LENGTHS]
+
+
+def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
+    """Names what a job makes: equal for two resolved documents that are one experiment on the same inputs.
+
+    inputs: the identities of the jobs that it reads, by name.
+    """
+    values = {field: value for field, value in _leaves(document) if not _may_change(field)}
+    return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 
 
 def differing(one: Any, other: Any, path: str = "") -> list[str]:
@@ -48,6 +60,17 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
         for name in names
         for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
     ]
+
+
+def _may_change(field: str) -> bool:
+    return any(fnmatchcase(field, each) for each in MAY_CHANGE)
+
+
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """(path, value) of everything in a document that is not a mapping."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for name in value for leaf in _leaves(value[name], f"{path}.{name}" if path else name)]
 
 
 def _trained(document: dict[str, Any]) -> list[dict[str, Any]]:

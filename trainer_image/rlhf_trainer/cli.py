@@ -15,6 +15,7 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
 from rlhf_api.problems import SpecError
+from rlhf_trainer.run.stopping import Stopped
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
@@ -36,7 +37,9 @@ def run(
     output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
     sets: Sets = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all documents.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete the run folder and start over.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what earlier runs of these jobs left, and start over.")
+    ] = False,
     address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write DIR/tensorboard/<job>.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline, DIR/<job>/trace.json.")] = False,
@@ -133,7 +136,7 @@ def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
     """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
     try:
         work()
-    except Exception as error:  # noqa: BLE001 the last one that can tell the user
+    except (Exception, Stopped) as error:  # noqa: BLE001 the last one that can tell the user
         if debug:
             traceback.print_exc()
         code = getattr(error, "exit_code", None)

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
@@ -29,8 +28,10 @@ from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
-from rlhf_trainer.run.outputs.display import Display
+from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run.outputs.display import Display, LastingConsole
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.telemetry import Report, recorder
@@ -102,7 +103,11 @@ def main(
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
     """The program of one rank; rank 0 writes the run folder."""
-    job = job_of(program, file, overrides)
+    jobs = load(file, overrides)
+    job = job_of(program, jobs, file)
+    if JobFolder(output, job).newest_checkpoint():
+        problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
+        raise SpecError([Problem(str(output / job.name), problem)])
     folders = model_folders(job, output)
     device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
     recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
@@ -110,9 +115,10 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     try:
         if recorder.rank > 0:
             run_rank(job, folders, None, model_folder=folder.model.resolve())
-        else:
-            folder.begin(None)
-            publisher = Publisher(job, folder, Display(Console(highlight=False)))
+            return
+        with only_run_in(output):
+            folder.begin(None, inputs=from_the_start(jobs)[job.name].inputs)
+            publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)
@@ -144,11 +150,11 @@ def run_rank(
     )
 
 
-def job_of(program: str, file: Path, overrides: Sequence[str]) -> Job:
-    """The first job of the program's kind in the manifest."""
+def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:
+    """The first job of the program's kind; `file` is where the jobs come from, for messages."""
     if program not in PROGRAMS:
         raise SpecError([Problem("program", f"is {program}; there are {' and '.join(PROGRAMS)}")])
-    for job in load(file, overrides):
+    for job in jobs:
         if job.spec.algorithm.name == PROGRAMS[program]:
             return job
     raise SpecError([Problem(str(file), f"has no {PROGRAMS[program]} job")])

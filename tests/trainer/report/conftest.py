@@ -100,7 +100,7 @@ def sample(number: int, *, prompt: str = "How?", before: str = "Why?", after: st
 def run_job(output: Path, job: Job, records: Iterable[dict[str, float]]) -> JobFolder:
     """A job's folder after some steps."""
     folder = JobFolder(output, job)
-    folder.begin(None)
+    folder.begin(None, inputs={})
     folder.event(f"{job.spec.algorithm.name} on 2 CPU slots")
     for record in records:
         folder.record(record, total_steps=25, stage=job.spec.algorithm.name)

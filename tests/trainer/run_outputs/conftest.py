@@ -35,7 +35,7 @@ def publisher_with(sft: Job, tmp_path: Path) -> Callable[..., Publisher]:
 
     def made(display: Display, *outputs: Listener) -> Publisher:
         folder = JobFolder(tmp_path / "run", sft)
-        folder.begin(None)
+        folder.begin(None, inputs={})
         return Publisher(sft, folder, display, outputs)
 
     return made

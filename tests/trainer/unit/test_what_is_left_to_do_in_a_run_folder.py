@@ -10,7 +10,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.run.folder import METRICS, JobFolder
-from rlhf_trainer.run.resume import unfinished
+from rlhf_trainer.run.resume import from_the_start, unfinished
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
 NAMES = ["helpful-sft", "helpful-rm", "helpful-ppo"]
@@ -20,10 +20,18 @@ def jobs(*overrides: str) -> list[Job]:
     return load(MANIFEST, overrides)
 
 
-def run(output: Path, job: Job, *, steps: int, saved_at: int | None = None, ends: bool = False) -> JobFolder:
-    """What a run of `steps` steps leaves, with a checkpoint after one of them."""
-    folder = JobFolder(output, job)
-    folder.begin(None)
+def run(
+    output: Path,
+    name: str,
+    *overrides: str,
+    steps: int = 9,
+    saved_at: int | None = None,
+    ends: bool = False,
+) -> JobFolder:
+    """What a run of `steps` steps of a job leaves, with a checkpoint after one of them."""
+    chain = jobs(*overrides)
+    folder = JobFolder(output, next(job for job in chain if job.name == name))
+    folder.begin(None, inputs=from_the_start(chain)[name].inputs)
     for step in range(1, steps + 1):
         folder.record({"step": step, "loss/policy": 0.5}, total_steps=9, stage="PPO")
     if saved_at is not None:
@@ -38,43 +46,58 @@ def run(output: Path, job: Job, *, steps: int, saved_at: int | None = None, ends
 
 def starts(output: Path, *overrides: str) -> dict[str, int | None]:
     """Name -> the step after which the job goes on."""
-    return {name: found.step if found else None for name, found in unfinished(jobs(*overrides), output).items()}
+    found = unfinished(jobs(*overrides), output)
+    return {name: start.checkpoint.step if start.checkpoint else None for name, start in found.items()}
+
+
+def finish(output: Path, *overrides: str) -> None:
+    """What a run of the whole chain leaves."""
+    for name in NAMES:
+        run(output, name, *overrides, saved_at=9, ends=True)
 
 
 def test_a_job_goes_on_from_its_newest_checkpoint_and_a_finished_one_not_at_all(tmp_path: Path) -> None:
-    sft, reward, ppo = jobs()
     assert starts(tmp_path) == dict.fromkeys(NAMES)
-    for job in (sft, reward):
-        run(tmp_path, job, steps=9, saved_at=9, ends=True)
+    for name in ("helpful-sft", "helpful-rm"):
+        run(tmp_path, name, saved_at=9, ends=True)
     assert starts(tmp_path) == {"helpful-ppo": None}
-    run(tmp_path, ppo, steps=3)
+    run(tmp_path, "helpful-ppo", steps=3)
     assert starts(tmp_path) == {"helpful-ppo": None}
-    run(tmp_path, ppo, steps=3, saved_at=2)
+    run(tmp_path, "helpful-ppo", steps=3, saved_at=2)
     assert starts(tmp_path) == {"helpful-ppo": 2}
 
 
 def test_records_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
-    ppo = jobs()[-1]
-    folder = run(tmp_path, ppo, steps=5, saved_at=3)
-    folder.begin(folder.checkpoints.newest())
+    folder = run(tmp_path, "helpful-ppo", steps=5, saved_at=3)
+    folder.begin(folder.checkpoints.newest(), inputs={})
     steps = [json.loads(line)["step"] for line in (folder.path / METRICS).read_text().splitlines()]
     assert steps == [1, 2, 3]
-    folder.begin(None)
+    assert json.loads((folder.path / "status.json").read_text())["checkpoint"]["step"] == 3
+    folder.begin(None, inputs={})
     assert not (folder.path / METRICS).exists()
     assert folder.checkpoints.all() == []
 
 
-def test_what_reads_the_output_of_a_job_that_runs_again_starts_over(tmp_path: Path) -> None:
-    sft, reward, ppo = jobs()
-    run(tmp_path, sft, steps=2, saved_at=2)
-    run(tmp_path, reward, steps=9, saved_at=9, ends=True)
-    run(tmp_path, ppo, steps=3, saved_at=3)
-    assert starts(tmp_path) == {"helpful-sft": 2, "helpful-rm": None, "helpful-ppo": None}
+def test_what_read_the_output_of_another_experiment_starts_over(tmp_path: Path) -> None:
+    finish(tmp_path)
+    constant = "helpful-sft:models.actor.optimizer.schedule=Constant"
+    run(tmp_path, "helpful-sft", constant, saved_at=9, ends=True)
+    assert starts(tmp_path, constant) == {"helpful-rm": None, "helpful-ppo": None}
+    longer = (constant, "helpful-sft:training.totalSteps=200")
+    assert starts(tmp_path, *longer) == {"helpful-sft": 9, "helpful-rm": None, "helpful-ppo": None}
+    run(tmp_path, "helpful-sft", *longer, saved_at=9, ends=True)  # by itself, from a manifest with one document
+    assert starts(tmp_path, *longer) == {"helpful-rm": None, "helpful-ppo": None}
+
+
+def test_what_read_a_job_that_only_ends_once_more_goes_on(tmp_path: Path) -> None:
+    finish(tmp_path)
+    run(tmp_path, "helpful-ppo", saved_at=7)
+    shutil.rmtree(tmp_path / "helpful-sft" / "model")
+    assert starts(tmp_path) == {"helpful-sft": 9, "helpful-ppo": 7}
 
 
 def test_a_finished_job_can_be_made_longer_while_it_has_a_checkpoint(tmp_path: Path) -> None:
-    for job in jobs():
-        run(tmp_path, job, steps=9, saved_at=9, ends=True)
+    finish(tmp_path)
     longer = "helpful-ppo:training.totalSteps=99"
     assert starts(tmp_path, longer) == {"helpful-ppo": 9}
     with pytest.raises(SpecError, match=r"helpful-ppo: spec.training: gives 3 steps, but 9 are done"):
@@ -85,14 +108,30 @@ def test_a_finished_job_can_be_made_longer_while_it_has_a_checkpoint(tmp_path: P
         starts(tmp_path, longer)
 
 
+def test_checkpoints_are_found_where_the_last_run_kept_them(tmp_path: Path) -> None:
+    output, storage = tmp_path / "run", f"helpful-ppo:checkpoint.storage=file://{tmp_path}/storage"
+    finish(output)
+    run(output, "helpful-ppo", saved_at=4)
+    assert starts(output, storage) == {"helpful-ppo": 4}
+    run(output, "helpful-ppo", storage, saved_at=6)
+    assert starts(output) == {"helpful-ppo": 6}
+    shutil.rmtree(output / "helpful-ppo")
+    assert starts(output, storage) == {"helpful-ppo": 6}, "the disk is gone, the storage is not"
+
+
+def test_another_run_folder_has_a_place_of_its_own_in_the_storage(tmp_path: Path) -> None:
+    storage = f"checkpoint.storage=file://{tmp_path}/storage"
+    run(tmp_path / "one", "helpful-sft", storage, saved_at=5)
+    assert starts(tmp_path / "two", storage) == dict.fromkeys(NAMES)
+    run(tmp_path / "two", "helpful-sft", storage)
+    assert starts(tmp_path / "one", storage)["helpful-sft"] == 5
+
+
 def test_another_experiment_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
-    for job in jobs():
-        run(tmp_path, job, steps=9, ends=True)
+    finish(tmp_path)
     with pytest.raises(SpecError) as refused:
-        starts(tmp_path, "training.seed=3", "helpful-rm:data.train.limit=5")
+        starts(tmp_path, "helpful-sft:training.seed=3", "helpful-sft:data.train.limit=5")
     assert [problem.path for problem in refused.value.problems] == [
+        "helpful-sft: spec.data.train.limit",
         "helpful-sft: spec.training.seed",
-        "helpful-rm: spec.data.train.limit",
-        "helpful-rm: spec.training.seed",
-        "helpful-ppo: spec.training.seed",
     ]

@@ -48,10 +48,12 @@ class Staging:
         """Upload what the folder holds and delete it; nothing to do for an address on this machine."""
         if self._is_here:
             return
-        with storage_errors(self._uri):
-            for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-                self._files.put_file(str(file), f"{self._path}/{file.relative_to(self.folder).as_posix()}")
-        shutil.rmtree(self.folder)
+        try:
+            with storage_errors(self._uri):
+                for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+                    self._files.put_file(str(file), f"{self._path}/{file.relative_to(self.folder).as_posix()}")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

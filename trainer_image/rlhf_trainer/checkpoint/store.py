@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,8 +33,6 @@ class Checkpoint:
     """Size of all its files."""
     saved_at: datetime | None = None
     """When it became whole."""
-    files: Mapping[str, int] = field(default_factory=dict)
-    """Name within the checkpoint -> bytes."""
 
     @property
     def name(self) -> str:
@@ -81,8 +79,8 @@ class CheckpointStore:
                 return []
             entries = self._files.ls(self._path, detail=True)
             names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
-            steps = sorted(name for name in names if name.removeprefix(PREFIX).isdigit() and name.startswith(PREFIX))
-            return [self._inspect(name) for name in steps]
+            steps = [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()]
+            return [self._inspect(name) for name in sorted(steps, key=lambda name: int(name.removeprefix(PREFIX)))]
 
     def newest(self) -> Checkpoint | None:
         """The newest whole one."""
@@ -156,7 +154,6 @@ class CheckpointStore:
             problem=problem,
             bytes=sum(sizes.values()),
             saved_at=saved_at,
-            files=sizes,
         )
 
 

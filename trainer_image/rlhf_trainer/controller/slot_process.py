@@ -26,9 +26,8 @@ SIDE = "side"
 class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
-    def __init__(self, *, pool: str, deadline: float) -> None:
+    def __init__(self, *, pool: str) -> None:
         recorder.pool = pool
-        self._deadline = deadline
         self._workers: dict[str, Any] = {}
         self._running, self._thread = "", 0
 
@@ -92,7 +91,7 @@ class SlotProcess:
         positional = []
         if batch is not None:
             with recorder.span(TRANSFER, f"{name}: fetch"):
-                positional = [batch.fetch(deadline=self._deadline)]
+                positional = [batch.fetch()]
         run = getattr(worker, method)
         with recorder.span(transfer.phase, name) if transfer.phase else nullcontext():
             return run(*positional, **arguments)

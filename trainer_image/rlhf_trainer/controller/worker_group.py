@@ -34,10 +34,12 @@ class Values:
     """Small values that a method returned: for each part of the result the references to its addends."""
 
     references: Sequence[Sequence[ray.ObjectRef]]
+    log: CallLog
     deadline: float
 
     def result(self) -> list[Any]:
-        """Wait for the values, in the order of the ranks."""
+        """Wait for the values, in the order of the ranks; the deadline begins anew with each call before that ends."""
+        self.log.wait(deadline=self.deadline)
         values = iter(get([each for part in self.references for each in part], deadline=self.deadline))
         return [reduce(operator.add, (next(values) for _ in part)) for part in self.references]
 
@@ -75,6 +77,10 @@ class CallLog:
 
     def add(self, calls: Sequence[Call]) -> None:
         self._calls.extend(calls)
+
+    def wait(self, *, deadline: float) -> None:
+        """Wait until every call made so far has ended."""
+        get([call.report for call in self._calls], deadline=deadline)
 
     def drain(self, *, deadline: float) -> list[Report]:
         """Wait until every call made so far has ended; what each rank measured in each, and the controller's spans."""
@@ -120,7 +126,7 @@ class WorkerGroup:
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": dict(environment)},
-            ).remote(pool=pool.name, deadline=deadline)
+            ).remote(pool=pool.name)
             for strategy, _ in pool.slots()
         ]
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=deadline)
@@ -166,7 +172,7 @@ class WorkerGroup:
         if batch is not None and shares and transfer.adds:
             return result_of(batch, transfer, self.layout, shares, outputs)
         parts = transfer.protocol.collect(self.layout)
-        return Values([[outputs[rank][0] for rank in ranks] for ranks in parts], self._deadline)
+        return Values([[outputs[rank][0] for rank in ranks] for ranks in parts], self._log, self._deadline)
 
     @staticmethod
     def _send(

@@ -15,18 +15,25 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_mapper.place import place
-from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.environment import write_environment
-from rlhf_trainer.run.folder import SUMMARY, JobFolder, add_to_summary, model_folders, read_summary
+from rlhf_trainer.run.folder import (
+    SAVE_REQUEST,
+    SUMMARY,
+    JobFolder,
+    add_to_summary,
+    model_folders,
+    read_summary,
+    written,
+)
 from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.outputs.listener import Listener
 from rlhf_trainer.run.outputs.live import display_for
 from rlhf_trainer.run.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run.resume import unfinished
+from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import inventory, ray_session
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stopping import StopSignals
@@ -67,27 +74,44 @@ def run_file(
     stop = StopSignals(display.say)
     with only_run_in(output), opened(options, output) as listeners:
         if restart:
-            (output / SUMMARY).unlink(missing_ok=True)
-        starts = dict.fromkeys(job.name for job in jobs) if restart else unfinished(jobs, output)
+            clear(output, jobs)
+        starts = from_the_start(jobs) if restart else unfinished(jobs, output)
         for job in jobs:
             if job.name not in starts:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
         pending = [job for job in jobs if job.name in starts]
         if pending:
-            write_environment(output)
+            make_ready(output, pending)
         shared = Shared(output=output, display=display, listeners=listeners, stop=stop)
         with (
             stop.heard(),
             ray_session(address, cpu_slots=slots) if pending else nullcontext(),
-            stop.heard(),  # once more, for Ray installs signal handlers of its own when it starts
             display.showing(pending),
         ):
+            stop.listen()  # once more, for Ray installs signal handlers of its own when it starts
             for job in pending:
                 placed = own[job.name] if own else place(job, inventory())
-                run_job(job, placed, folders[job.name], resumed=starts[job.name], shared=shared)
+                run_job(job, placed, folders[job.name], start=starts[job.name], shared=shared)
         display.table(read_summary(output))
         leave_report(output, display)
     display.say(f"run folder: {output}")
+
+
+def clear(output: Path, jobs: Sequence[Job]) -> None:
+    """Forget what earlier runs of the jobs left in the run folder."""
+    with written(output):
+        (output / SUMMARY).unlink(missing_ok=True)
+    for job in jobs:
+        JobFolder(output, job).clear()
+
+
+def make_ready(output: Path, pending: Sequence[Job]) -> None:
+    """What can be known to fail before anybody has trained for hours does so here: disks and object stores."""
+    with written(output):
+        (output / SAVE_REQUEST).unlink(missing_ok=True)
+        write_environment(output)
+    for job in pending:
+        JobFolder(output, job).checkpoints.try_writing()
 
 
 def leave_report(output: Path, display: Display) -> None:
@@ -98,14 +122,14 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
-def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, resumed: Checkpoint | None, shared: Shared) -> None:
+def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(shared.output, job)
-    folder.begin(resumed)
+    folder.begin(start.checkpoint, inputs=start.inputs)
     publisher = Publisher(job, folder, shared.display, shared.listeners)
     publisher.say(f"{job.spec.algorithm.name} on {placed_text(placed)}")
-    if resumed:
-        publisher.say(f"goes on after step {resumed.step}, from {resumed.uri}")
+    if start.checkpoint:
+        publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.telling_the_end():
         require_one_vocabulary(job, folders)
         runtime = RayRuntime(job, placed, folders, stacks=folder.path / "stacks.txt")
@@ -120,7 +144,7 @@ def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, resumed: Che
                 model_folder=folder.model.resolve(),
                 publisher=publisher,
                 checkpoints=KeptCheckpoints(
-                    job, folder, runtime.models, rows=shape.rows, stop=shared.stop, resumed=resumed
+                    job, folder, runtime.models, rows=shape.rows, stop=shared.stop, resumed=start.checkpoint
                 ),
             )
         add_to_summary(shared.output, job.name, summary)

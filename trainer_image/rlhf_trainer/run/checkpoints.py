@@ -59,7 +59,7 @@ class KeptCheckpoints(Checkpoints):
         self._trained = [models[role] for role in job.spec.algorithm.trained]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
-        self._newest_step = 0
+        self._begun_step = 0
         self._begun_at = time.monotonic()
         if resumed and (before := resumed.state()["rows"]) != rows:
             raise DataError(
@@ -84,14 +84,14 @@ class KeptCheckpoints(Checkpoints):
             self._begin(step, state)
 
     def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
-        is_asked = self._folder.save_is_requested()
+        is_asked = self._folder.save_request.exists()
         if not (is_asked or is_last or self._stop.requested):
             return
-        if self._newest_step != step:
+        if self._begun_step != step:
             self._begin(step, state)
         self._finish()
         if is_asked:
-            self._folder.answer_save_request()
+            self._folder.save_request.unlink(missing_ok=True)
         if self._stop.requested:
             raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
 
@@ -99,10 +99,12 @@ class KeptCheckpoints(Checkpoints):
     def around_steps(self) -> Iterator[None]:
         with self._stop.waiting_for_a_step():
             yield
+        if self._stop.requested:  # it came when the last step had been saved
+            raise Stopped(self._stop.requested, saved="the checkpoint of the last step is saved")
 
     def _begin(self, step: int, state: Callable[[], State]) -> None:
         """Have the workers copy their state and begin to write it."""
-        self._begun_at, self._newest_step = time.monotonic(), step
+        self._begun_at, self._begun_step = time.monotonic(), step
         uri = self._store.begin(step)
         calls = [model.begin_checkpoint(uri=uri) for model in self._trained]
         counters = {role: model.counters() for role, model in self._counting.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint.storage import fetched
+from rlhf_trainer.checkpoint.storage import fetched, storage_errors
 from rlhf_trainer.checkpoint.store import CheckpointStore
 from rlhf_trainer.training.save import DESCRIPTION, appearing_whole
 from rlhf_trainer.training.state import whole_weights
@@ -19,8 +19,8 @@ def export(uri: str, folder: Path) -> None:
 
     Raises SpecError for an address that is no whole checkpoint, and for a folder that holds something.
     """
-    store, _, name = uri.rstrip("/").rpartition("/")
-    found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or ".").all()}
+    store, slash, name = uri.rstrip("/").rpartition("/")
+    found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
     if name not in found:
         raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
     if found[name].problem:
@@ -28,6 +28,9 @@ def export(uri: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = found[name].state()["model"]
-    with fetched(f"{found[name].uri}/{role}") as saved, appearing_whole(folder) as unfinished:
-        shutil.copytree(saved / DESCRIPTION, unfinished, dirs_exist_ok=True)
-        save_torch_state_dict(whole_weights(saved), unfinished)
+    with fetched(f"{found[name].uri}/{role}") as saved:
+        with storage_errors(uri):
+            weights = whole_weights(saved)
+        with appearing_whole(folder.resolve()) as unfinished:
+            shutil.copytree(saved / DESCRIPTION, unfinished, dirs_exist_ok=True)
+            save_torch_state_dict(weights, unfinished)

@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
+from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump
 from rlhf_api.job import Job
@@ -22,7 +23,7 @@ from rlhf_trainer.errors import DataError, EnvironmentProblem
 
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
-SUMMARY, METRICS, JOB_FILE = "summary.json", "metrics.jsonl", "job.yaml"
+SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
 SAVE_REQUEST = "save-now"
 """A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
 
@@ -55,12 +56,30 @@ def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     """Put what a job measured into summary.json of the run folder."""
     everything = {**read_summary(output), name: dict(summary)}
     with written(output / SUMMARY):
-        (output / SUMMARY).write_text(json.dumps(everything, indent=2) + "\n")
+        replace(output / SUMMARY, json.dumps(everything, indent=2) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file in one piece, so that neither a reader nor a crash ever leaves half of it."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text)
+    unfinished.rename(path)
+
+
+def saved_state(checkpoint: Checkpoint) -> SavedState:
+    """A whole checkpoint as the status shows it."""
+    saved_at = checkpoint.saved_at or datetime.now(UTC)
+    return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
 
 
 def now() -> str:
     """The time, RFC 3339, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return rfc3339(datetime.now(UTC))
+
+
+def rfc3339(moment: datetime) -> str:
+    """A time in UTC as Kubernetes writes it."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @contextmanager
@@ -101,53 +120,67 @@ class JobFolder:
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """The job's checkpoints: at `checkpoint.storage`, or in this folder."""
+        """The job's checkpoints: in this folder, or at `checkpoint.storage` under the name of the run folder."""
         storage = self._job.spec.checkpoint.storage
-        here = str(self.path.resolve() / "checkpoints")
-        return CheckpointStore(f"{storage.rstrip('/')}/{self._job.name}" if storage else here)
+        if storage is None:
+            return CheckpointStore(str(self.path.resolve() / "checkpoints"))
+        return CheckpointStore(f"{storage.rstrip('/')}/{self.path.resolve().parent.name}/{self._job.name}")
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest whole one, where the manifest says now or where the run that was here kept them."""
+        stores = [self.checkpoints]
+        if (self.path / JOB_FILE).is_file():
+            before = Job.parse(kubectl_yaml.read((self.path / JOB_FILE).read_text(), "")[0])
+            stores.append(JobFolder(self.path.parent, before).checkpoints)
+        found = [newest for store in stores if (newest := store.newest())]
+        return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
     def saved_job(self, checkpoint: Checkpoint | None) -> str:
         """The job as resolved that a checkpoint belongs to, or that has finished here."""
         return checkpoint.text(JOB_FILE) if checkpoint else (self.path / JOB_FILE).read_text()
 
+    def saved_inputs(self, checkpoint: Checkpoint | None) -> dict[str, str]:
+        """What that job read: the identities of other jobs by name."""
+        text = checkpoint.text(INPUTS) if checkpoint else (self.path / INPUTS).read_text()
+        read: dict[str, str] = json.loads(text)
+        return read
+
     @writes
-    def begin(self, resumed: Checkpoint | None) -> None:
-        """Make ready for a run from the start, or from a checkpoint on: forget whatever is not before it."""
-        if resumed:
+    def clear(self) -> None:
+        """Forget whatever was here, and the checkpoints wherever they are."""
+        self.checkpoints.clear()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @writes
+    def begin(self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str]) -> None:
+        """Make ready for a run from the start, or from a checkpoint on: forget whatever comes after it."""
+        saved = None
+        if checkpoint:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / METRICS).write_text(resumed.text(METRICS))
+            replace(self.path / METRICS, checkpoint.text(METRICS))
+            saved = saved_state(checkpoint)
         else:
-            self.checkpoints.clear()
-            shutil.rmtree(self.path, ignore_errors=True)
+            self.clear()
             self.path.mkdir(parents=True)
-        self._save_request.unlink(missing_ok=True)
-        self.checkpoints.try_writing()
-        (self.path / JOB_FILE).write_text(dump(self._job))
-        self._write_status(phase="Running", start_time=now())
+        replace(self.path / INPUTS, json.dumps(dict(inputs)) + "\n")
+        replace(self.path / JOB_FILE, dump(self._job))
+        self._write_status(phase="Running", start_time=now(), checkpoint=saved)
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """The files of this folder that belong to the checkpoint of step `up_to`, by name."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
-        return {METRICS: records, JOB_FILE: dump(self._job)}
+        return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS)}}
 
     @writes
     def tell_checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is whole: say where."""
-        saved = SavedState(step=checkpoint.step, uri=checkpoint.uri, time=now())
-        self._write_status(checkpoint=saved)
+        self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
 
-    def save_is_requested(self) -> bool:
-        """Whether somebody waits for a checkpoint."""
-        return self._save_request.exists()
-
-    def answer_save_request(self) -> None:
-        """The checkpoint that was asked for is whole."""
-        self._save_request.unlink(missing_ok=True)
-
     @property
-    def _save_request(self) -> Path:
+    def save_request(self) -> Path:
+        """The file that is there while somebody waits for a checkpoint."""
         return self.path.parent / SAVE_REQUEST
 
     @writes
@@ -194,6 +227,4 @@ class JobFolder:
     def _write_status(self, **changes: Any) -> None:
         """Replace status.json in one piece, so that a reader never sees half of it."""
         self._status = self._status.model_copy(update=changes)
-        unfinished = self.path / "status.json.unfinished"
-        unfinished.write_text(json.dumps(self._status.document(), indent=2) + "\n")
-        unfinished.rename(self.path / "status.json")
+        replace(self.path / "status.json", json.dumps(self._status.document(), indent=2) + "\n")

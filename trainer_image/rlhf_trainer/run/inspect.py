@@ -13,6 +13,7 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint.store import Checkpoint
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, JobFolder
 from rlhf_trainer.run.lock import is_running
 
@@ -54,18 +55,20 @@ def age_of(checkpoint: Checkpoint) -> str:
 def save_now(output: Path | None) -> str:
     """Ask the run that uses a folder for a checkpoint, wait until it is whole, and say what there is now.
 
-    Without a folder it is the one below runs/ that a run is using. Raises SpecError where none runs, or several.
+    Without a folder it is the one below runs/ that a run is using. Raises SpecError where none runs, or several, and
+    EnvironmentProblem if the run ends first.
     """
     folder = output or _running_folder()
     if not is_running(folder):
         raise SpecError([Problem(str(folder), "no rlhf run is using this folder")])
     request = folder / SAVE_REQUEST
     request.touch()
-    while request.exists() and is_running(folder):
+    while request.exists():
+        if not is_running(folder):
+            raise EnvironmentProblem(f"{folder}: the run ended before it made the checkpoint")
         time.sleep(POLL_SECONDS)
-    request.unlink(missing_ok=True)
-    newest = job_folders(folder)[-1].checkpoints.newest()
-    return newest.uri if newest else "the run has ended without a checkpoint"
+    found = [newest for job in job_folders(folder) if (newest := job.checkpoints.newest()) and newest.saved_at]
+    return max(found, key=lambda checkpoint: str(checkpoint.saved_at)).uri
 
 
 def _running_folder() -> Path:

@@ -33,8 +33,8 @@ def is_running(output: Path) -> bool:
     try:
         with (output / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no folder, or no run has ever been in it
+        return False
     return False

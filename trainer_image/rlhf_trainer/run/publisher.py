@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.run.folder import JobFolder
+from rlhf_trainer.run.folder import JobFolder, written
 from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.outputs.listener import Listener
 from rlhf_trainer.run.stopping import Stopped
@@ -42,8 +42,9 @@ class Publisher:
             self.folder.event(message)
             self._display.warn(f"{self._job.name} {message}")
         self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
-        for listener in self._listeners:
-            listener.step(report)
+        with written(self.folder.path):
+            for listener in self._listeners:
+                listener.step(report)
 
     @contextmanager
     def telling_the_end(self) -> Iterator[None]:
@@ -56,11 +57,11 @@ class Publisher:
             stopped = is_interrupt or isinstance(error, Stopped)
             reason = "Stopped" if stopped else code.name.title().replace("_", "")
             self.folder.fail(reason=reason, exit_code=code, message=str(error) or type(error).__name__)
-            self._end("Stopped" if stopped else "Failed")
+            phase: Phase = "Stopped" if stopped else "Failed"
+            for listener in self._listeners:
+                with suppress(Exception):  # it must not hide why the job ended
+                    listener.end(phase)
             raise
         self.folder.succeed()
-        self._end("Succeeded")
-
-    def _end(self, phase: Phase) -> None:
         for listener in self._listeners:
-            listener.end(phase)
+            listener.end("Succeeded")

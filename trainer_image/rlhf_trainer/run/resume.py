@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.chain import inputs_of
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.resume import LENGTHS, changes, differing
+from rlhf_api.resume import LENGTHS, changes, differing, identity
 from rlhf_trainer.checkpoint.store import Checkpoint
-from rlhf_trainer.run.folder import JOB, JobFolder
+from rlhf_trainer.run.folder import JobFolder
 
 
-def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Checkpoint | None]:
-    """The jobs that have not succeeded in this folder: name -> the checkpoint to go on from, None for the start.
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a job that has not finished begins."""
 
-    A job that reads the output of one of them starts over. Raises SpecError when a job is another experiment than the
-    one of that name which was begun here.
+    checkpoint: Checkpoint | None
+    """The checkpoint it goes on from; None for the start."""
+    inputs: Mapping[str, str]
+    """Identities of the jobs that it reads, by name."""
+
+
+def from_the_start(jobs: Sequence[Job]) -> dict[str, Start]:
+    """All jobs, anew."""
+    made = identities(jobs)
+    return {job.name: Start(checkpoint=None, inputs=inputs(job, made)) for job in jobs}
+
+
+def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
+    """The jobs that have not succeeded in this folder, by name.
+
+    A job that read what another experiment had made starts over. Raises SpecError when a job itself is another
+    experiment than the one of that name which was begun here.
     """
-    pending: dict[str, Checkpoint | None] = {}
+    made = identities(jobs)
+    pending: dict[str, Start] = {}
     problems: list[Problem] = []
     for job in jobs:
-        if {model.uri for model in job.models().values()} & {f"{JOB}{name}" for name in pending}:
-            pending[job.name] = None
-            continue
-        folder = JobFolder(output, job)
-        newest = folder.checkpoints.newest()
-        if not (newest or folder.finished()):
-            pending[job.name] = None
+        folder, read = JobFolder(output, job), inputs(job, made)
+        newest = folder.newest_checkpoint()
+        if not (newest or folder.finished()) or folder.saved_inputs(newest) != read:
+            pending[job.name] = Start(checkpoint=None, inputs=read)
             continue
         before, after = (kubectl_yaml.read(text, "")[0] for text in (folder.saved_job(newest), dump(job)))
         new_length = [field for field in differing(before, after) if field in LENGTHS]
         found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
-            pending[job.name] = newest
+            pending[job.name] = Start(checkpoint=newest, inputs=read)
     if problems:
         raise SpecError(problems)
     return pending
+
+
+def identities(jobs: Sequence[Job]) -> dict[str, str]:
+    """What each job makes, by name; the jobs come after those they read."""
+    made: dict[str, str] = {}
+    for job in jobs:
+        made[job.name] = identity(kubectl_yaml.read(dump(job), "")[0], inputs(job, made))
+    return made
+
+
+def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
+    """The identities of the jobs that a job reads, by name."""
+    return {name: made[name] for name in sorted(inputs_of(job))}
 
 
 def shortened(job: Job, newest: Checkpoint) -> list[Problem]:

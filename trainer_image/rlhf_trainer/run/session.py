@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import ray
 
 from rlhf_mapper.mapping import Inventory
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run.stopping import Stopped
 
 CONNECT_SECONDS = 10.0
 """How long the Ray of an address may take to accept a connection."""
@@ -38,6 +40,8 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
             configure_logging=False,
             **options,
         )
+    except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
+        raise Stopped(signal.SIGTERM) from None
     except Exception as error:  # Ray has no common class for what can go wrong here
         raise EnvironmentProblem(f"Ray cannot start: {str(error).strip().splitlines()[0]}") from error
     try:

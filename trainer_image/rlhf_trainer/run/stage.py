@@ -37,15 +37,16 @@ def run_stage(
     stage, started = stage_of(job), time.monotonic()
     inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
     evaluation = evaluation_of(job, runtime, evaluation_rows)
-    resumed = checkpoints.restore() or {"step": 0, "seconds": 0.0}
-    if resumed["step"]:
+    resumed = checkpoints.restore()
+    if resumed:
         evaluation.restore(resumed["evaluation"])
     else:
         evaluation.before()
     runtime.drain()
+    done, spent = (resumed["step"], resumed["seconds"]) if resumed else (0, 0.0)
 
     def state() -> State:
-        seconds = resumed["seconds"] + time.monotonic() - started
+        seconds = spent + time.monotonic() - started
         return {"model": stage.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     def run_step(number: int) -> Sequence[Report]:
@@ -63,11 +64,11 @@ def run_stage(
         runtime.drain()
 
     if publisher:
-        publisher.begin(first_step=resumed["step"] + 1, total_steps=total_steps)
+        publisher.begin(first_step=done + 1, total_steps=total_steps)
     with checkpoints.around_steps():
         train(
             run_step,
-            first_step=resumed["step"] + 1,
+            first_step=done + 1,
             total_steps=total_steps,
             measure=measure,
             publish=publisher.step if publisher else silent,

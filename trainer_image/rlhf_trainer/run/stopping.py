@@ -10,8 +10,8 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(Exception):  # noqa: N818 it is no error
-    """A signal asked the run to stop; `exit_code` says which."""
+class Stopped(BaseException):
+    """A signal asked the run to stop; `exit_code` says which. No error, so what handles errors lets it pass."""
 
     def __init__(self, signal_number: int, *, saved: str = "") -> None:
         """saved: where the state is that a later run goes on from, in words."""
@@ -32,22 +32,27 @@ class StopSignals:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Both signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
-
-        def hear(signal_number: int, _: FrameType | None) -> None:
-            if self._may_wait and not self.requested:
-                self.requested = signal_number
-                self._say("stopping after this step, with a checkpoint (once more: at once, without)")
-                return
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # a further one must not interrupt the cleaning up
-            raise Stopped(signal_number)
-
-        before = {number: signal.signal(number, hear) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.listen()
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Put our handlers in place of whatever is there."""
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
+    def _hear(self, signal_number: int, _: FrameType | None) -> None:
+        if self._may_wait and not self.requested:
+            self.requested = signal_number
+            self._say("stopping after this step, with a checkpoint (once more: at once, without)")
+            return
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a further one must not interrupt the cleaning up
+        raise Stopped(signal_number)
 
     @contextmanager
     def waiting_for_a_step(self) -> Iterator[None]:

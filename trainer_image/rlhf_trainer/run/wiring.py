@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,9 @@ class RayRuntime:
             seats = [seat for group in self._groups.values() for seat in group.look()]
             raise diagnosed(error, seats, self._stacks) from error
         finally:
-            for group in self._groups.values():
-                group.stop()
-            for reserved in self._slots:
-                reserved.release()
+            for end in [group.stop for group in self._groups.values()] + [slots.release for slots in self._slots]:
+                with suppress(Exception):  # it must not hide why the block ended
+                    end()
 
     def blank(self, step: int, size: int) -> BatchFuture:
         """A batch of `size` rows that has no fields yet."""

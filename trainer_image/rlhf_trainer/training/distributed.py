@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+_timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
 
 
@@ -23,8 +24,17 @@ def start(device: Device, timeout_seconds: float) -> int:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timeout)
+    global _timeout  # noqa: PLW0603 like torch's own groups it belongs to the process
+    _timeout = timeout
     return dist.get_rank()
+
+
+def new_background_group() -> dist.ProcessGroup:
+    """All ranks once more, for the collectives of one other thread: those of two threads must not mix in a group."""
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_timeout)
+    return group
 
 
 def device_here() -> torch.device:

@@ -87,7 +87,7 @@ class Trainer(Engine):
         self._total_steps = total_steps
         self._max_skipped_updates = max_skipped_updates
         self._path = path
-        self._skipped_in_a_row = 0
+        self.skipped_in_a_row = 0
         self._optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=optimizer.learning_rate,
@@ -141,15 +141,15 @@ class Trainer(Engine):
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         self._optimizer.step()
-        self._skipped_in_a_row = 0
+        self.skipped_in_a_row = 0
 
     def _skip(self, reason: str, *, step: int) -> None:
         """Count an update that is not made; NumericsError when it is one too many."""
-        self._skipped_in_a_row += 1
+        self.skipped_in_a_row += 1
         recorder.add("skipped_updates", float(dist.get_rank() == 0))  # the record sums over the ranks
-        if self._skipped_in_a_row > self._max_skipped_updates:
+        if self.skipped_in_a_row > self._max_skipped_updates:
             raise NumericsError(
-                f"{self._path}: step {step}: {reason}, and {self._skipped_in_a_row} updates in a row failed, "
+                f"{self._path}: step {step}: {reason}, and {self.skipped_in_a_row} updates in a row failed, "
                 f"more than the {self._max_skipped_updates} of spec.training.maxSkippedUpdates; "
                 f"a lower optimizer.learningRate ({self._settings.learning_rate:g}) is the usual remedy"
             )

@@ -156,5 +156,7 @@ def _loaded(factory: Any, folder: str, **options: Any) -> Any:
     try:
         return factory.from_pretrained(folder, **options)
     except (OSError, ValueError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from rlhf_trainer.training.distributed import new_background_group
 from rlhf_trainer.training.save import writing
 from rlhf_trainer.training.sharding import named_parameters
 
@@ -33,16 +34,16 @@ class TrainerState:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._group: dist.ProcessGroup | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        self._group: dist.ProcessGroup | None = None
 
     def begin_save(self, folder: Path, *, then: Callable[[], None]) -> None:
         """Copy the state and return; it is written to `folder` in the background, and `then` called after that.
 
         All ranks call it together; each may have a folder of its own.
         """
-        self._group = self._group or dist.new_group(backend="gloo")
+        self._group = self._group or new_background_group()
         random = random_state()
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         written = async_save(self._tensors(), storage_writer=writer, process_group=self._group)

@@ -53,14 +53,13 @@ class ActorWorker(TrainedModel):
         super().__init__(setting, setting.trainer(model))
         assert isinstance(job.algorithm, PPO)
         self._algorithm = job.algorithm
-        self._tokenizer = setting.tokenizer()
         self._generator = GenerationEngine(
             setting.folder,
             config=inner(model).config,
             rollout=job.rollout,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
-            eos_token=int(self._tokenizer.eos_token_id),
+            eos_token=int(self.tokenizer.eos_token_id),
             device=device_here(),
             dtype=setting.compute_dtype,
             trust_remote_code=setting.model.trust_remote_code,
@@ -72,11 +71,12 @@ class ActorWorker(TrainedModel):
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
-        return {"policy_version": self.policy_version}
+        return {**super().counters(), "policy_version": self.policy_version}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Go back to what `counters` gave."""
+        super().set_counters(counters=counters)
         self.policy_version, self._generator_version = counters["policy_version"], -1
 
     @register(
@@ -99,7 +99,7 @@ class ActorWorker(TrainedModel):
                 [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
                 max_tokens=self.setting.job.spec.data.max_response_tokens,
             )
-        fields = lay_out(prompts, responses, pad_token=int(self._tokenizer.pad_token_id))
+        fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
         recorder.maximum("policy_version", self.policy_version)
         recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,11 +80,12 @@ class TrainedModel:
     def __init__(self, setting: WorkerSetting, trainer: Trainer) -> None:
         self.setting = setting
         self.trainer = trainer
+        self.tokenizer = setting.tokenizer()
 
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:
         """Write the model as a Hugging Face directory."""
-        save_model(self.trainer.model, self.setting.tokenizer(), Path(folder))
+        save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str) -> None:
@@ -90,13 +93,23 @@ class TrainedModel:
         staging = Staging(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
             with writing("the checkpoint", staging.folder):
-                save_description(self.trainer.model, self.setting.tokenizer(), staging.folder / DESCRIPTION)
+                save_description(self.trainer.model, self.tokenizer, staging.folder / DESCRIPTION)
         self.trainer.state.begin_save(staging.folder, then=staging.deliver)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
         """Wait until the last checkpoint is written."""
         self.trainer.state.end_save()
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        return {"skipped_in_a_row": self.trainer.skipped_in_a_row}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
 
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,15 @@ SHOWN = {
     "tokens_per_second": ("tokens/s", ",.0f"),
 }
 """Metric -> its label and format on the step line."""
+
+
+class LastingConsole(Console):
+    """A console that falls silent when nobody reads it any more: `rlhf run | tee log` goes on when tee is gone."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class Display:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.run.outputs.display import SHOWN, Display, clock
+from rlhf_trainer.run.outputs.display import SHOWN, Display, LastingConsole, clock
 from rlhf_trainer.telemetry import StepReport
 
 REFRESHES_PER_SECOND = 1.0
@@ -230,6 +230,6 @@ def phase_table(view: JobView) -> Table:
 
 def display_for(jobs: Sequence[Job]) -> Display:
     """The live display in a terminal, else plain lines."""
-    console = Console(highlight=False)
+    console = LastingConsole(highlight=False)
     is_terminal = sys.stdout.isatty() and console.is_interactive  # the second alone believes FORCE_COLOR
     return LiveDisplay(console, jobs) if is_terminal else Display(console)

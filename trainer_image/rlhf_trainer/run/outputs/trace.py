@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_trainer.run.folder import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
@@ -56,9 +57,7 @@ class Timeline:
     def write(self) -> None:
         """Replace the file."""
         events = ",\n".join([*self._names.values(), *self._first, *self._latest])
-        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
-        unfinished.write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
-        unfinished.rename(self._path)
+        replace(self._path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
 
     def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
         """A complete event; times in microseconds from the start of the first step."""

@@ -1,0 +1,78 @@
+"""Signals at bad moments, readers that leave, and commands that look for a run."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.problems import SpecError
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run.folder import SAVE_REQUEST
+from rlhf_trainer.run.inspect import save_now
+from rlhf_trainer.run.lock import is_running, only_run_in
+from rlhf_trainer.run.stopping import Stopped, StopSignals
+
+
+def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
+    said: list[str] = []
+    stop = StopSignals(said.append)
+    with stop.heard():
+        with stop.waiting_for_a_step():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.requested == signal.SIGTERM
+            assert len(said) == 1
+        with pytest.raises(Stopped, match="SIGTERM") as stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped.value.exit_code == 143
+        os.kill(os.getpid(), signal.SIGTERM)  # the cleaning up goes on
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_stop_is_no_error_that_something_on_the_way_could_take_for_its_own() -> None:
+    assert not issubclass(Stopped, Exception)
+
+
+def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> None:
+    program = (
+        "import sys; from rlhf_trainer.run.outputs.display import Display, LastingConsole\n"
+        "display = Display(LastingConsole())\n"
+        "for _ in range(2000): display.say('x' * 100)\n"
+        f"open({str(tmp_path / 'done')!r}, 'w').close()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.read(10)
+    writer.stdout.close()
+    assert writer.wait(timeout=60) == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_a_folder_is_in_use_while_a_run_holds_it(tmp_path: Path) -> None:
+    assert not is_running(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    assert not is_running(tmp_path / "file")
+    with only_run_in(tmp_path / "run"):
+        assert is_running(tmp_path / "run")
+        with pytest.raises(EnvironmentProblem, match="another rlhf run"), only_run_in(tmp_path / "run"):
+            pytest.fail("two runs in one folder")
+    assert not is_running(tmp_path / "run")
+
+
+def test_save_now_needs_a_run_and_says_when_it_ended_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="no folder below runs/ is in use"):
+        save_now(None)
+    with pytest.raises(SpecError, match="no rlhf run is using this folder"):
+        save_now(tmp_path)
+    run = tmp_path / "runs" / "mine"
+    program = f"from pathlib import Path; from rlhf_trainer.run.lock import only_run_in\nfrom time import sleep\n\
+with only_run_in(Path({str(run)!r})):\n    print('in', flush=True)\n\
+    while not Path({str(run / SAVE_REQUEST)!r}).exists(): sleep(0.01)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(EnvironmentProblem, match="ended before it made the checkpoint"):
+            save_now(None)
