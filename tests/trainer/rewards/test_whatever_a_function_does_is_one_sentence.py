@@ -19,7 +19,8 @@ from tests.trainer.rewards.user_functions import BAD
 
 HERE = "tests.trainer.rewards.user_functions"
 OFFENDER = 'the sample is row 12 of step 3, prompt "q2", response "bad"'
-SECONDS = 2.0
+SECONDS, PATIENT = 2.0, 60.0
+"""Time limits of the functions that never return, and of all others."""
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -33,7 +34,7 @@ GOOD, WITH_ONE_BAD = samples("a", "b", "c"), samples("a", "b", BAD, "c")
 
 
 @contextmanager
-def function(name: str, *, seconds: float = SECONDS, **arguments: float) -> Iterator[UserFunction]:
+def function(name: str, *, seconds: float = PATIENT, **arguments: float) -> Iterator[UserFunction]:
     """The function, whose processes must be gone at the end."""
     made = UserFunction(f"{HERE}:{name}", arguments=arguments, seconds=seconds, path="job: spec.models.reward")
     before = psutil.Process().children(recursive=True)
@@ -47,7 +48,7 @@ def function(name: str, *, seconds: float = SECONDS, **arguments: float) -> Iter
 
 
 def sentence(name: str, given: list[Sample]) -> str:
-    with function(name) as made:
+    with function(name, seconds=SECONDS if name in ("never_returns", "sleeps") else PATIENT) as made:
         made.ready()
         with pytest.raises(UserCodeError) as raised:
             made.scores(given)
@@ -124,8 +125,15 @@ def test_a_module_is_imported_once_for_all_calls(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "note").read_text() == "imported\n"
 
 
+def test_a_long_import_is_no_part_of_a_call_or_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPORT_TAKES", "2")
+    with function("is_killed", seconds=0.5) as made, pytest.raises(UserCodeError) as raised:
+        made.scores(WITH_ONE_BAD)
+    assert str(raised.value).endswith(f"was ended by signal 9 (SIGKILL); {OFFENDER}")
+
+
 def test_what_it_prints_disturbs_nothing() -> None:
-    with function("shouts", seconds=20.0) as made:
+    with function("shouts") as made:
         assert made.scores(WITH_ONE_BAD) == [1.0, 1.0, 5.0, 1.0]
 
 

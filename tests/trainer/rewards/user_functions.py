@@ -19,6 +19,8 @@ if note := os.environ.get("NOTE_IMPORTS"):
     with Path(note).open("a") as file:
         file.write("imported\n")
 
+time.sleep(float(os.environ.get("IMPORT_TAKES", "0")))
+
 BAD = "bad"
 not_a_function = 3
 

@@ -114,6 +114,7 @@ class UserFunction:
         """The sample at which the function fails, and how: known, or found by a call on each by itself."""
         if failure.place is not None or len(samples) == 1:
             return failure, samples[failure.place or 0]
+        self._import()  # a process that was lost begins anew, which is no part of the search
         until = time.monotonic() + SEARCH_LIMITS * self._seconds
         for sample in samples:
             if time.monotonic() < until and isinstance(again := self._ask([sample]), Failure):
