@@ -56,7 +56,7 @@ def inputs_of(job: Job) -> set[str]:
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
     for role, name in _references(job).items():
-        path = f"{job.name}: spec.models.{role}.uri"
+        path = f"{job.name}: spec.models.{job.spec.models.field(role)}.uri"
         suitable = _suitable(role, trained=role in job.spec.algorithm.trained)
         if name == job.name:
             yield Problem(path, "refers to its own job")

@@ -21,6 +21,10 @@ MAY_CHANGE = (
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",
     "spec.models.*.gradientCheckpointing",
+    "spec.models.reward.timeoutSeconds",
+    "spec.models.reward.attempts",
+    "spec.models.reward.concurrency",
+    "spec.models.reward.tokenVariable",
 )
 """Fields that say where and when, not what: the numbers of the run stay the same, up to rounding."""
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")

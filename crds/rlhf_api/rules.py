@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rlhf_api.algorithms import KL, ActorCritic, PolicyGradient
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
-from rlhf_api.spec import JobSpec, Model, Rollout, Training
+from rlhf_api.spec import JobSpec, Model, RewardSum, Rollout, Training
 
 MIN_COMPARED = 2
 """Responses to a prompt that can be compared."""
@@ -18,8 +18,10 @@ def broken(spec: JobSpec) -> list[Problem]:
 
 
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
-    """The roles that the algorithm trains, then those it only reads."""
-    return spec.algorithm.trained + spec.algorithm.frozen
+    """The roles of the models that the algorithm trains, then of those it only reads."""
+    roles, reward = spec.algorithm.trained + spec.algorithm.frozen, spec.models.reward
+    has_reward_model = reward is None or "reward" in spec.models.given()
+    return tuple(role for role in roles if role != "reward" or has_reward_model)
 
 
 def _roles_are_those_of_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
@@ -35,7 +37,24 @@ def _roles_are_those_of_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
 def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
     for role, model in spec.models.given().items():
         if role in spec.algorithm.frozen:
-            yield from (Problem(f"models.{role}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+            path = f"models.{spec.models.field(role)}"
+            yield from (Problem(f"{path}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+
+
+def _the_reward_is_one_that_the_algorithm_can_use(spec: JobSpec) -> Iterator[Problem]:
+    algorithm, reward = spec.algorithm, spec.models.reward
+    if reward is None or isinstance(reward, Model):
+        return
+    if "reward" in algorithm.trained:
+        yield Problem("models.reward", f"is {reward.form}; {algorithm.name} trains a model, which has a uri")
+    elif "reward" not in algorithm.frozen:
+        yield Problem("models.reward", f"{algorithm.name} has no reward")
+    if isinstance(reward, RewardSum):
+        models = [place for place, term in enumerate(reward.sum) if isinstance(term.reward, Model)]
+        yield from (
+            Problem(f"models.reward.sum.{place}.reward", "is the second model of the sum") for place in models[1:]
+        )
+        yield from _repeated("models.reward.sum", ["mean", *(term.name for term in reward.sum)], first=1)
 
 
 def _training_fields(model: Model) -> list[str]:
@@ -167,6 +186,7 @@ def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Proble
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _roles_are_those_of_the_algorithm,
+    _the_reward_is_one_that_the_algorithm_can_use,
     _only_trained_models_say_how_to_train,
     _the_kl_target_belongs_to_adaptive,
     _the_length_is_given_once,

@@ -92,7 +92,9 @@ def _models_in(annotation: Any) -> Models:
 
 
 def _tag(model: type[BaseModel]) -> str:
-    """The name that selects a member of a union of models; empty for any other model."""
+    """What selects a member of a union of models, its name or its form; empty for any other model."""
+    if form := getattr(model, "form", ""):
+        return str(form)
     name = model.model_fields.get("name")
     values = get_args(name.annotation) if name else ()
     return str(values[0]) if values else ""
@@ -102,7 +104,7 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
     others = [_tag(model) for model in candidates if _tag(model) != tag and name in _fields(model)]
     if others:
         return f"unknown field for {tag}; it is for {choice(others)} only"
-    owner = next(model for model in candidates if _tag(model) == tag)
+    owner = next((model for model in candidates if _tag(model) == tag), candidates[0])
     return f"unknown field; {suggestion(name, map(str, _fields(owner)))}"
 
 

@@ -1,13 +1,15 @@
 """What a user may ask of one job; rules that span several fields are in `rules`."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 
 from rlhf_api.algorithms import AnyAlgorithm
-from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
+from rlhf_api.contract import DATA_URI, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
+from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
 
 
@@ -46,6 +48,8 @@ class Optimizer(Spec):
 class Model(Spec):
     """One model: where it comes from and, if it is trained, how."""
 
+    form: ClassVar = "a model"
+
     uri: Annotated[ModelUri, Field(description="hf://, job:// (the output of another job), package:// or file://.")]
     revision: Annotated[str | None, Field(min_length=1, description="Branch, tag or commit of an hf:// model.")] = None
     trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
@@ -55,25 +59,85 @@ class Model(Spec):
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 
+def _single_form(reward: object) -> str:
+    """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
+    if not isinstance(reward, Mapping):
+        return str(getattr(reward, "form", Model.form))
+    return RewardFunction.form if "entrypoint" in reward else RewardService.form if "url" in reward else Model.form
+
+
+def _form(reward: object) -> str:
+    """The same, where a sum is allowed."""
+    return RewardSum.form if isinstance(reward, Mapping) and "sum" in reward else _single_form(reward)
+
+
+SingleReward = Annotated[
+    Annotated[Model, Tag(Model.form)]
+    | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardService, Tag(RewardService.form)],
+    Discriminator(_single_form),
+]
+
+
+class RewardTerm(Spec):
+    """One part of a reward."""
+
+    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the part's metric, reward/<name>.")]
+    weight: Annotated[float, Field(description="Factor of the part in the sum.")] = 1.0
+    reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
+
+
+class RewardSum(Spec):
+    """A reward that is a weighted sum of others, of which one may be a model."""
+
+    form: ClassVar = "a sum"
+
+    sum: Annotated[tuple[RewardTerm, ...], Field(strict=False, min_length=1, description="The parts.")]
+
+
+Reward = Annotated[
+    Annotated[Model, Tag(Model.form)]
+    | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardService, Tag(RewardService.form)]
+    | Annotated[RewardSum, Tag(RewardSum.form)],
+    Discriminator(_form),
+]
+
+
 class Models(Spec):
     """The models of a job; the algorithm says which."""
 
     actor: Annotated[Model | None, Field(description="The model that answers, and that SFT and RL train.")] = None
     critic: Annotated[Model | None, Field(description="Estimates the value of each token.")] = None
     reference: Annotated[Model | None, Field(description="The actor before training; unset means actor's.")] = None
-    reward: Annotated[Model | None, Field(description="Scores a response.")] = None
+    reward: Annotated[
+        Reward | None,
+        Field(description="Scores a response: a model (uri), a function (entrypoint), a service (url) or a sum."),
+    ] = None
     cost: Annotated[Model | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
     def given(self) -> dict[Role, Model]:
-        """The models that are written in the spec, by role."""
+        """The models that are written in the spec, by role; a reward that is no model is none of them."""
         roles: dict[Role, Model | None] = {
             "actor": self.actor,
             "critic": self.critic,
             "reference": self.reference,
-            "reward": self.reward,
+            "reward": next((part for part in self._rewards().values() if isinstance(part, Model)), None),
             "cost": self.cost,
         }
         return {role: model for role, model in roles.items() if model}
+
+    def field(self, role: Role) -> str:
+        """The field of `models` in which the model of a role is written."""
+        if role != "reward":
+            return role
+        return next((field for field, part in self._rewards().items() if isinstance(part, Model)), role)
+
+    def _rewards(self) -> dict[str, Model | RewardFunction | RewardService | None]:
+        """The parts of the reward, by field."""
+        if not isinstance(self.reward, RewardSum):
+            return {"reward": self.reward}
+        return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
 
 
 class DataSource(Spec):
@@ -160,11 +224,10 @@ class Training(Spec):
     ] = 1800
 
 
-class EvaluationFunction(Spec):
-    """A function of the user's that judges a response."""
+class EvaluationFunction(Function):
+    """A function that judges a response."""
 
     name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the metric.")]
-    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, description="module.path:function.")]
 
 
 class Evaluation(Spec):

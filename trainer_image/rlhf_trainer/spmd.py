@@ -26,7 +26,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
@@ -77,7 +77,7 @@ class SpmdRuntime:
 
     def blank(self, step: int, size: int) -> Batch:
         """This rank's rows of a batch of `size` rows, without fields."""
-        rows = rows_by_data_rank(Layout(data=dist.get_world_size()), size)[dist.get_rank()]
+        rows = blocks(size, dist.get_world_size())[dist.get_rank()]
         return Batch(step=step, start=rows.start, size=len(rows))
 
     def drain(self) -> Sequence[Report]:

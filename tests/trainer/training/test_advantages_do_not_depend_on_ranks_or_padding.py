@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch, transfers_of
@@ -61,7 +61,7 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int) -> tuple[dict[st
     }
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     worker = stage_of(made).numbers["advantage"](made)
-    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
     all_fields = batch(extra)
     reads = transfers_of(type(worker))["compute_advantage"].read_of(all_fields)
     fields = {name: all_fields[name][rows.start : rows.stop] for name in reads}

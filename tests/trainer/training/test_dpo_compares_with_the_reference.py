@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
@@ -98,7 +98,7 @@ def choose(folder: str) -> dict[str, Tensor]:
         "scores": SCORES,
         "valid": torch.tensor([1.0] * 9 + [0.0] * 3),
     }
-    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), 12)[dist.get_rank()]
+    rows = blocks(12, dist.get_world_size())[dist.get_rank()]
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
     return chooser.choose_pairs(Batch(step=1, start=rows.start, size=len(rows), fields=here))
 

@@ -10,7 +10,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.names import Role
 from rlhf_trainer.generation.engine import Response
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.outputs.metrics import metric_of
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.spmd import LocalModel
@@ -60,7 +60,7 @@ def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report]
     for role in roles:
         options = {"max_sequences": 64} if issubclass(stage.workers[role], GeneratingActor) else {}
         models[role] = LocalModel(stage.workers[role](setting_of(job, role, folders, total_steps=2), **options))
-    rows = rows_by_data_rank(Layout(data=world), job.sequences_per_step)[dist.get_rank()]
+    rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []
     for step in (1, 2):
         recorder.drain()

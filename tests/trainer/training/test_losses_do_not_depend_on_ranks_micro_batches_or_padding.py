@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.names import Role
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Batch
@@ -156,7 +156,7 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
         text = sequences(7, 2 * extra)
         names = ("tokens", "attention_mask", "response_mask")
         fields |= {f"pretrain_{each}": text[each][torch.tensor([5, 2, 7, 0, 1, 6, 4, 3])] for each in names}
-    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}

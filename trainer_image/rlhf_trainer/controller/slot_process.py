@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -56,10 +56,25 @@ class SlotProcess:
         with self._doing(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
 
-    def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
-        """Fetch what the method reads and run it; returns each field it adds (or its value), and what was measured."""
+    def call(
+        self,
+        role: str,
+        method: str,
+        batch: BatchSlice | None,
+        arguments: Mapping[str, Any],
+        cuts: Mapping[str, Sequence[slice]],
+    ) -> Any:
+        """Fetch what the method reads and run it.
+
+        Returns the pieces, by `cuts`, of each field it adds (or, if it adds none, its value), and what was measured.
+        """
         with self._doing(f"{role}.{method}"), translated_errors(f"{role}.{method}"):
-            return self._call(role, method, batch, arguments)
+            result = self._call(role, method, batch, arguments)
+            if not transfers_of(type(self._workers[role]))[method].adds:
+                return result, recorder.drain()
+            # a view would be sent with all that it is a view of
+            pieces = [result[name][rows].cpu().clone() for name, parts in cuts.items() for rows in parts]
+            return (*pieces, recorder.drain()) if pieces else recorder.drain()
 
     @contextmanager
     def _doing(self, call: str) -> Iterator[None]:
@@ -78,13 +93,8 @@ class SlotProcess:
             with recorder.span(TRANSFER, f"{name}: fetch"):
                 positional = [batch.fetch()]
         run = getattr(worker, method)
-        if transfer.phase:
-            with recorder.span(transfer.phase, name):
-                result = run(*positional, **arguments)
-        else:
-            result = run(*positional, **arguments)
-        values = [result[field].cpu() for field in transfer.adds] if transfer.adds else [result]
-        return (*values, recorder.drain())
+        with recorder.span(transfer.phase, name) if transfer.phase else nullcontext():
+            return run(*positional, **arguments)
 
 
 @contextmanager

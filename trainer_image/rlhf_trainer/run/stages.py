@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import (
     cost_model,
     dpo,
@@ -43,6 +44,7 @@ from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairCho
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
 from rlhf_trainer.workers.rollout import GeneratingActor
+from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
 
@@ -106,6 +108,13 @@ def stage_of(job: Job) -> Stage:
     """The stage of a job."""
     stage = STAGES[job.spec.algorithm.name]
     return replace(stage, data=PromptAndPretrainData) if job.spec.data.pretrain else stage
+
+
+def worker_of(job: Job, role: Role) -> type:
+    """The worker class of a role; a reward that is more than a model has one for every form."""
+    if role == "reward" and not isinstance(job.spec.models.reward, Model):
+        return ScoringWorker
+    return stage_of(job).workers[role]
 
 
 def setting_of(job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0) -> WorkerSetting:

@@ -100,8 +100,14 @@ METRICS = (
         "ratio",
         "Share of the step's responses whose cost has the sign that says whether they are safe.",
     ),
+    StepMetric("reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward over the step's responses."),
     StepMetric(
-        "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
+        "reward_part/*",
+        "rlhf_reward_part_mean",
+        "gauge",
+        "1",
+        "Mean score of a part of a reward that is a sum, before its weight.",
+        "part",
     ),
     StepMetric(
         "reward/greedy",
@@ -197,6 +203,13 @@ METRICS = (
         "counter",
         "bytes",
         "Tensor bytes that the controller (de)serialised; 0 by design.",
+    ),
+    StepMetric(
+        "bytes/transfer",
+        "rlhf_transfer_bytes_total",
+        "counter",
+        "bytes",
+        "Bytes of fields that all ranks fetched for their calls.",
     ),
     StepMetric(
         "bytes/reshard",
