@@ -99,7 +99,11 @@ class KL(Spec):
     ] = None
     horizon: Annotated[Count, Field(description="Sequences over which Adaptive corrects the coefficient.")] = 10000
     estimator: Annotated[
-        Estimator | None, Field(description="Estimator of the KL; unset is K1 in the reward and K3 in the loss.")
+        Estimator | None,
+        Field(
+            description="Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no "
+            "gradient on average: in the loss it only reports."
+        ),
     ] = None
 
     @property
@@ -212,7 +216,7 @@ class Lagrange(Spec):
 
     initial: Annotated[float, Field(gt=0, description="Multiplier before the first step.")] = 1.0
     learning_rate: Annotated[float, Field(gt=0, description="Of the ascent on the multiplier's logarithm.")] = 0.1
-    maximum: Annotated[float, Field(gt=0, description="Largest multiplier.")] = 5.0
+    maximum: Annotated[float, Field(gt=0, description="Largest multiplier; not below `initial`.")] = 5.0
 
 
 class SafeRLHF(ActorCritic):
@@ -251,7 +255,11 @@ class GRPO(PolicyGradient):
         bool, Field(description="Divide by the standard deviation of the prompt's rewards; false for Dr. GRPO.")
     ] = True
     ratio: Annotated[
-        Ratio, Field(description="Probability ratio of each token, or GSPO's of the whole response (arXiv 2507.18071).")
+        Ratio,
+        Field(
+            description="Probability ratio of each token, or GSPO's of the whole response (arXiv 2507.18071), "
+            "which needs aggregation SequenceMean."
+        ),
     ] = "Token"
     oversampling: Annotated[
         int | None,
@@ -274,7 +282,6 @@ class RLOO(PolicyGradient):
     aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
         "FixedLength"
     )
-    ratio: Annotated[Ratio, Field(description="Probability ratio of each token, or of the whole response.")] = "Token"
 
     @property
     def compares_responses(self) -> bool:

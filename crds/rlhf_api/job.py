@@ -74,12 +74,6 @@ class Job(Spec):
         """Responses sampled in a step (RL), or rows read in it (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
-    @property
-    def mini_batches(self) -> int:
-        """Mini-batches into which the sequences of a step are dealt; each is one optimizer step."""
-        trained = self.sequences_per_step // self._oversampling
-        return trained // (self.spec.training.mini_batch_size or trained)
-
     def total_steps_for(self, rows: int) -> int:
         """Steps of the whole job on `rows` rows of data; epochs lie end to end, and the very last step may be short."""
         training = self.spec.training

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_api.algorithms import KL, ActorCritic, PolicyGradient
+from rlhf_api.algorithms import GRPO, KL, ActorCritic, OnlineDPO, PolicyGradient, SafeRLHF
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec import JobSpec, Model, RewardSum, Rollout, Training
@@ -132,6 +132,18 @@ def _the_overlong_buffer_fits(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("algorithm.rewards.overlongPenalty.bufferTokens", message)
 
 
+def _the_ratio_of_a_response_belongs_to_means_of_responses(spec: JobSpec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if isinstance(algorithm, GRPO) and algorithm.ratio == "Sequence" and algorithm.aggregation != "SequenceMean":
+        yield Problem("algorithm.aggregation", f"is {algorithm.aggregation}; ratio Sequence needs SequenceMean")
+
+
+def _the_multiplier_begins_within_its_bounds(spec: JobSpec) -> Iterator[Problem]:
+    lagrange = spec.algorithm.lagrange if isinstance(spec.algorithm, SafeRLHF) else None
+    if lagrange and lagrange.initial > lagrange.maximum:
+        yield Problem("algorithm.lagrange.initial", f"is {lagrange.initial}, more than maximum ({lagrange.maximum})")
+
+
 def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
     mini, prompts = spec.training.mini_batch_size, spec.training.prompt_batch_size
     if mini is None or prompts is None:
@@ -140,6 +152,9 @@ def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
     if sequences % mini:
         message = f"is {mini}, which does not divide the {sequences} sequences of a step"
         yield Problem("training.miniBatchSize", f"{message} (promptBatchSize times samplesPerPrompt)")
+    elif isinstance(spec.algorithm, OnlineDPO) and mini % spec.rollout.samples_per_prompt:
+        message = f"is {mini}; OnlineDPO makes a pair of the {spec.rollout.samples_per_prompt} responses to a prompt"
+        yield Problem("training.miniBatchSize", f"{message}, expected a multiple of that")
 
 
 def _the_shortest_response_fits(spec: JobSpec) -> Iterator[Problem]:
@@ -195,6 +210,8 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _pretraining_has_data_and_a_weight,
     _comparing_takes_several_responses,
     _the_overlong_buffer_fits,
+    _the_ratio_of_a_response_belongs_to_means_of_responses,
+    _the_multiplier_begins_within_its_bounds,
     _the_batch_divides_into_mini_batches,
     _the_shortest_response_fits,
     _pools_are_given_with_manual,

@@ -78,11 +78,6 @@ def test_a_step_has_all_samples_of_all_prompts(chain: str) -> None:
     assert _job(chain, "helpful-sft").sequences_per_step == 16
 
 
-def test_a_step_is_dealt_into_mini_batches_or_is_one(chain: str) -> None:
-    assert _job(chain, "helpful-ppo").mini_batches == 2
-    assert _job(chain, "helpful-ppo", "helpful-ppo:training.miniBatchSize=").mini_batches == 1
-
-
 def test_the_kl_estimator_follows_where_the_kl_is_applied() -> None:
     assert KL().resolved_estimator == "K1"
     assert KL(apply_to="Loss").resolved_estimator == "K3"

@@ -9,6 +9,7 @@ from rlhf_api import ExitCode, SpecError, load
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = "DPO, OnlineDPO, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP"
 MINI = f"{PPO}:training.miniBatchSize=8"
+SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
 
@@ -217,7 +218,22 @@ MISTAKES = {
     "a ratio of the sequence where tokens have advantages of their own": (
         [f"{PPO}:algorithm.ratio=Sequence"],
         f"{PPO}: spec.algorithm.ratio",
-        "unknown field for PPO; it is for GRPO or RLOO only",
+        "unknown field for PPO; it is for GRPO only",
+    ),
+    "a ratio of the response whose tokens are averaged over the batch": (
+        [f"{PPO}:algorithm={{name: GRPO, ratio: Sequence, aggregation: TokenMean}}", *SAMPLED],
+        f"{PPO}: spec.algorithm.aggregation",
+        "is TokenMean; ratio Sequence needs SequenceMean",
+    ),
+    "a mini-batch that cuts the responses to a prompt": (
+        [f"{PPO}:algorithm={{name: OnlineDPO}}", *SAMPLED, f"{PPO}:training.miniBatchSize=2"],
+        f"{PPO}: spec.training.miniBatchSize",
+        "is 2; OnlineDPO makes a pair of the 4 responses to a prompt, expected a multiple of that",
+    ),
+    "a multiplier that begins above its largest": (
+        [f"{PPO}:algorithm={{name: SafeRLHF, lagrange: {{initial: 10}}}}", f"{PPO}:models.cost={{uri: hf://cost}}"],
+        f"{PPO}: spec.algorithm.lagrange.initial",
+        "is 10.0, more than maximum (5.0)",
     ),
     "a buffer longer than the response": (
         [f"{PPO}:algorithm.rewards.overlongPenalty={{bufferTokens: 2000}}"],

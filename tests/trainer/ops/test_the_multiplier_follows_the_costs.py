@@ -16,6 +16,7 @@ from rlhf_trainer.ops.lagrange import next_multiplier, reward_less_cost
         (1.0, 2.0),
         (0.0, 2.0 * math.exp(-0.1 * 2.0)),
         (1e9, 5.0),
+        (-1e9, 1e-6),
     ],
 )
 def test_it_grows_while_the_cost_is_above_the_limit(cost: float, expected: float) -> None:

@@ -47,8 +47,8 @@ def batch(extra: int) -> dict[str, Tensor]:
     return {name: pad(field, (0, extra)) if field.dim() > 1 else field for name, field in fields.items()}
 
 
-def compute(folder: str, algorithm: dict[str, Any], extra: int) -> tuple[dict[str, Tensor], Report]:
-    """`compute_advantage` of this rank's rows, of the fields it says it reads."""
+def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -> tuple[dict[str, Tensor], Report]:
+    """`compute_advantage` of this rank's rows, of the fields it says it reads; `more` prompts that are padding."""
     import torch.distributed as dist
 
     roles = ("actor", "reward", *FURTHER_MODELS.get(algorithm["name"], ()))
@@ -61,18 +61,29 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int) -> tuple[dict[st
     }
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     worker = stage_of(made).numbers["advantage"](made)
-    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
-    all_fields = batch(extra)
+    all_fields = with_padding_rows(batch(extra), more * GROUP)
+    rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
     reads = transfers_of(type(worker))["compute_advantage"].read_of(all_fields)
     fields = {name: all_fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     return worker.compute_advantage(Batch(step=1, start=rows.start, size=len(rows), fields=fields)), recorder.drain()
 
 
-def advantages(folder: Path, algorithm: dict[str, Any], *, ranks: int = 1, extra: int = 0) -> tuple[Tensor, Any]:
-    results = run_ranks(ranks, compute, str(folder), algorithm, extra)
+def with_padding_rows(fields: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """With rows that stand where a short last batch has none: scored, but without a response, and valid 0."""
+    junk = {"scores": 7.0, "costs": 9.0, "greedy_scores": -5.0, "finished": 1.0, "greedy_finished": 1.0}
+    return {
+        name: torch.cat([field, torch.full((count, *field.shape[1:]), junk.get(name, 0.0))])
+        for name, field in fields.items()
+    }
+
+
+def advantages(
+    folder: Path, algorithm: dict[str, Any], *, ranks: int = 1, extra: int = 0, more: int = 0
+) -> tuple[Tensor, Any]:
+    results = run_ranks(ranks, compute, str(folder), algorithm, extra, more)
     whole = torch.cat([fields["advantages"] for fields, _ in results])
-    return whole[:, :T], merge(report for _, report in results)
+    return whole[:ROWS, :T], merge(report for _, report in results)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -94,8 +105,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 def test_any_cut_and_any_padding_give_the_same_advantages(name: str, tmp_path: Path) -> None:
     expected, record = advantages(tmp_path, ALGORITHMS[name])
     assert expected.abs().max() > 0.1
-    for ranks, extra in ((2, 0), (4, 3)):  # cut to 5 + 4 and 3 + 2 + 2 + 2 rows, across groups of 3
-        found, other = advantages(tmp_path, ALGORITHMS[name], ranks=ranks, extra=extra)
+    for ranks, extra, more in ((2, 0, 0), (4, 3, 0), (2, 0, 1)):  # the first two cut across groups of 3
+        found, other = advantages(tmp_path, ALGORITHMS[name], ranks=ranks, extra=extra, more=more)
         tolerance = 0.0 if name in ("GRPO", "Dr. GRPO", "DAPO") else 1e-5  # else sums over tokens round
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert other == pytest.approx(record, rel=1e-5, abs=1e-6)
@@ -136,6 +147,32 @@ def test_remax_subtracts_the_greedy_score(tmp_path: Path) -> None:
     assert record["reward/greedy"] == pytest.approx(8 / 3)
 
 
+def test_the_greedy_score_is_shaped_like_the_others(tmp_path: Path) -> None:
+    shaping = {"clip": 2.0, "missingEndPenalty": 10.0}
+    found, _ = advantages(tmp_path, {"name": "ReMax", "kl": NO_KL, "rewards": shaping})
+    assert first_token(found) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0, -2.0, -2.0, -10.0]
+
+
+def test_a_response_that_is_nearly_too_long_loses_reward(tmp_path: Path) -> None:
+    """3 tokens at most, the last 2 of them penalised: lengths 1, 2 and 3 lose 0, 0.5 and 1 time the coefficient."""
+    shaping = {"overlongPenalty": {"bufferTokens": 2, "coefficient": 4.0}}
+    found, _ = advantages(tmp_path, {"name": "GRPO", "normalizeByStd": False, "rewards": shaping})
+    assert first_token(found)[:3] == [0.0, 0.0, 0.0]  # scores 1, 3, 5 less 0, 2, 4
+    assert first_token(found)[3:6] == [-2.0, 2.0, 0.0]  # scores 2, 2, 2 less 4, 0, 2
+
+
+def test_a_prompt_has_a_signal_by_its_scores_alone(tmp_path: Path) -> None:
+    """Neither the KL in the reward nor a penalty makes responses of one score worth learning from."""
+    algorithm = {
+        "name": "GRPO",
+        "oversampling": 3,
+        "kl": {"applyTo": "Reward"},
+        "rewards": {"overlongPenalty": {"bufferTokens": 2}},
+    }
+    _, record = advantages(tmp_path, algorithm)
+    assert record["groups/with_signal"] == pytest.approx(2 / 3)
+
+
 def test_the_kl_penalty_counts_from_its_token_on(tmp_path: Path) -> None:
     found, _ = advantages(tmp_path, {"name": "ReMax", "kl": {"coefficient": 0.5}})
     reference, mask = batch(0)["ref_log_probs"], batch(0)["response_mask"]
@@ -155,6 +192,16 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_batch(baseline: str, tmp
     assert found[~mask].abs().max() == 0.0
 
 
+def test_the_baseline_of_reinforce_pp_knows_no_kl(tmp_path: Path) -> None:
+    algorithm = {"name": "REINFORCEPP", "baseline": "Group", "kl": {"coefficient": 0.5}}
+    found, _ = advantages(tmp_path, algorithm)
+    fields = batch(0)
+    mask = fields["response_mask"] > 0
+    penalty = (0.5 * -fields["ref_log_probs"]).flip(1).cumsum(1).flip(1)
+    raw = ((SCORES - torch.tensor([3.0] * 3 + [2.0] * 6))[:, None] - penalty)[mask]
+    torch.testing.assert_close(found[mask], (raw - raw.mean()) / raw.std(correction=0))
+
+
 SAFE = {
     "name": "SafeRLHF",
     "whitenAdvantages": False,
@@ -164,6 +211,11 @@ SAFE = {
 }
 MULTIPLIER = 2.0 * math.exp(0.25 * 2.0 * 1.0)
 """The costs -4 to 4 have mean 0, which is 1 above the limit."""
+
+
+def test_the_multiplier_waits_for_the_actor(tmp_path: Path) -> None:
+    _, record = advantages(tmp_path, {**SAFE, "criticWarmupSteps": 1})
+    assert record["lagrange/multiplier"] == 2.0
 
 
 @pytest.mark.parametrize("separate", [True, False])

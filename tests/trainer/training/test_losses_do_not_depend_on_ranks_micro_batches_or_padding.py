@@ -99,7 +99,7 @@ DAPO = {
     "kl": {"estimator": "K2"},
 }
 GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
-RL = {"totalSteps": 4, "promptBatchSize": 4, "miniBatchSize": 4}
+RL = {"totalSteps": 4, "promptBatchSize": 4}
 GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
     "DAPO": {"algorithm": DAPO, **GROUPS},
@@ -112,7 +112,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "OnlineDPO": {"algorithm": {"name": "OnlineDPO"}, **GROUPS},
     "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
-    "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
+    "PPO": {"algorithm": PPO, "training": {**RL, "promptBatchSize": ROWS}},
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
 FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
@@ -133,7 +133,9 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
 }
 
 
-def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> tuple[Report, dict[str, Tensor]]:
+def update(
+    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None
+) -> tuple[Report, dict[str, Tensor]]:
     """One update on this rank's rows: what was measured, and the whole weights."""
     import torch.distributed as dist
 
@@ -147,6 +149,8 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
     spec = {**SPECS[algorithm], "models": models, "data": data}
     spec["training"] = {**spec["training"], "microBatchTokens": budget}
+    if "promptBatchSize" in spec["training"]:
+        spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     arguments: dict[str, Any] = {"max_sequences": 8} if issubclass(worker_class, GeneratingActor) else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
@@ -165,8 +169,18 @@ def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> 
     return recorder.drain(), {name: weight.clone() for name, weight in full_weights(worker.trainer.model)}
 
 
-def measured(case: str, folder: str, *, ranks: int, budget: int, extra: int = 0, recompute: bool = False) -> Any:
-    results = run_ranks(ranks, update, case, folder, budget, extra, recompute)
+def measured(
+    case: str,
+    folder: str,
+    *,
+    ranks: int,
+    budget: int,
+    extra: int = 0,
+    recompute: bool = False,
+    mini_batch: int | None = 4,
+) -> Any:
+    """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
+    results = run_ranks(ranks, update, case, folder, budget, extra, recompute, mini_batch)
     record = merge(report for report, _ in results)
     record.pop("padding/waste")
     return record, results[0][1]

@@ -41,9 +41,10 @@ def token_rewards(
 ) -> Float[Tensor, "B T"]:
     """Rewards per token: -kl_coef * kl on every token of the mask, and the score on its last (arXiv:2203.02155, eq. 2).
 
-    A row without a token of the mask has no reward. kl: per-token estimate, nats.
+    A row without a token of the mask has no reward. kl: per-token estimate, nats; not read if kl_coef is 0.
     """
-    return keep(-kl_coef * kl, mask) + keep(scores[:, None].expand_as(mask), last_token(mask))
+    penalty = kl_coef * kl if kl_coef else torch.zeros_like(kl)
+    return keep(-penalty, mask) + keep(scores[:, None].expand_as(mask), last_token(mask))
 
 
 def shape_scores(

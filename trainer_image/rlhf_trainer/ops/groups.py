@@ -1,6 +1,6 @@
 """What a response is worth beside the other responses to its prompt.
 
-`returns` are those of whole groups: the `group_size` responses to a prompt lie side by side.
+`returns` and `scores` are those of whole groups: the `group_size` responses to a prompt lie side by side.
 """
 
 from jaxtyping import Bool, Float
@@ -9,7 +9,7 @@ from torch import Tensor
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation before dividing by it."""
 SIGNAL = 1e-6
-"""Responses whose returns differ by less teach nothing."""
+"""Responses whose scores differ by less teach nothing."""
 
 
 def group_advantages(returns: Float[Tensor, " B"], *, group_size: int, by_std: bool) -> Float[Tensor, " B"]:
@@ -30,9 +30,9 @@ def leave_one_out(returns: Float[Tensor, " B"], *, group_size: int) -> Float[Ten
     return (groups - others).flatten()
 
 
-def has_signal(returns: Float[Tensor, " B"], *, group_size: int) -> Bool[Tensor, " B"]:
-    """Whether the returns of a row's group differ (DAPO, arXiv:2503.14476, eq. 11); not so where one is NaN."""
-    groups = returns.reshape(-1, group_size)
+def has_signal(scores: Float[Tensor, " B"], *, group_size: int) -> Bool[Tensor, " B"]:
+    """Whether the scores of a row's group differ (DAPO, arXiv:2503.14476, eq. 11); not so where one is NaN."""
+    groups = scores.reshape(-1, group_size)
     differ = groups.amax(dim=1) - groups.amin(dim=1) > SIGNAL
     return differ.repeat_interleave(group_size)
 

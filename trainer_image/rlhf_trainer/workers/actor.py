@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rlhf_api.algorithms import GRPO, RLOO, ActorCritic, PolicyGradient
+from rlhf_api.algorithms import GRPO, ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
@@ -13,7 +13,7 @@ from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.mini_batches import deal
+from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting, lengths_of, log_probs_by
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
@@ -43,7 +43,7 @@ class ActorWorker(GeneratingActor):
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2 if self._pretrain else 1)
         self._algorithm = algorithm
-        self._ratio = algorithm.ratio if isinstance(algorithm, GRPO | RLOO) else "Token"
+        self._ratio = algorithm.ratio if isinstance(algorithm, GRPO) else "Token"
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
     @register(DP_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
@@ -65,22 +65,18 @@ class ActorWorker(GeneratingActor):
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
-        for epoch in range(training.update_epochs):
-            count = self.setting.job.mini_batches
-            dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
-            for number in range(count):
-                self._update(batch, dealt == number, is_first=epoch == number == 0)
+        trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
+        dealt = mini_batches(trained, batch, training, size=training.mini_batch_size)
+        for number, chosen in enumerate(dealt):
+            self._update(batch, chosen, is_first=number == 0)
         self.policy_version += 1
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
-        """One optimizer step on the chosen rows, those without a token to learn from left out."""
-        chosen = chosen & (batch["response_mask"] > 0).any(1)
+        """One optimizer step on the chosen rows."""
         names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
         fields = {name: batch[name][chosen] for name in names}
         lengths = lengths_of(batch)[chosen]
         normalizer = sum_over_ranks([self._weight(fields["response_mask"])])[0]
-        if not normalizer:  # nothing but padding on every rank
-            return
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             return self._loss(model, micro, normalizer=normalizer, is_first=is_first)
@@ -124,7 +120,7 @@ class ActorWorker(GeneratingActor):
         if algorithm.entropy_coefficient:
             bonus = aggregate(entropy, mask, aggregation=aggregation, normalizer=normalizer)
             total = total - algorithm.entropy_coefficient * bonus
-        if algorithm.kl.apply_to == "Loss":
+        if algorithm.kl.apply_to == "Loss" and algorithm.kl.coefficient:
             total = total + algorithm.kl.coefficient * kl_loss(
                 log_probs,
                 micro["ref_log_probs"],

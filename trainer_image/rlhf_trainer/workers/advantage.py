@@ -164,7 +164,7 @@ class GroupAdvantage(AdvantageWorker):
         mask, here = batch["response_mask"], slice(batch.start, batch.start + batch.size)
         returns = rows_of_all_ranks(row_sums(self.token_rewards(batch), mask), batch.start)
         advantages = group_advantages(returns, group_size=size, by_std=settings.normalize_by_std)[here]
-        signal = has_signal(returns, group_size=size)
+        signal = has_signal(rows_of_all_ranks(batch["scores"], batch.start), group_size=size)
         recorder.mean("groups/with_signal", (signal[here] * batch["valid"]).sum(), batch["valid"].sum())
         if settings.oversampling:
             most = self.job.spec.training.prompt_batch_size or 0
@@ -189,16 +189,16 @@ class BatchAdvantage(AdvantageWorker):
 
     @register(DP_PROTO, reads=REWARD_FIELDS, adds=("advantages",), phase="advantage")
     def compute_advantage(self, batch: Batch) -> Fields:
-        """(A - mean(A)) / std(A) of the rewards to go, less the group's mean if asked (arXiv:2501.03262)."""
+        """(A - mean(A)) / std(A) of the rewards to go, less the group's mean score if asked (arXiv:2501.03262)."""
         settings, mask = self._settings, batch["response_mask"]
         assert isinstance(settings, REINFORCEPP)
         rewards = self.token_rewards(batch)
         advantages = rewards_to_go(rewards, mask)
         if settings.baseline == "Group":
-            returns = rows_of_all_ranks(row_sums(rewards, mask), batch.start)
+            scores = rows_of_all_ranks(self.shaped(batch["scores"], batch["finished"], mask), batch.start)
             size = self.job.spec.rollout.samples_per_prompt
-            centred = group_advantages(returns, group_size=size, by_std=False)
-            baseline = (returns - centred)[batch.start : batch.start + batch.size]
+            centred = group_advantages(scores, group_size=size, by_std=False)
+            baseline = (scores - centred)[batch.start : batch.start + batch.size]
             advantages = advantages - on_every_token(baseline.float(), mask)
         return {"advantages": whitened(advantages, mask)}
 

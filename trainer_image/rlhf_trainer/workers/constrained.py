@@ -49,7 +49,7 @@ class ConstrainedAdvantage(AdvantageWorker):
     )
     def compute_advantage(self, batch: Batch) -> Fields:
         """advantages, returns and cost_returns [B, T]; the last are 0 where one critic values reward less cost."""
-        self._follow(batch["costs"], batch["valid"])
+        self._follow(batch)
         coefficient = self.kl_coefficient  # the one that this step's rewards see; computing them may adapt it
         rewards = self.token_rewards(batch)
         costs = self._token_costs(batch, coefficient)
@@ -76,10 +76,11 @@ class ConstrainedAdvantage(AdvantageWorker):
         settings = self._safety
         return gae(rewards, values, batch["response_mask"], gamma=settings.discount, lam=settings.gae_lambda)
 
-    def _follow(self, costs: Tensor, valid: Tensor) -> None:
-        """Move the multiplier by the mean cost of the step's responses."""
+    def _follow(self, batch: Batch) -> None:
+        """Move the multiplier by the mean cost of the step's responses, once the actor is trained."""
+        costs, valid = batch["costs"], batch["valid"]
         total, count = sum_over_ranks([(costs * valid).sum(), valid.sum()])
-        if math.isfinite(total):
+        if math.isfinite(total) and batch.step > self._safety.critic_warmup_steps:
             self.multiplier = next_multiplier(
                 self.multiplier,
                 cost=total / max(count, 1.0),

@@ -10,7 +10,7 @@ from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.mini_batches import deal
+from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.models import load_scorer
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of
@@ -63,20 +63,14 @@ class CriticWorker(TrainedModel):
     def learn(self, batch: Batch) -> None:
         """All updates of a step."""
         training = self.setting.job.spec.training
-        for epoch in range(training.update_epochs):
-            count = self.setting.job.mini_batches
-            dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
-            for number in range(count):
-                self._update(batch, dealt == number)
+        trained = (batch["response_mask"] > 0).any(1)
+        for chosen in mini_batches(trained, batch, training, size=training.mini_batch_size):
+            self._update(batch, chosen)
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
-        """One optimizer step on the chosen rows, those without a token to learn from left out."""
-        chosen = chosen & (batch["response_mask"] > 0).any(1)
+        """One optimizer step on the chosen rows."""
         fields = {name: batch[name][chosen] for name in (*TOKEN_FIELDS, *self.value_fields)}
         tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
-        if not tokens:  # nothing but the padding of a short last batch, on every rank
-            return
-
         values, returns = self.value_fields
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:

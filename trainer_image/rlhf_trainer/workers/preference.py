@@ -16,7 +16,7 @@ from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.engine import Trainer
-from rlhf_trainer.training.mini_batches import deal
+from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, side_log_probs
@@ -102,13 +102,11 @@ class PairChooser:
 
 
 def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
-    """The updates of a step on its pairs, the rows that are valid."""
-    training, prompts = job.spec.training, batch.rows // job.spec.rollout.samples_per_prompt
-    for epoch in range(training.update_epochs):
-        dealt = deal(prompts, count=job.mini_batches, seed=training.seed, step=batch.step, epoch=epoch)
-        for number in range(job.mini_batches):
-            chosen = (dealt == number) & (batch["valid"] > 0)
-            _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
+    """The updates of a step on its pairs, the rows that are valid; there is none if no prompt's responses differ."""
+    training = job.spec.training
+    pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
+    for chosen in mini_batches(batch["valid"] > 0, batch, training, size=pairs):
+        _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
@@ -116,8 +114,6 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     assert isinstance(job.spec.algorithm, DPO | OnlineDPO)
     beta = job.spec.algorithm.beta
     pairs = sum_over_ranks([fields["valid"].sum()])[0]
-    if not pairs:  # no prompt's responses differ
-        return
 
     def loss(model: nn.Module, micro: Fields) -> Tensor:
         chosen, rejected = _pair_log_probs(model, micro)
