@@ -54,7 +54,7 @@ def _the_reward_is_one_that_the_algorithm_can_use(spec: JobSpec) -> Iterator[Pro
         yield from (
             Problem(f"models.reward.sum.{place}.reward", "is the second model of the sum") for place in models[1:]
         )
-        yield from _repeated("models.reward.sum", ["mean", *(term.name for term in reward.sum)], first=1)
+        yield from _repeated("models.reward.sum", [term.name for term in reward.sum])
 
 
 def _training_fields(model: Model) -> list[str]:
@@ -179,9 +179,25 @@ def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
             yield Problem("placement.pools", f"{role} is in {homes[role] or 'no'} pools, expected exactly one")
     for index, pool in enumerate(pools):
         strangers = [role for role in pool.models if role not in used]
-        yield from (
-            Problem(f"placement.pools.{index}.models", f"{spec.algorithm.name} has no {role}") for role in strangers
-        )
+        yield from (Problem(f"placement.pools.{index}.models", _homeless(spec, role)) for role in strangers)
+
+
+def _homeless(spec: JobSpec, role: Role) -> str:
+    if role in spec.algorithm.frozen:
+        return f"the {role} is no model, so it takes no pool"
+    return f"{spec.algorithm.name} has no {role}"
+
+
+def _user_code_ends_before_a_call_counts_as_hung(spec: JobSpec) -> Iterator[Problem]:
+    deadline, functions = spec.training.call_deadline_seconds, spec.evaluation.functions if spec.evaluation else ()
+    code = {f"models.{field}": part for field, part in spec.models.rewards().items() if not isinstance(part, Model)}
+    for path, each in [
+        *code.items(),
+        *((f"evaluation.functions.{place}", each) for place, each in enumerate(functions)),
+    ]:
+        if each and each.timeout_seconds >= deadline:
+            message = f"is {each.timeout_seconds:g}, expected less than training.callDeadlineSeconds ({deadline})"
+            yield Problem(f"{path}.timeoutSeconds", message)
 
 
 def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
@@ -216,5 +232,6 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _the_shortest_response_fits,
     _pools_are_given_with_manual,
     _every_model_has_one_pool,
+    _user_code_ends_before_a_call_counts_as_hung,
     _names_are_unique,
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
 
 from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.contract import DATA_URI, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
@@ -71,19 +71,39 @@ def _form(reward: object) -> str:
     return RewardSum.form if isinstance(reward, Mapping) and "sum" in reward else _single_form(reward)
 
 
+def _no_sum(reward: object) -> object:
+    if _form(reward) == RewardSum.form:
+        raise ValueError("is a sum; a sum holds models, functions and services, and no sum")
+    return reward
+
+
+def _no_other_form(model: object) -> object:
+    if (form := _form(model)) != Model.form:
+        raise ValueError(f"is {form}, expected a model, which has a uri")
+    return model
+
+
+OnlyModel = Annotated[Model, BeforeValidator(_no_other_form)]
 SingleReward = Annotated[
     Annotated[Model, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardService, Tag(RewardService.form)],
     Discriminator(_single_form),
+    BeforeValidator(_no_sum),
 ]
+
+
+def _not_zero(weight: float) -> float:
+    if weight == 0:
+        raise ValueError("is 0, expected another number")
+    return weight
 
 
 class RewardTerm(Spec):
     """One part of a reward."""
 
-    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the part's metric, reward/<name>.")]
-    weight: Annotated[float, Field(description="Factor of the part in the sum.")] = 1.0
+    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the part's metric, reward_part/<name>.")]
+    weight: Annotated[float, Field(description="Factor of the part in the sum."), AfterValidator(_not_zero)] = 1.0
     reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
 
 
@@ -107,14 +127,14 @@ Reward = Annotated[
 class Models(Spec):
     """The models of a job; the algorithm says which."""
 
-    actor: Annotated[Model | None, Field(description="The model that answers, and that SFT and RL train.")] = None
-    critic: Annotated[Model | None, Field(description="Estimates the value of each token.")] = None
-    reference: Annotated[Model | None, Field(description="The actor before training; unset means actor's.")] = None
+    actor: Annotated[OnlyModel | None, Field(description="The model that answers, and that SFT and RL train.")] = None
+    critic: Annotated[OnlyModel | None, Field(description="Estimates the value of each token.")] = None
+    reference: Annotated[OnlyModel | None, Field(description="The actor before training; unset means actor's.")] = None
     reward: Annotated[
         Reward | None,
         Field(description="Scores a response: a model (uri), a function (entrypoint), a service (url) or a sum."),
     ] = None
-    cost: Annotated[Model | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
+    cost: Annotated[OnlyModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
     def given(self) -> dict[Role, Model]:
         """The models that are written in the spec, by role; a reward that is no model is none of them."""
@@ -122,19 +142,25 @@ class Models(Spec):
             "actor": self.actor,
             "critic": self.critic,
             "reference": self.reference,
-            "reward": next((part for part in self._rewards().values() if isinstance(part, Model)), None),
+            "reward": next((part for part in self.rewards().values() if isinstance(part, Model)), None),
             "cost": self.cost,
         }
         return {role: model for role, model in roles.items() if model}
 
     def field(self, role: Role) -> str:
-        """The field of `models` in which the model of a role is written."""
+        """The field of `models` that says how the model of a role is used and trained."""
         if role != "reward":
-            return role
-        return next((field for field, part in self._rewards().items() if isinstance(part, Model)), role)
+            return "critic" if role == "cost_critic" else role
+        return next((field for field, part in self.rewards().items() if isinstance(part, Model)), role)
 
-    def _rewards(self) -> dict[str, Model | RewardFunction | RewardService | None]:
-        """The parts of the reward, by field."""
+    def source_field(self, role: Role) -> str:
+        """The field of `models` that says where the weights of a role come from."""
+        if role == "cost_critic":
+            return "cost"
+        return "actor" if role == "reference" and self.reference is None else self.field(role)
+
+    def rewards(self) -> dict[str, Model | RewardFunction | RewardService | None]:
+        """The parts of the reward, by their field of `models`."""
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}

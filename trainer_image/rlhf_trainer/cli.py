@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.files import load
 from rlhf_api.problems import SpecError
 from rlhf_trainer.run.stopping import Stopped
 
@@ -67,18 +66,17 @@ def run(
 @app.command()
 def validate(
     file: File,
-    output: Annotated[Path | None, typer.Option(help="Run folder whose finished jobs job:// may name.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
+    ] = None,
     sets: Sets = None,
 ) -> None:
     """Check a manifest; prints ok, or every error with its path."""
 
     def work() -> None:
-        if output:
-            from rlhf_trainer.run.folder import load_beside
+        from rlhf_trainer.run.folder import load_beside
 
-            load_beside(output, file, sets or [])
-        else:
-            load(file, sets or [])
+        load_beside(output or Path("runs") / file.stem, file, sets or [])
         typer.echo("ok")
 
     sys.exit(exit_code_of(work, debug=False))

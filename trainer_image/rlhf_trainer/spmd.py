@@ -87,7 +87,7 @@ class SpmdRuntime:
 
 
 def main(
-    program: Annotated[str, typer.Argument(help="sft or reward_model")],
+    program: Annotated[str, typer.Argument(help=f"One of {', '.join(PROGRAMS)}.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest; its first job of that kind is run.")],
     output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="[NAME:]PATH=VALUE")] = None,

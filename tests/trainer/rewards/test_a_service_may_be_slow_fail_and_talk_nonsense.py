@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards import service
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.rewards.service import RewardService
+from rlhf_trainer.rewards.service import ServiceClient
 
 TOKEN = "planted000009"
 
@@ -59,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: bytes, code: int = 200) -> None:
         self.send_response(code, "the server's own words")
         self.send_header("Content-Length", str(len(body)))
+        if body.startswith(b"\x1f\x8b"):
+            self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         self.wfile.write(body)
 
@@ -88,10 +91,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made.server_close()
 
 
-def client(server: Server, **changes: Any) -> RewardService:
+def client(server: Server, **changes: Any) -> ServiceClient:
     settings = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None, **changes}
     url = f"http://127.0.0.1:{server.server_port}/score"
-    return RewardService(url=url, path="job: spec.models.reward", **settings)
+    return ServiceClient(url=url, path="job: spec.models.reward", **settings)
 
 
 def test_scores_come_back_in_the_order_of_the_samples(server: Server) -> None:
@@ -152,7 +155,7 @@ def test_a_service_that_stays_away_is_a_problem_of_the_environment(
     assert len(server.seen) == requests
 
 
-NONSENSE = 'answered something else than {"score": a finite number}'
+NONSENSE = 'answered something else than {"score": a finite number (float32)}'
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,8 @@ NONSENSE = 'answered something else than {"score": a finite number}'
         "true": (b'{"score": true}', 200, NONSENSE),
         "not a number": (b'{"score": NaN}', 200, NONSENSE),
         "a number beyond floats": (b'{"score": 1' + b"0" * 400 + b"}", 200, NONSENSE),
+        "a number beyond float32": (b'{"score": 1e300}', 200, NONSENSE),
+        "packed": (gzip.compress(b'{"score": 1}' + b" " * 70000), 200, NONSENSE),
         "deep": (b"[" * 60000, 200, NONSENSE),
         "binary": (b"\xff\xfe", 200, NONSENSE),
         "too much": (b" " * 70000, 200, "answered more than 65536 bytes"),
@@ -215,6 +220,29 @@ def test_a_token_that_is_not_there_is_told_before_the_first_request(server: Serv
     sentence = "job: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set"
     assert str(raised.value) == sentence
     assert server.seen == []
+
+
+def test_a_token_from_a_file_loses_its_last_newline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", f"{TOKEN}\n")
+    client(server, token_variable="SCORER_TOKEN").scores([sample(0)])
+    assert server.tokens == [f"Bearer {TOKEN}"]
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}é", f"{TOKEN} x", f"{TOKEN}\nx", f"{TOKEN}\x7f"])
+def test_a_token_that_cannot_be_sent_is_told_before_the_first_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", token)
+    with pytest.raises(EnvironmentProblem) as raised:
+        client(server, token_variable="SCORER_TOKEN").ready()
+    told = "the environment variable SCORER_TOKEN holds characters that a token cannot have"
+    assert str(raised.value) == f"job: spec.models.reward.tokenVariable: {told}"
+    assert server.seen == []
+
+
+def test_half_a_surrogate_pair_is_sent_as_a_question_mark(server: Server) -> None:
+    client(server).scores([sample(0, "ü\ud800")])
+    assert server.seen[0]["response"] == "ü?"
 
 
 def test_pauses_grow_and_stay_below_the_longest() -> None:

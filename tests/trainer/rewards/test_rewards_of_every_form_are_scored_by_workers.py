@@ -11,6 +11,7 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.stages import worker_of
@@ -31,6 +32,7 @@ FIELDS = {
     "response_mask": torch.cat([torch.zeros(ROWS, PROMPT), torch.ones(ROWS, WIDTH - PROMPT)], dim=1),
     "finished": torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0]),
     "valid": torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]),
+    "sampled": torch.ones(ROWS),
 }
 LENGTHS = f"entrypoint: '{FUNCTIONS}:lengths'"
 ANSWERING = pytest.mark.parametrize("ranks", [1, 2])
@@ -51,7 +53,7 @@ def job_with(folder: Path, *sets: str) -> Job:
     return load(path, sets)[0]
 
 
-def setting(job: Job, folder: Path, role: str) -> WorkerSetting:
+def setting(job: Job, folder: Path, role: Role) -> WorkerSetting:
     model = "language" if role == "actor" else "reward"
     given: Any = job.models()
     return WorkerSetting(job=job, role=role, model=given[role], folder=str(folder / "models" / model), total_steps=1)
@@ -65,11 +67,13 @@ def batch_here(step: int = 1) -> Batch:
     return Batch(step=step, start=rows.start, size=len(rows), fields=fields)
 
 
-def score(job: Job, folder: Path) -> tuple[list[float], dict[str, tuple[float, float]]]:
+def score(job: Job, folder: Path, sampled: float = 1.0) -> tuple[list[float], dict[str, tuple[float, float]]]:
     """(scores of this rank's rows, what was measured)."""
-    role = "reward" if "reward" in job.models() else "actor"
+    role: Role = "reward" if "reward" in job.models() else "actor"
     worker = worker_of(job, "reward")(setting(job, folder, role))
-    scores = worker.compute_reward(batch_here())["scores"].tolist()
+    batch = batch_here()
+    batch = batch.having({"sampled": torch.full((batch.size,), sampled)})
+    scores = worker.compute_reward(batch)["scores"].tolist()
     return scores, recorder.drain().means
 
 
@@ -105,6 +109,31 @@ def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
     measured = [means["reward_part/length"] for _, means in results]
     assert sum(total for total, _ in measured) == pytest.approx(sum(function[:-1]), abs=1e-4)
     assert sum(weight for _, weight in measured) == ROWS - 1
+
+
+def test_parts_of_greedy_responses_are_scored_and_not_reported(folder: Path) -> None:
+    job = job_with(
+        folder, f"models.reward={{sum: [{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{{LENGTHS}}}}}]}}"
+    )
+    ((sampled, measured),), ((greedy, nothing),) = (
+        run_ranks(1, score, job, folder),
+        run_ranks(1, score, job, folder, 0.0),
+    )
+    assert greedy == sampled
+    assert measured["reward_part/a"] == (sum(sampled) / 2, ROWS - 1)
+    assert nothing["reward_part/a"] == nothing["reward_part/b"] == (0.0, 0.0)
+
+
+def test_a_message_about_a_sums_model_names_its_field(folder: Path) -> None:
+    terms = f"[{{name: length, reward: {{{LENGTHS}}}}}, {{name: model, reward: {{uri: 'file://models/language'}}}}]"
+    job = job_with(folder, f"models.reward={{sum: {terms}}}")
+    made = WorkerSetting(
+        job=job, role="reward", model=job.models()["reward"], folder=str(folder / "models" / "language"), total_steps=1
+    )
+    with pytest.raises(
+        TrainerError, match=r"^ppo: spec\.models\.reward\.sum\.1\.reward: .* without a trained score head"
+    ):
+        made.scorer(may_add_head=False)
 
 
 def judge(job: Job, folder: Path) -> list[dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards import function as function_module
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample
 from tests.trainer.rewards.user_functions import BAD
@@ -34,9 +36,12 @@ GOOD, WITH_ONE_BAD = samples("a", "b", "c"), samples("a", "b", BAD, "c")
 
 
 @contextmanager
-def function(name: str, *, seconds: float = PATIENT, **arguments: float) -> Iterator[UserFunction]:
+def function(
+    name: str, *, seconds: float = PATIENT, deadline: float = 1000.0, **arguments: float
+) -> Iterator[UserFunction]:
     """The function, whose processes must be gone at the end."""
-    made = UserFunction(f"{HERE}:{name}", arguments=arguments, seconds=seconds, path="job: spec.models.reward")
+    path = "job: spec.models.reward"
+    made = UserFunction(f"{HERE}:{name}", arguments=arguments, seconds=seconds, deadline=deadline, path=path)
     before = psutil.Process().children(recursive=True)
     try:
         yield made
@@ -78,7 +83,10 @@ def test_a_number_comes_back_for_each_sample_and_arguments_are_passed() -> None:
         "never_returns": r"did not return within 2 s",
         "sleeps": r"did not return within 2 s",
         "closes_everything": r"ended its process with exit code 1",
-        "nan": r"returned nan, expected a finite number",
+        "is_ended_in_real_time": r"was ended by signal 35",
+        "raises_half_a_character": r"raised ValueError: half a pair: \\ud800 \(.*\)",
+        "nan": r"returned nan, expected a finite number \(float32\)",
+        "beyond_float32": r"returned 1e\+300, expected a finite number \(float32\)",
         "huge_number": r"returned a value of type int, expected a number",
         "text": r"returned a value of type str, expected a number",
         "nothing": r"returned None, expected a number",
@@ -92,6 +100,7 @@ def test_what_it_does_at_one_sample_is_told_with_the_sample(name: str, told: str
     ("name", "told"),
     {
         "one_number": "returned a value of type float, expected a list with a number for each response; ",
+        "a_set": "returned a value of type set, expected a list with a number for each response; ",
         "one_for_all": "returned 1 values for 3 responses; no sample does it by itself, the first of the 3 is row 10 ",
         "without_end": "returned more than 1 values for 1 responses; the sample is row 10 of step 3, ",
     }.items(),
@@ -109,11 +118,35 @@ def test_a_wrong_answer_to_all_of_them_is_told(name: str, told: str) -> None:
     }.items(),
 )
 def test_a_function_that_is_not_there_is_told_before_the_first_call(entrypoint: str, told: str) -> None:
-    made = UserFunction(entrypoint, arguments={}, seconds=SECONDS, path="spec.evaluation.functions")
+    made = UserFunction(entrypoint, arguments={}, seconds=SECONDS, deadline=PATIENT, path="spec.evaluation.functions")
     with pytest.raises(UserCodeError) as raised:
         made.ready()
     made.close()
     assert str(raised.value) == f"spec.evaluation.functions: {entrypoint} {told}"
+
+
+def test_a_function_that_shuts_its_connection_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_module, "GUARD_SECONDS", 0.5)
+    assert sentence("shuts_its_sockets", WITH_ONE_BAD) == f"closed its connection to the trainer; {OFFENDER}"
+
+
+def test_a_function_that_comes_back_in_two_processes_answers_each_call_once() -> None:
+    with function("comes_back_twice") as made:
+        for length in (1, 2, 3):
+            assert made.scores(samples("x" * length)) == [float(length)]
+            time.sleep(0.3)  # the other process comes back now
+
+
+def test_the_search_ends_before_the_call_counts_as_hung() -> None:
+    with function("sleeps", seconds=1.0, deadline=1.5) as made, pytest.raises(UserCodeError) as raised:
+        made.scores(WITH_ONE_BAD)
+    told = "did not return within 1 s; there was no time to find the sample, the first of the 4 is row 10 of step 3"
+    assert told in str(raised.value)
+
+
+def test_half_a_surrogate_pair_in_a_sample_can_be_shown() -> None:
+    shown = str(Sample(step=1, row=0, prompt="\ud800", response="ü", finished=True))
+    assert shown.encode().decode() == 'row 0 of step 1, prompt "\\ud800", response "ü"'
 
 
 def test_a_module_is_imported_once_for_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +184,7 @@ def test_a_trainer_that_is_killed_takes_the_function_with_it() -> None:
     code = f"""
 import sys
 from rlhf_trainer.rewards.function import UserFunction
-made = UserFunction("{HERE}:never_returns", arguments={{}}, seconds=1000.0, path="")
+made = UserFunction("{HERE}:never_returns", arguments={{}}, seconds=1000.0, deadline=2000.0, path="")
 made.ready()
 print("ready", flush=True)
 from rlhf_trainer.rewards.sample import Sample

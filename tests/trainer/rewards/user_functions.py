@@ -8,10 +8,12 @@ import itertools
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,22 @@ def _leave_processes() -> float:
     return 2.0
 
 
+def _shut_the_sockets() -> None:
+    """Say to the trainer that nothing will come any more, and go on."""
+    for file in range(3, 100):
+        with suppress(OSError):
+            socket.socket(fileno=os.dup(file)).shutdown(socket.SHUT_WR)
+    time.sleep(1000)
+
+
+def _raise_what_cannot_be_written() -> None:
+    raise ValueError("half a pair: \ud800")
+
+
 raises = _when_bad(_raise)
+raises_half_a_character = _when_bad(_raise_what_cannot_be_written)
+is_ended_in_real_time = _when_bad(lambda: os.kill(os.getpid(), 35))
+shuts_its_sockets = _when_bad(_shut_the_sockets)
 exits = _when_bad(lambda: sys.exit("enough"))
 leaves = _when_bad(lambda: os._exit(3))
 is_killed = _when_bad(lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -78,6 +95,7 @@ crashes = _when_bad(_segfault)
 never_returns = _when_bad(_endless_in_c)
 sleeps = _when_bad(lambda: time.sleep(1000))
 nan = _when_bad(lambda: math.nan)
+beyond_float32 = _when_bad(lambda: 1e300)
 huge_number = _when_bad(lambda: 10**400)
 text = _when_bad(lambda: "1.0")
 nothing = _when_bad(lambda: None)
@@ -98,6 +116,17 @@ def always_sleeps(*_: object) -> list[float]:
 def always_is_killed(*_: object) -> list[float]:
     os.kill(os.getpid(), signal.SIGKILL)
     return []
+
+
+def comes_back_twice(_: list[str], responses: list[str], __: list[bool]) -> list[float]:
+    """Forks, and returns in both processes."""
+    if not os.fork():
+        time.sleep(0.2)
+    return [float(len(response)) for response in responses]
+
+
+def a_set(_: list[str], responses: list[str], __: list[bool]) -> set[float]:
+    return {float(number) for number in range(len(responses))}
 
 
 def one_number(*_: object) -> float:

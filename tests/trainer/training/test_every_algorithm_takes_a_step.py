@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from rlhf_api.files import load
 from rlhf_api.names import Role
@@ -87,3 +88,22 @@ def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tm
         assert norms
         assert all(norm > 0 for norm in norms)
         assert record["skipped_updates"] == 0
+
+
+def drawn(path: Path, folder: str) -> list[list[float]]:
+    """Which responses of a batch say that they were sampled, of a sampled batch and of a greedy one."""
+    setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
+    (job,) = load(path, SMALL, FINISHED)
+    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
+    fields = {
+        "prompt_ids": torch.ones(2, 3, dtype=torch.int64),
+        "prompt_mask": torch.ones(2, 3),
+        "valid": torch.ones(2),
+    }
+    batch = Batch(step=1, start=0, size=2, fields=fields)
+    return [actor.generate_sequences(batch, do_sample=do_sample)["sampled"].tolist() for do_sample in (True, False)]
+
+
+def test_a_response_says_whether_it_was_sampled(tmp_path: Path) -> None:
+    path = next(path for path in EXAMPLES if "remax" in path.name)
+    assert run_ranks(1, drawn, path, save_tiny(tmp_path, seed=3)) == [[[1.0, 1.0], [0.0, 0.0]]]

@@ -23,6 +23,8 @@ GUARD_SECONDS = 10.0
 """How long the guard may take to end what the function has started."""
 SEARCH_LIMITS = 3
 """Time limits that the search for the offending sample may take."""
+SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
+"""Their names; most real-time signals have none."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,15 @@ class UserFunction:
     It returns a number for each response. Its process starts at once and imports the module while the trainer goes on.
     """
 
-    def __init__(self, entrypoint: str, *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
-        """`seconds`: the longest that a call may take; `path`: the function's field in the manifest, for messages."""
-        self._entrypoint, self._arguments, self._seconds = entrypoint, dict(arguments), seconds
-        self._path = path
+    def __init__(
+        self, entrypoint: str, *, arguments: Mapping[str, Any], seconds: float, deadline: float, path: str
+    ) -> None:
+        """`path`: the function's field in the manifest, for messages.
+
+        seconds: the longest that a call may take; deadline: the longest that `scores` may take with its search.
+        """
+        self._entrypoint, self._arguments, self._path = entrypoint, dict(arguments), path
+        self._seconds, self._deadline = seconds, deadline
         self._process: FunctionProcess | None = FunctionProcess(entrypoint)
         self._is_imported = False
 
@@ -55,9 +62,12 @@ class UserFunction:
         """A number for each sample. UserCodeError, with the offending sample, for everything else it may do."""
         if not samples:
             return []
+        until = time.monotonic() + self._deadline
         answer = self._ask(samples)
         if isinstance(answer, Failure):
-            raise self._error(answer, samples)
+            failure, which = self._offender(answer, samples, until=until)
+            self.close()
+            raise UserCodeError(f"{self._path}: {self._entrypoint} {failure.what}; {which}")
         return answer
 
     def close(self) -> None:
@@ -102,24 +112,19 @@ class UserFunction:
             return Failure(problem, answer.get("place"))
         return list(answer.get("values", []))
 
-    def _error(self, failure: Failure, samples: Sequence[Sample]) -> UserCodeError:
-        failure, sample = self._offender(failure, samples)
-        which = f"the sample is {sample}"
-        if sample is None:
-            which = f"no sample does it by itself, the first of the {len(samples)} is {samples[0]}"
-        self.close()
-        return UserCodeError(f"{self._path}: {self._entrypoint} {failure.what}; {which}")
-
-    def _offender(self, failure: Failure, samples: Sequence[Sample]) -> tuple[Failure, Sample | None]:
-        """The sample at which the function fails, and how: known, or found by a call on each by itself."""
+    def _offender(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
+        """What the function does and at which sample: known, or found by a call on each by itself before `until`."""
         if failure.place is not None or len(samples) == 1:
-            return failure, samples[failure.place or 0]
+            return failure, f"the sample is {samples[failure.place or 0]}"
+        first = f"the first of the {len(samples)} is {samples[0]}"
         self._import()  # a process that was lost begins anew, which is no part of the search
-        until = time.monotonic() + SEARCH_LIMITS * self._seconds
+        last_start = min(until - self._seconds, time.monotonic() + SEARCH_LIMITS * self._seconds)
         for sample in samples:
-            if time.monotonic() < until and isinstance(again := self._ask([sample]), Failure):
-                return again, sample
-        return failure, None
+            if time.monotonic() >= last_start:
+                return failure, f"there was no time to find the sample, {first}"
+            if isinstance(again := self._ask([sample]), Failure):
+                return again, f"the sample is {sample}"
+        return failure, f"no sample does it by itself, {first}"
 
 
 class FunctionProcess:
@@ -155,10 +160,13 @@ class FunctionProcess:
         return answer
 
     def ended(self) -> str:
-        """How a process ended that is gone."""
-        code = self._guard.wait(GUARD_SECONDS)
+        """How a process ended that answers no more."""
+        try:
+            code = self._guard.wait(GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection to the trainer"
         if code < 0:
-            return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
         return f"ended its process with exit code {code}"
 
     def close(self) -> None:

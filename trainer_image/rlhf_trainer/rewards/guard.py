@@ -17,13 +17,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rlhf_trainer.rewards.channel import receive, send
+from rlhf_trainer.rewards.score import EXPECTED, is_score
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STRAY_MILLISECONDS = 1000
@@ -102,9 +103,13 @@ def serve(channel: socket.socket, entrypoint: str) -> None:
     except BaseException as error:  # noqa: BLE001 whatever the user's module does
         problem = f"cannot be imported: {_told(error)}"
     send(channel, {"problem": problem})
+    mine = os.getpid()
     with suppress(EOFError):
         while True:
-            send(channel, _answer(function, receive(channel)))
+            answer = _answer(function, receive(channel))
+            if os.getpid() != mine:  # the function has forked and came back in both processes
+                return
+            send(channel, answer)
 
 
 def _no_function(*_: Any, **__: Any) -> None:
@@ -128,8 +133,8 @@ def _answer(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, 
 
 
 def _judged(returned: Any, *, count: int) -> dict[str, Any]:
-    """What was returned as an answer: `count` finite numbers, or what is wrong with it."""
-    if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
+    """What was returned as an answer: `count` scores, in order, or what is wrong with it."""
+    if isinstance(returned, str | bytes | Mapping | AbstractSet) or not isinstance(returned, Iterable):
         return {"problem": f"returned {_kind(returned)}, expected a list with a number for each response"}
     values = list(islice(returned, count + 1))
     if len(values) != count:
@@ -139,8 +144,8 @@ def _judged(returned: Any, *, count: int) -> dict[str, Any]:
     for place, (value, number) in enumerate(zip(values, numbers, strict=True)):
         if number is None:
             return {"problem": f"returned {_kind(value)}, expected a number", "place": place}
-        if not isfinite(number):
-            return {"problem": f"returned {number}, expected a finite number", "place": place}
+        if not is_score(number):
+            return {"problem": f"returned {number}, expected {EXPECTED}", "place": place}
     return {"values": numbers}
 
 
@@ -160,7 +165,8 @@ def _told(error: BaseException) -> str:
     text = " ".join(str(error).split())[:SHOWN]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(NOT_THEIRS)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+    told = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+    return told.encode(errors="backslashreplace").decode()  # half a surrogate pair can be written nowhere
 
 
 if __name__ == "__main__":

@@ -29,4 +29,5 @@ class Sample:
 
 def _shown(text: str) -> str:
     """The beginning of a text, quoted, on one line."""
-    return json.dumps(text if len(text) <= SHOWN else text[:SHOWN] + "...", ensure_ascii=False)
+    shown = json.dumps(text if len(text) <= SHOWN else text[:SHOWN] + "...", ensure_ascii=False)
+    return shown.encode(errors="backslashreplace").decode()  # half a surrogate pair can be written nowhere

@@ -9,18 +9,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from math import isfinite
 
 import httpx
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.score import EXPECTED, is_score
 
 MAX_ANSWER_BYTES = 65536
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """The pause before the second attempt, which doubles for each further one, and the longest."""
 AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 """Answers besides 5xx after which another attempt makes sense."""
+JSON = {"Content-Type": "application/json"}
 
 
 class Unanswered(Exception):  # noqa: N818 (one attempt, not the end)
@@ -28,7 +29,7 @@ class Unanswered(Exception):  # noqa: N818 (one attempt, not the end)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardService:
+class ServiceClient:
     """Where the service is and how patiently it is asked."""
 
     url: str
@@ -43,7 +44,7 @@ class RewardService:
     """The service's field in the manifest, for messages."""
 
     def ready(self) -> None:
-        """EnvironmentProblem if the token is not there."""
+        """EnvironmentProblem if the token is not there, or cannot be sent."""
         self._headers()
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
@@ -57,14 +58,16 @@ class RewardService:
         """Nothing is kept between calls."""
 
     def _headers(self) -> dict[str, str]:
+        headers = {"Accept-Encoding": "identity"}  # a limit in bytes means what is sent
         if self.token_variable is None:
-            return {}
-        token = os.environ.get(self.token_variable)
+            return headers
+        variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
+        token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with one
         if not token:
-            raise EnvironmentProblem(
-                f"{self.path}.tokenVariable: the environment variable {self.token_variable} is not set"
-            )
-        return {"Authorization": f"Bearer {token}"}
+            raise EnvironmentProblem(f"{variable} is not set")
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise EnvironmentProblem(f"{variable} holds characters that a token cannot have")
+        return {**headers, "Authorization": f"Bearer {token}"}
 
     async def _scores(self, samples: Sequence[Sample]) -> list[float]:
         free = asyncio.Semaphore(self.concurrency)
@@ -99,8 +102,9 @@ class RewardService:
     async def _attempt(self, client: httpx.AsyncClient, sample: Sample) -> float:
         """One request; Unanswered if another may help, UserCodeError if none will."""
         request = {"prompt": sample.prompt, "response": sample.response, "finished": sample.finished}
+        content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         try:
-            async with client.stream("POST", self.url, json=request) as answer:
+            async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
                 body = await _beginning(answer)
         except httpx.HTTPError as error:
             raise Unanswered(f"cannot be reached: {type(error).__name__}") from error
@@ -113,7 +117,7 @@ class RewardService:
             raise self._nonsense(f"answered more than {MAX_ANSWER_BYTES} bytes", sample)
         score = number_in(body)
         if score is None:  # the answer is not shown, for it may repeat the token
-            raise self._nonsense('answered something else than {"score": a finite number}', sample)
+            raise self._nonsense(f'answered something else than {{"score": {EXPECTED}}}', sample)
         return score
 
     def _nonsense(self, what: str, sample: Sample) -> UserCodeError:
@@ -123,7 +127,7 @@ class RewardService:
 async def _beginning(answer: httpx.Response) -> bytes:
     """The body of an answer; of one that is too long its beginning, which is too long as well."""
     body = bytearray()
-    async for part in answer.aiter_bytes():
+    async for part in answer.aiter_raw():
         body += part
         if len(body) > MAX_ANSWER_BYTES:
             break
@@ -136,13 +140,13 @@ def pause(attempt: int) -> float:
 
 
 def number_in(body: bytes) -> float | None:
-    """The finite number of an answer {"score": number}; None for anything else."""
+    """The number of an answer {"score": number}, finite as float32; None for anything else."""
     try:
         score = json.loads(body)["score"]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
-    return float(score) if is_number and abs(score) < 1e308 and isfinite(score) else None
+    return float(score) if is_number and is_score(score) else None
 
 
 def named(code: int) -> str:

@@ -37,7 +37,7 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
         try:
             folders[role] = model_folder(model.uri, output)
         except DataError as error:
-            raise DataError(f"{job.name}: spec.models.{job.spec.models.field(role)}.uri: {error}") from error
+            raise DataError(f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri: {error}") from error
     return folders
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
@@ -20,7 +21,13 @@ from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
-from rlhf_trainer.training.models import load_tokenizer
+from rlhf_trainer.training.models import (
+    LanguageModel,
+    Scorer,
+    load_language_model,
+    load_scorer,
+    load_tokenizer,
+)
 from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model, writing
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.types import Batch, Fields, register
@@ -31,7 +38,7 @@ class WorkerSetting:
     """The job, and which of its models a worker holds."""
 
     job: Job
-    role: str
+    role: Role
     model: Model
     folder: str
     """Local folder of the model, or its name on the hub."""
@@ -39,8 +46,8 @@ class WorkerSetting:
 
     @property
     def path(self) -> str:
-        """The model's field in the manifest, for messages."""
-        return f"{self.job.name}: spec.models.{self.role}"
+        """The field of the manifest that says how the model is trained, for messages."""
+        return f"{self.job.name}: spec.models.{self.job.spec.models.field(self.role)}"
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -52,6 +59,27 @@ class WorkerSetting:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
+
+    def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
+        """The weights of a causal language model; see `load_language_model`."""
+        return load_language_model(
+            self.folder,
+            seed=self.job.spec.training.seed,
+            trust_remote_code=self.model.trust_remote_code,
+            revision=self.model.revision,
+            may_initialise=may_initialise,
+        )
+
+    def scorer(self, *, may_add_head: bool) -> Scorer:
+        """The weights of a scorer; see `load_scorer`."""
+        return load_scorer(
+            self.folder,
+            seed=self.job.spec.training.seed,
+            trust_remote_code=self.model.trust_remote_code,
+            revision=self.model.revision,
+            path=f"{self.job.name}: spec.models.{self.job.spec.models.source_field(self.role)}",
+            may_add_head=may_add_head,
+        )
 
     def engine(self, model: nn.Module) -> Engine:
         """The model, sharded, for forward passes only."""

@@ -11,7 +11,6 @@ from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.mini_batches import mini_batches
-from rlhf_trainer.training.models import load_scorer
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of
 
@@ -27,14 +26,7 @@ class CriticWorker(TrainedModel):
     """Names of its values and of what they should be."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        model = load_scorer(
-            setting.folder,
-            seed=setting.job.spec.training.seed,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-            path=setting.path,
-        )
-        super().__init__(setting, setting.trainer(model))
+        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 

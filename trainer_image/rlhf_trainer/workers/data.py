@@ -36,10 +36,12 @@ class DataWorker:
         self._slots = slots
         limits = Limits.of(job.spec)
         self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", limits=limits)
+        self._loaders: list[Loader] = [self._train]
         self._held_out = None
         if job.spec.evaluation:
             path = "spec.evaluation.data"
             self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, limits=limits)
+            self._loaders.append(self._held_out)
 
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
@@ -50,8 +52,8 @@ class DataWorker:
             evaluation_rows=-(-held_out // self._slots) * self._slots,
             facts=tuple(
                 f"{loader.path}: {loader.dropped} of {loader.dropped + len(loader)} rows are too long and were dropped"
-                for loader in (self._train, self._held_out)
-                if loader and loader.dropped
+                for loader in self._loaders
+                if loader.dropped
             ),
         )
 
@@ -98,6 +100,7 @@ class PromptAndPretrainData(PromptData):
         assert source, "the stage's table asks for this class only then"
         limits = replace(Limits.of(setting.job.spec), total_epochs=None)
         self._pretrain = CompletionLoader(source, setting.tokenizer(), path="spec.data.pretrain", limits=limits)
+        self._loaders.append(self._pretrain)
         self._sequences = setting.job.sequences_per_step
 
     @register(DP_PROTO, adds=(*PromptLoader.fields, *PRETRAIN_FIELDS), phase="data")

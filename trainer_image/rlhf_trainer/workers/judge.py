@@ -34,6 +34,7 @@ class JudgeWorker:
                 function.entrypoint,
                 arguments=function.arguments,
                 seconds=function.timeout_seconds,
+                deadline=setting.job.spec.training.call_deadline_seconds,
                 path="spec.evaluation.functions",
             )
             for function in functions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import DP_PROTO
-from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, side_log_probs
 
@@ -14,14 +13,7 @@ class ReferenceWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self.setting = setting
-        self._engine = setting.engine(
-            load_language_model(
-                setting.folder,
-                seed=setting.job.spec.training.seed,
-                trust_remote_code=setting.model.trust_remote_code,
-                revision=setting.model.revision,
-            )
-        )
+        self._engine = setting.engine(setting.language_model())
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
     def compute_log_prob(self, batch: Batch) -> Fields:

@@ -10,7 +10,6 @@ from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.models import Scorer, load_scorer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, lengths_of
 
@@ -22,7 +21,7 @@ class RewardWorker:
     """One rank of a frozen reward model."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        self._engine = setting.engine(_scorer(setting, may_add_head=False))
+        self._engine = setting.engine(setting.scorer(may_add_head=False))
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
@@ -46,7 +45,7 @@ class PairTrainer(TrainedModel):
     fields: ClassVar[tuple[str, ...]] = PAIR_FIELDS
 
     def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting, setting.trainer(_scorer(setting, may_add_head=True), sequences_per_row=2))
+        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True), sequences_per_row=2))
 
     def update(self, batch: Batch) -> float:
         """One optimizer step on a batch of pairs; returns the gradient's norm."""
@@ -135,17 +134,6 @@ class CostTrainer(PairTrainer):
 
     def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return (chosen < rejected).float()
-
-
-def _scorer(setting: WorkerSetting, *, may_add_head: bool) -> Scorer:
-    return load_scorer(
-        setting.folder,
-        seed=setting.job.spec.training.seed,
-        trust_remote_code=setting.model.trust_remote_code,
-        revision=setting.model.revision,
-        path=setting.path,
-        may_add_head=may_add_head,
-    )
 
 
 def _scores(model: nn.Module, micro: Fields) -> Tensor:

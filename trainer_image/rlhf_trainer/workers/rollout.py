@@ -15,7 +15,7 @@ from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
-from rlhf_trainer.training.models import inner, load_language_model
+from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
@@ -30,12 +30,7 @@ class GeneratingActor(TrainedModel):
     def __init__(self, setting: WorkerSetting, *, max_sequences: int, sequences_per_row: int = 1) -> None:
         """`max_sequences`: the most responses that this rank generates at once; sequences_per_row: see `trainer`."""
         job = setting.job.spec
-        model = load_language_model(
-            setting.folder,
-            seed=job.training.seed,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-        )
+        model = setting.language_model()
         max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
         longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
         if longest < max_tokens:
@@ -73,13 +68,14 @@ class GeneratingActor(TrainedModel):
     @register(
         DP_PROTO,
         reads=("prompt_ids", "prompt_mask", "valid"),
-        adds=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "finished"),
+        adds=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "finished", "sampled"),
     )
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
 
         Without `do_sample` each token is the likeliest one.
-        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B].
+        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B] and
+        sampled [B] (0 without `do_sample`).
         """
         self._reshard()
         seed = self.setting.job.spec.training.seed
@@ -94,6 +90,7 @@ class GeneratingActor(TrainedModel):
             )
         fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
+        fields["sampled"] = torch.full((batch.size,), float(do_sample))
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
         if do_sample:
             recorder.maximum("policy_version", self.policy_version)

@@ -106,7 +106,7 @@ METRICS = (
         "rlhf_reward_part_mean",
         "gauge",
         "1",
-        "Mean score of a part of a reward that is a sum, before its weight.",
+        "Mean score of a part of a reward that is a sum, before its weight, over the sampled responses.",
         "part",
     ),
     StepMetric(
@@ -114,7 +114,7 @@ METRICS = (
         "rlhf_reward_greedy",
         "gauge",
         "1",
-        "Mean score of the reward model over the step's greedy responses (ReMax).",
+        "Mean score of the reward over the step's greedy responses (ReMax).",
     ),
     StepMetric("cost/mean", "rlhf_cost_mean", "gauge", "1", "Mean score of the cost model over the step's responses."),
     StepMetric(
