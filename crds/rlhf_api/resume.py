@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",
     "spec.models.*.gradientCheckpointing",
+    "spec.models.*.offload",
     "spec.models.reward.timeoutSeconds",
     "spec.models.reward.attempts",
     "spec.models.reward.concurrency",

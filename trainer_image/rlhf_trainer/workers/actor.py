@@ -65,11 +65,12 @@ class ActorWorker(GeneratingActor):
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
-        for epoch in range(training.update_epochs):
-            count = self.setting.job.mini_batches
-            dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
-            for number in range(count):
-                self._update(batch, dealt == number, is_first=epoch == number == 0)
+        with self.trainer.residence.in_use(moments=True):
+            for epoch in range(training.update_epochs):
+                count = self.setting.job.mini_batches
+                dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
+                for number in range(count):
+                    self._update(batch, dealt == number, is_first=epoch == number == 0)
         self.policy_version += 1
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:

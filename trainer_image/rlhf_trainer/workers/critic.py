@@ -63,11 +63,12 @@ class CriticWorker(TrainedModel):
     def learn(self, batch: Batch) -> None:
         """All updates of a step."""
         training = self.setting.job.spec.training
-        for epoch in range(training.update_epochs):
-            count = self.setting.job.mini_batches
-            dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
-            for number in range(count):
-                self._update(batch, dealt == number)
+        with self.trainer.residence.in_use(moments=True):
+            for epoch in range(training.update_epochs):
+                count = self.setting.job.mini_batches
+                dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
+                for number in range(count):
+                    self._update(batch, dealt == number)
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
         """One optimizer step on the chosen rows, those without a token to learn from left out."""

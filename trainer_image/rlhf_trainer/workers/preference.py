@@ -104,11 +104,12 @@ class PairChooser:
 def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
     """The updates of a step on its pairs, the rows that are valid."""
     training, prompts = job.spec.training, batch.rows // job.spec.rollout.samples_per_prompt
-    for epoch in range(training.update_epochs):
-        dealt = deal(prompts, count=job.mini_batches, seed=training.seed, step=batch.step, epoch=epoch)
-        for number in range(job.mini_batches):
-            chosen = (dealt == number) & (batch["valid"] > 0)
-            _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
+    with trainer.residence.in_use(moments=True):
+        for epoch in range(training.update_epochs):
+            dealt = deal(prompts, count=job.mini_batches, seed=training.seed, step=batch.step, epoch=epoch)
+            for number in range(job.mini_batches):
+                chosen = (dealt == number) & (batch["valid"] > 0)
+                _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
