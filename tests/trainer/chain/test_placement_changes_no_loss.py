@@ -36,11 +36,17 @@ def require_same(two: list[dict[str, Any]], one: list[dict[str, Any]], *more: st
 
 
 def test_two_pools_give_the_losses_of_one(chain: tuple[Path, str], tmp_path: Path) -> None:
+    """On the two pools, the actor and the reward model leave their devices while they are not in use."""
     output = only_ppo_left(chain, tmp_path / "run")
-    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, *TWO_POOLS)
+    offload = ("--set=helpful-ppo:models.actor.offload=All", "--set=helpful-ppo:models.reward.offload=Parameters")
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, *TWO_POOLS, *offload)
     assert done.returncode == 0, done.stderr
     assert "1 CPU slots (actor, reference) | 1 CPU slots (critic, reward)" in done.stdout
-    require_same(records(output / "helpful-ppo"), records(chain[0] / "helpful-ppo"))
+    two, one = records(output / "helpful-ppo"), records(chain[0] / "helpful-ppo")
+    require_same(two, one)
+    for role in ("actor", "reward"):
+        assert all(apart[f"idle_bytes/{role}"] == 0 for apart in two)
+        assert all(together[f"idle_bytes/{role}"] > 0 for together in one)
 
 
 def test_safe_rlhf_has_the_same_losses_on_one_pool_and_on_two(chain: tuple[Path, str], tmp_path: Path) -> None:

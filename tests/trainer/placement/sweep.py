@@ -73,7 +73,13 @@ def small_job(
             "maxPromptTokens": 16,
             "maxResponseTokens": 6,
         },
-        "training": {"totalSteps": STEPS, "promptBatchSize": 8, "miniBatchSize": 4, "updateEpochs": 2},
+        "training": {
+            "totalSteps": STEPS,
+            "promptBatchSize": 8,
+            "miniBatchSize": 4,
+            "updateEpochs": 2,
+            "callDeadlineSeconds": 60,
+        },
         "resources": {"device": "CPU"},
         "placement": {"mode": "Manual", "pools": pools},
     }

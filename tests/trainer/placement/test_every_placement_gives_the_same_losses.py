@@ -144,7 +144,7 @@ def test_pools_of_one_slot_give_the_bits_of_one_pool(runs: Runs, together: Calla
     require_same_bits(runs("PPO", [[role] for role in ROLES["PPO"]], 1), together("PPO"))
 
 
-SMALL = ("data.train.limit=40", "training.totalSteps=2", "evaluation=")
+SMALL = ("data.train.limit=40", "training.totalSteps=2", "training.callDeadlineSeconds=60", "evaluation=")
 JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
 QUICK = ("helpful-grpo",)
 
