@@ -99,7 +99,8 @@ def _source(model: Model) -> dict[str, object]:
 
 
 def _untrained(model: Model) -> Model:
-    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False})
+    offload = "Parameters" if model.offload in ("Parameters", "All") else "None"
+    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False, "offload": offload})
 
 
 def _with_optimizer(model: Model) -> Model:

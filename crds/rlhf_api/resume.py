@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",
     "spec.models.*.gradientCheckpointing",
+    "spec.models.*.offload",
     "spec.evaluation.functions.*.timeoutSeconds",
     *(
         f"spec.models.reward.{part}{field}"

@@ -39,6 +39,9 @@ def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
         if role in spec.algorithm.frozen:
             path = f"models.{spec.models.field(role)}"
             yield from (Problem(f"{path}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+            if model.offload in ("Optimizer", "All"):
+                message = f"is {model.offload}, but {_untrained(spec, role)}; expected None or Parameters"
+                yield Problem(f"{path}.offload", message)
 
 
 def _the_reward_is_one_that_the_algorithm_can_use(spec: JobSpec) -> Iterator[Problem]:
@@ -173,18 +176,23 @@ def _pools_are_given_with_manual(spec: JobSpec) -> Iterator[Problem]:
 
 def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
     pools, used = spec.placement.pools, used_roles(spec)
-    homes: Counter[Role] = Counter(role for pool in pools for role in pool.models)
+    homes: Counter[Role] = Counter(role for pool in pools for role in set(pool.models))
     for role in used if pools else ():
         if homes[role] != 1:
             yield Problem("placement.pools", f"{role} is in {homes[role] or 'no'} pools, expected exactly one")
     for index, pool in enumerate(pools):
-        strangers = [role for role in pool.models if role not in used]
-        yield from (Problem(f"placement.pools.{index}.models", _homeless(spec, role)) for role in strangers)
+        path = f"placement.pools.{index}.models"
+        strangers = [role for role in dict.fromkeys(pool.models) if role not in used]
+        yield from (Problem(path, _homeless(spec, role)) for role in strangers)
+        twice = [role for role, count in Counter(pool.models).items() if count > 1]
+        yield from (Problem(path, f"has the {role} more than once") for role in twice)
 
 
 def _homeless(spec: JobSpec, role: Role) -> str:
-    if role in spec.algorithm.frozen:
-        return f"the {role} is no model, so it takes no pool"
+    """Why a role has no place in a pool."""
+    reward = spec.models.reward
+    if role == "reward" and reward and role in spec.algorithm.frozen:
+        return f"the reward is {reward.form}, and only models live in pools"
     return f"{spec.algorithm.name} has no {role}"
 
 

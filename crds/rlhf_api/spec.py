@@ -45,6 +45,9 @@ class Optimizer(Spec):
     max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
 
 
+Offload = Literal["None", "Parameters", "Optimizer", "All"]
+
+
 class Model(Spec):
     """One model: where it comes from and, if it is trained, how."""
 
@@ -56,6 +59,13 @@ class Model(Spec):
     gradient_checkpointing: Annotated[
         bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
     ] = False
+    offload: Annotated[
+        Offload,
+        Field(
+            description="What waits in host memory while the model is not in use, so that colocated models have room; "
+            "Optimizer (its moments) and All for trained models only."
+        ),
+    ] = "None"
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 

@@ -53,6 +53,17 @@ def test_the_reference_is_the_actor_untrained_unless_given(chain: str) -> None:
     assert given["reference"].uri == "hf://gpt2"
 
 
+@pytest.mark.parametrize(
+    ("actor", "reference"),
+    [("None", "None"), ("Parameters", "Parameters"), ("Optimizer", "None"), ("All", "Parameters")],
+)
+def test_the_reference_leaves_the_device_as_far_as_the_actor_does(chain: str, actor: str, reference: str) -> None:
+    assert (
+        _job(chain, "helpful-ppo", f"helpful-ppo:models.actor.offload={actor}").models()["reference"].offload
+        == reference
+    )
+
+
 def test_trained_models_have_an_optimizer(chain: str) -> None:
     models = _job(chain, "helpful-ppo").models()
     assert models["actor"].optimizer == Optimizer(learning_rate=1e-6, betas=(0.9, 0.1))

@@ -340,6 +340,39 @@ MISTAKES = {
         f"{SFT}: spec.placement.pools.0.models",
         "SFT has no critic",
     ),
+    "a model twice in one pool": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor, actor], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models",
+        "has the actor more than once",
+    ),
+    "the cost critic in a pool": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor, cost_critic], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models.1",
+        'is "cost_critic" (text), expected actor, critic, reference, reward or cost',
+    ),
+    "a reward without a model in a pool": (
+        [
+            f"{PPO}:models.reward={{entrypoint: a.b:c}}",
+            f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reference, reward], slotsPerNode: 1}}]}}",
+        ],
+        f"{PPO}: spec.placement.pools.0.models",
+        "the reward is a function, and only models live in pools",
+    ),
+    "a pool without slots": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor], slotsPerNode: 0}}]}}"],
+        f"{SFT}: spec.placement.pools.0.slotsPerNode",
+        "is 0, expected at least 1",
+    ),
+    "moments of a model that has none": (
+        [f"{PPO}:models.reward.offload=All"],
+        f"{PPO}: spec.models.reward.offload",
+        "is All, but PPO does not train the reward; expected None or Parameters",
+    ),
+    "an offload that is no choice": (
+        [f"{PPO}:models.actor.offload=yes"],
+        f"{PPO}: spec.models.actor.offload",
+        "is true (true or false), expected None, Parameters, Optimizer or All",
+    ),
     "two pools of one name": (
         [
             (

@@ -61,7 +61,7 @@ MISTAKES = {
             f"{PPO}:placement={POOLS}",
         ],
         f"{PPO}: spec.placement.pools.0.models",
-        "the reward is no model, so it takes no pool",
+        "the reward is a function, and only models live in pools",
     ),
     "an argument that is no number": (
         [f"{PPO}:models.reward={{entrypoint: a:b, arguments: {{z: [1, {{k: .nan}}]}}}}"],

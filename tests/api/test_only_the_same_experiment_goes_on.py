@@ -30,6 +30,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
         "rollout.gpuMemoryUtilization=0.5",
         "evaluation.everySteps=2",
         "models.actor.gradientCheckpointing=true",
+        "models.actor.offload=All",
         "training.totalSteps=99",
     ],
 )

@@ -85,7 +85,12 @@ class WorkerSetting:
         """The model, sharded, for forward passes only."""
         model.requires_grad_(False)
         sharded = shard(model, compute_dtype=self.compute_dtype, recompute_activations=False)
-        return Engine(sharded, token_budget=self.job.spec.training.micro_batch_tokens)
+        return Engine(
+            sharded,
+            token_budget=self.job.spec.training.micro_batch_tokens,
+            role=self.role,
+            offload=self.model.offload,
+        )
 
     def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
         """The model, sharded, with its optimizer; an update reads so many sequences for a row of a micro-batch."""
@@ -100,6 +105,8 @@ class WorkerSetting:
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
             path=self.path,
+            role=self.role,
+            offload=self.model.offload,
         )
 
 
@@ -114,7 +121,8 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:
         """Write the model as a Hugging Face directory."""
-        save_model(self.trainer.model, self.tokenizer, Path(folder))
+        with self.trainer.residence.in_use():
+            save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str) -> None:
@@ -123,7 +131,8 @@ class TrainedModel:
         if dist.get_rank() == 0:
             with writing("the checkpoint", staging.folder):
                 save_description(self.trainer.model, self.tokenizer, staging.folder / DESCRIPTION)
-        self.trainer.state.begin_save(staging.folder, then=staging.deliver)
+        with self.trainer.residence.in_use(moments=True):
+            self.trainer.state.begin_save(staging.folder, then=staging.deliver)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
@@ -143,7 +152,7 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
         """Go back to a checkpoint, made by any number of ranks."""
-        with fetched(f"{uri}/{self.setting.role}") as folder:
+        with fetched(f"{uri}/{self.setting.role}") as folder, self.trainer.residence.in_use(moments=True):
             self.trainer.state.load(folder)
 
 

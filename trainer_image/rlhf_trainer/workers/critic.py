@@ -56,8 +56,9 @@ class CriticWorker(TrainedModel):
         """All updates of a step."""
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
-        for chosen in mini_batches(trained, batch, training, size=training.mini_batch_size):
-            self._update(batch, chosen)
+        with self.trainer.residence.in_use(moments=True):
+            for chosen in mini_batches(trained, batch, training, size=training.mini_batch_size):
+                self._update(batch, chosen)
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
         """One optimizer step on the chosen rows."""

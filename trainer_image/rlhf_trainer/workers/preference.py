@@ -105,8 +105,9 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
     """The updates of a step on its pairs, the rows that are valid; there is none if no prompt's responses differ."""
     training = job.spec.training
     pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
-    for chosen in mini_batches(batch["valid"] > 0, batch, training, size=pairs):
-        _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
+    with trainer.residence.in_use(moments=True):
+        for chosen in mini_batches(batch["valid"] > 0, batch, training, size=pairs):
+            _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:

@@ -101,7 +101,7 @@ class GeneratingActor(TrainedModel):
     def _reshard(self) -> None:
         """Give the generator the weights of the current policy version, if it has older ones."""
         recorder.add("bytes/reshard", 0)
-        with recorder.span("reshard", "actor.reshard"):
+        with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
             if self._generator_version != self.policy_version:
                 self._generator.load_weights(_counted(full_weights(self.trainer.model)))
                 self._generator_version = self.policy_version

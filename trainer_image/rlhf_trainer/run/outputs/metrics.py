@@ -219,6 +219,14 @@ METRICS = (
         "Bytes of weights that the ranks handed to their generators.",
     ),
     StepMetric(
+        "idle_bytes/*",
+        "rlhf_idle_model_bytes",
+        "gauge",
+        "bytes",
+        "Most bytes of a model's shard and moments that a rank's device held after a use of the model.",
+        "model",
+    ),
+    StepMetric(
         "evaluation/*",
         "rlhf_evaluation",
         "gauge",
