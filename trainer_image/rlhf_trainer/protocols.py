@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Literal
 
@@ -81,6 +81,8 @@ class Spread(Enum):
 
 Spreads = Mapping[Axis, Spread]
 """What each axis does, the outermost first; an axis that is left out broadcasts."""
+Axes = tuple[tuple[Axis, Spread], ...]
+"""The same, as the key under which an answer is remembered: a step asks for the same few again and again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,10 @@ def blocks(rows: int, count: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-def distributed(takes: Spreads, layout: Layout, rows: int) -> list[range]:
+@lru_cache
+def distributed(takes: Axes, layout: Layout, rows: int) -> list[range]:
     """The rows of each rank when a batch arrives spread in this way: a block for each place on the split axes."""
-    split = [axis for axis, spread in takes.items() if spread is Spread.SPLIT]
+    split = [axis for axis, spread in takes if spread is Spread.SPLIT]
     count, places = 1, [0] * layout.world_size
     for axis in split:
         count *= layout.size(axis)
@@ -114,13 +117,14 @@ def distributed(takes: Spreads, layout: Layout, rows: int) -> list[range]:
     return [shares[place] for place in places]
 
 
-def collected(gives: Spreads, layout: Layout) -> list[tuple[int, ...]]:
+@lru_cache
+def collected(gives: Axes, layout: Layout) -> list[tuple[int, ...]]:
     """The ranks that hold a result spread in this way, each part of it once."""
     parts: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         places = layout.coordinates(rank)
-        if all(_is_taken(spread, places[axis], layout.size(axis)) for axis, spread in gives.items()):
-            key = tuple(places[axis] for axis, spread in gives.items() if spread is Spread.SPLIT)
+        if all(_is_taken(spread, places[axis], layout.size(axis)) for axis, spread in gives):
+            key = tuple(places[axis] for axis, spread in gives if spread is Spread.SPLIT)
             parts.setdefault(key, []).append(rank)
     return [tuple(parts[key]) for key in sorted(parts)]
 
@@ -132,7 +136,11 @@ def _is_taken(spread: Spread, place: int, size: int) -> bool:
 
 def typed(name: str, *, takes: Spreads, gives: Spreads) -> TransferProtocol:
     """The protocol of methods that take and give batches spread in these ways; `gives` names every axis of a view."""
-    return TransferProtocol(name=name, distribute=partial(distributed, takes), collect=partial(collected, gives))
+    return TransferProtocol(
+        name=name,
+        distribute=partial(distributed, tuple(takes.items())),
+        collect=partial(collected, tuple(gives.items())),
+    )
 
 
 S, B, LAST = Spread.SPLIT, Spread.BROADCAST, Spread.LAST

@@ -26,6 +26,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
+from rlhf_trainer.fields import require_declared
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
@@ -66,7 +67,10 @@ class LocalModel:
     def _call(method: Any, transfer: Transfer, batch: Batch | None = None, **arguments: Any) -> Any:
         with recorder.span(transfer.phase) if transfer.phase else nullcontext():
             result = method(*([] if batch is None else [batch]), **arguments)
-        return batch.having(result) if batch and transfer.adds else LocalValues(result)
+        if batch is None or not transfer.adds:
+            return LocalValues(result)
+        require_declared(result, rows=batch.size)
+        return batch.having(result)
 
 
 class SpmdRuntime:

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.fields import Width
 from rlhf_trainer.protocols import (
     ALL_TO_ALL,
     DP_PROTO,
@@ -40,6 +42,7 @@ PARTIAL = typed(
 )
 ACTOR = Layout(pipeline=1, tensor=2, data=3, generation_tensor=1)
 CRITIC = Layout(pipeline=2, tensor=1, data=2)
+LAYOUTS = {"actor": ACTOR, "critic": CRITIC}
 
 
 def backwards(layout: Layout, rows: int) -> list[range]:
@@ -72,9 +75,9 @@ class Producer:
         self._notes: list[int] = []
         self._is_last = self._where["pipeline"] == layout.pipeline - 1
 
-    @register(THREE_D_PROTO, adds=("hidden",))
+    @register(THREE_D_PROTO, adds=("tokens",))
     def forward(self, batch: Batch) -> Fields:
-        return {"hidden": numbers(batch)} if self._is_last else {}
+        return {"tokens": numbers(batch)} if self._is_last else {}
 
     @register(THREE_D_ALL_MICRO_DP, adds=("written",))
     def generate(self, batch: Batch) -> Fields:
@@ -124,10 +127,10 @@ class Producer:
 class Consumer(Producer):
     """The same, and reads; returns (first row, the numbers of the rows)."""
 
-    @register(THREE_D_PROTO, reads=("hidden",))
-    def read_hidden(self, batch: Batch) -> tuple[int, list[int]]:
-        assert batch["hidden"].shape == (batch.size, WIDTH)
-        return batch.start, batch["hidden"][:, -1].tolist()
+    @register(THREE_D_PROTO, reads=("tokens",))
+    def read_tokens(self, batch: Batch) -> tuple[int, list[int]]:
+        assert batch["tokens"].shape == (batch.size, WIDTH)
+        return batch.start, batch["tokens"][:, -1].tolist()
 
     @register(DP_PROTO, reads=("written", "added", "mirrored"))
     def read_all(self, batch: Batch) -> tuple[int, list[list[int]]]:
@@ -177,7 +180,7 @@ class Models:
 @pytest.fixture(scope="module")
 def models() -> Iterator[Models]:
     with ray_session(None, cpu_slots=ACTOR.world_size + CRITIC.world_size):
-        made = Models({"actor": ACTOR, "critic": CRITIC})
+        made = Models(LAYOUTS)
         yield made
         made.stop()
 
@@ -203,17 +206,26 @@ def test_each_consumer_fetches_its_share_and_no_more(
     """Actor (1,2,3) -> critic (2,1,2), and back; 7 rows divide by neither, and 1 row leaves ranks without any."""
     models.fetched(target)
     batch = models.models[source].forward(blank(rows))
-    parts = models.models[target].read_hidden(batch).result()
+    parts = models.models[target].read_tokens(batch).result()
     assert together(parts) == list(range(rows))
-    shares = THREE_D_PROTO.distribute(ACTOR if target == "actor" else CRITIC, rows)
+    shares = THREE_D_PROTO.distribute(LAYOUTS[target], rows)
     fetched = models.fetched(target)
     assert fetched == [len(share) * ROW_BYTES for share in shares]
     assert max(fetched) == -(-rows // d) * ROW_BYTES
+    assert sum(fetched) == traced_bytes(source, target, rows)
+
+
+def traced_bytes(source: str, target: str, rows: int) -> int:
+    """What the graph of these two calls says."""
+    tracer = Tracer(rows=rows, widths={Width.TEXT: WIDTH})
+    producer, consumer = (tracer.model(name, Consumer, Place(name, LAYOUTS[name])) for name in (source, target))
+    consumer.read_tokens(producer.forward(ShapeFuture()))
+    return tracer.graph().bytes
 
 
 def test_the_controller_holds_none_of_it(models: Models) -> None:
     with PayloadMeter().watching() as meter:
-        models.models["critic"].read_hidden(models.models["actor"].forward(blank(12))).result()
+        models.models["critic"].read_tokens(models.models["actor"].forward(blank(12))).result()
         models.log.drain(deadline=DEADLINE)
         assert meter.read() == 0
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rlhf_trainer.controller.batch import BatchSlice
 from rlhf_trainer.controller.stacks import Sight, sight
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.fields import require_declared
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import transfers_of
 
@@ -72,6 +73,8 @@ class SlotProcess:
             result = self._call(role, method, batch, arguments)
             if not transfers_of(type(self._workers[role]))[method].adds:
                 return result, recorder.drain()
+            assert batch is not None, "a method that adds fields has a batch"
+            require_declared(result, rows=len(batch.rows))
             # a view would be sent with all that it is a view of
             pieces = [result[name][rows].cpu().clone() for name, parts in cuts.items() for rows in parts]
             return (*pieces, recorder.drain()) if pieces else recorder.drain()

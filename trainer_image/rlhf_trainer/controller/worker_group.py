@@ -44,6 +44,8 @@ class Values:
         return [reduce(operator.add, (next(values) for _ in part)) for part in self.references]
 
 
+TOGETHER_SECONDS = 0.05
+"""Values that arrive within this time of each other are taken together; a failure is seen so much later."""
 LOOK_SECONDS = 10.0
 """How long a rank may take to say what it does; it needs no more than its interpreter for it."""
 
@@ -235,6 +237,9 @@ def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
             arrived, pending = ray.wait(pending, timeout=deadline)
             if not arrived:
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            if pending:  # a wait costs as much as there are references: not one wait for each of them
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=TOGETHER_SECONDS)
+                arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]
     except ray.exceptions.RayTaskError as error:

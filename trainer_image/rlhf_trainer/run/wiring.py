@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -95,6 +96,7 @@ class RayRuntime:
         for group in self._groups.values():
             group.wait_until_built()
         self.drain()
+        gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 
     def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
