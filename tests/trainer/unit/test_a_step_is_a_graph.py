@@ -120,6 +120,12 @@ def test_a_step_that_looks_at_a_value_has_no_static_graph() -> None:
         value.result()
 
 
+def test_a_call_that_reads_what_nobody_added_is_named() -> None:
+    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("critic", Sharded, Place("all", Layout(data=1)))
+    with pytest.raises(KeyError, match=r"critic\.read reads tokens; the batch holds nothing"):
+        model.read(ShapeFuture())
+
+
 def test_a_field_in_another_form_than_declared_is_refused() -> None:
     require_declared({"scores": torch.zeros(2), "mine": torch.zeros(5, 5, dtype=torch.bool)}, rows=2)
     for wrong in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)):

@@ -146,8 +146,10 @@ class Tracer:
     def _call(
         self, name: str, transfer: Transfer, place: Place, batch: ShapeFuture | None = None, **arguments: Any
     ) -> Any:
-        """Record a call; KeyError if it reads or adds a field of which nothing is known."""
+        """Record a call; KeyError if it reads a field that nobody has added, or adds one that is not declared."""
         number, fields = len(self._calls), batch.fields if batch else {}
+        if missing := [key for key in transfer.reads if key not in fields]:
+            raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
         edges = self._edges_of(number, {key: fields[key] for key in transfer.read_of(fields)}, transfer, place.layout)
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(place.pool, -1)]
         added = {key: FIELDS[key] for key in transfer.adds}

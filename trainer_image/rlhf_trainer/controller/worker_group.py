@@ -13,7 +13,7 @@ import ray
 from rlhf_trainer.controller.readers import Readers
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.shares import Batches, Share, result_of, shares_of
-from rlhf_trainer.controller.slot_process import SIDE, SlotProcess
+from rlhf_trainer.controller.slot_process import SIDE, Order, SlotProcess
 from rlhf_trainer.controller.stacks import Seat
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.protocols import Layout
@@ -184,7 +184,8 @@ class WorkerGroup:
         given = share.sent(transfer, reader=f"{role}.{method}") if share else None
         places = share.places if share else {}
         results = sum(map(len, places.values())) if transfer.adds else 1
-        sent = handle.call.options(num_returns=results + 1).remote(role, method, given, arguments, places)
+        order = Order(role=role, method=method, batch=given, arguments=arguments, cuts=places)
+        sent = handle.call.options(num_returns=results + 1).remote(order)
         return sent if results else [sent]
 
     def look(self) -> list[Seat]:
