@@ -17,7 +17,6 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.mini_batches import mini_batches
-from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, side_log_probs
 from rlhf_trainer.workers.rollout import GeneratingActor
@@ -29,13 +28,7 @@ class PreferenceActorWorker(TrainedModel):
     """One rank of an actor that learns from the pairs of the data."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        model = load_language_model(
-            setting.folder,
-            seed=setting.job.spec.training.seed,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-        )
-        super().__init__(setting, setting.trainer(model, sequences_per_row=2))
+        super().__init__(setting, setting.trainer(setting.language_model(), sequences_per_row=2))
 
     @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
