@@ -34,20 +34,24 @@ class PlainSampler:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, **_: Any
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
     ) -> list[Response]:
-        """One sampled response a prompt, in order."""
+        """One response a prompt, in order."""
+        longest = min(max_tokens, LONGEST)
         return [
-            self._response(prompt, seed, min(max_tokens, LONGEST)) for prompt, seed in zip(prompts, seeds, strict=True)
+            self._response(prompt, None if greedy else seed, longest)
+            for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
-    def _response(self, prompt: Sequence[int], seed: int, max_tokens: int) -> Response:
-        drawn = torch.Generator().manual_seed(seed)
+    def _response(self, prompt: Sequence[int], seed: int | None, longest: int) -> Response:
+        """Drawn from `seed`, or without one the likeliest tokens."""
+        drawn = torch.Generator().manual_seed(seed or 0)
         tokens: list[int] = []
         log_probs: list[float] = []
-        while len(tokens) < max_tokens and self._eos_token not in tokens:
+        while len(tokens) < longest and self._eos_token not in tokens:
             logits = self._model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, -1]
             spread = torch.log_softmax(logits / self._temperature, -1)
-            tokens.append(int(torch.multinomial(spread.exp(), 1, generator=drawn)))
+            next_token = spread.argmax() if seed is None else torch.multinomial(spread.exp(), 1, generator=drawn)
+            tokens.append(int(next_token))
             log_probs.append(float(spread[tokens[-1]]))
         return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
