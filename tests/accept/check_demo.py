@@ -66,9 +66,9 @@ def _text(value: float | None) -> str:
 
 def table(rows: list[Row]) -> str:
     """The rows as text."""
-    lines = [f"{'figure':<28}{'measured':>9}  expected"]
+    lines = [f"{'figure':<34}{'measured':>9}  expected"]
     lines += [
-        f"{row.figure:<28}{_text(row.value):>9}  {row.expected}{'' if row.good else '   <-- missed'}" for row in rows
+        f"{row.figure:<34}{_text(row.value):>9}  {row.expected}{'' if row.good else '   <-- missed'}" for row in rows
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""A cost model from pairs of responses and whether each is safe (Safe RLHF, arXiv:2310.12773, equation 6)."""
+"""A cost model from pairs of responses and whether each is safe (Safe RLHF, arXiv:2310.12773, section 3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online iterative DPO (RLHF Workflow, Dong et al., arXiv:2405.07863, Algorithm 1).
+"""Online iterative DPO (RLHF Workflow, Dong et al., arXiv:2405.07863, section 3).
 
 Sample n responses to each prompt, score them, and learn from the best against the worst by DPO's loss.
 """

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740, equation 8).
+"""REINFORCE leave-one-out (Ahmadian et al., arXiv:2402.14740).
 
 A_i = R_i - mean of the other R_j of the prompt, where R = score - beta * KL of the whole response; no critic.
 """

@@ -21,7 +21,7 @@ def aggregate(
 
     TokenMean     sum of x over the mask / tokens of the global batch            (DAPO, arXiv:2503.14476, eq. 8)
     SequenceMean  sum over rows of (sum of x / tokens of the row) / responses     (GRPO, arXiv:2402.03300, eq. 3)
-    FixedLength   sum of x over the mask / (responses * longest length)           (Dr. GRPO, arXiv:2503.20783, eq. 2)
+    FixedLength   sum of x over the mask / (responses * longest length)           (Dr. GRPO, arXiv:2503.20783)
     """
     kept = keep(x, mask)
     if aggregation == "SequenceMean":

@@ -24,7 +24,7 @@ def group_advantages(returns: Float[Tensor, " B"], *, group_size: int, by_std: b
 
 
 def leave_one_out(returns: Float[Tensor, " B"], *, group_size: int) -> Float[Tensor, " B"]:
-    """R_i minus the mean of the other returns of its group (RLOO, arXiv:2402.14740, eq. 8)."""
+    """R_i minus the mean of the other returns of its group (RLOO, arXiv:2402.14740)."""
     groups = returns.reshape(-1, group_size)
     others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
     return (groups - others).flatten()

@@ -10,7 +10,7 @@ MIN_MULTIPLIER = 1e-6
 
 
 def next_multiplier(multiplier: float, *, cost: float, limit: float, learning_rate: float, maximum: float) -> float:
-    """The multiplier after a step whose responses have this mean cost (arXiv:2310.12773, eq. 9 and appendix B.2).
+    """The multiplier after a step whose responses have this mean cost (arXiv:2310.12773, section 3.3 and appendix B).
 
     ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while the cost is above it. It
     stays above 1e-6, from where it can come back.
@@ -22,5 +22,5 @@ def next_multiplier(multiplier: float, *, cost: float, limit: float, learning_ra
 def reward_less_cost(
     reward: Float[Tensor, "B T"], cost: Float[Tensor, "B T"], *, multiplier: float
 ) -> Float[Tensor, "B T"]:
-    """(reward - multiplier * cost) / (1 + multiplier), of advantages or of rewards (arXiv:2310.12773, appendix B.2)."""
+    """(reward - multiplier * cost) / (1 + multiplier), of advantages or of rewards (arXiv:2310.12773, appendix B)."""
     return (reward - multiplier * cost) / (1.0 + multiplier)

@@ -151,7 +151,7 @@ def sign_loss(
     *,
     num_pairs: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """How well the sign of a cost says whether a response is safe (Safe RLHF, arXiv:2310.12773, eq. 6).
+    """How well the sign of a cost says whether a response is safe (Safe RLHF, arXiv:2310.12773, section 3.2).
 
     -sum(weight * log(sigmoid(s * cost))) / num_pairs, with s = -1 for a safe response (safe 1) and 1 for another.
     """

@@ -177,7 +177,7 @@ class LeaveOneOutAdvantage(AdvantageWorker):
 
     @register(DP_PROTO, reads=REWARD_FIELDS, adds=("advantages",), phase="advantage")
     def compute_advantage(self, batch: Batch) -> Fields:
-        """The return of the response less that of the others (arXiv:2402.14740, eq. 8): advantages [B, T]."""
+        """The return of the response less that of the others (arXiv:2402.14740): advantages [B, T]."""
         mask = batch["response_mask"]
         returns = rows_of_all_ranks(row_sums(self.token_rewards(batch), mask), batch.start)
         advantages = leave_one_out(returns, group_size=self.job.spec.rollout.samples_per_prompt)

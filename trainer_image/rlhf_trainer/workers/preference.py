@@ -72,7 +72,7 @@ class PairChooser:
         phase="advantage",
     )
     def choose_pairs(self, batch: Batch) -> Fields:
-        """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3.2).
+        """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3).
 
         The first row of a prompt holds its pair, and the others nothing (valid 0); so does a prompt whose responses
         have equal scores.
