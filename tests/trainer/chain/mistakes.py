@@ -265,6 +265,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Save the model with `safe_serialization` (the default of transformers).",
     ),
     "no disk space for a checkpoint": Mistake(
+        slow=True,
         disk="512k",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,
@@ -322,6 +323,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Correct the function; the sentence says what it raised.",
     ),
     "a worker that dies": Mistake(
+        slow=True,
         sets=ENDLESS,
         during=lambda run: run.worker().kill(),
         code=ExitCode.COMMUNICATION,
