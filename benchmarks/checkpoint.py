@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options = parser.parse_args(arguments)
-    results = {name: measure(size, steps=options.steps, slots=options.slots) for name, size in SIZES.items()}
+    results = {name: measure(SIZES[name], steps=options.steps, slots=options.slots) for name in options.sizes}
     show(results)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

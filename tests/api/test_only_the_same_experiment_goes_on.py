@@ -92,3 +92,10 @@ def test_the_length_may_not_change_under_a_schedule_that_depends_on_it() -> None
     (problem,) = changes(resolved("helpful-sft"), resolved("helpful-sft", "training.totalSteps=99"))
     assert problem.path == "spec.training.totalSteps"
     assert "Cosine" in problem.message
+
+
+def test_what_a_job_makes_is_named_by_its_experiment_and_by_what_it_reads() -> None:
+    made = identity(resolved("helpful-rm"), {"helpful-sft": "one"})
+    assert made == identity(resolved("helpful-rm", "checkpoint.everySteps=3"), {"helpful-sft": "one"})
+    assert made != identity(resolved("helpful-rm", "training.seed=1"), {"helpful-sft": "one"})
+    assert made != identity(resolved("helpful-rm"), {"helpful-sft": "two"})

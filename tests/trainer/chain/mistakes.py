@@ -274,6 +274,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Save the model with `safe_serialization` (the default of transformers).",
     ),
     "no disk space for a checkpoint": Mistake(
+        slow=True,
         disk="512k",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,
@@ -383,6 +384,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Set the variable.",
     ),
     "a worker that dies": Mistake(
+        slow=True,
         sets=ENDLESS,
         during=lambda run: run.worker().kill(),
         code=ExitCode.COMMUNICATION,

@@ -31,6 +31,7 @@ MACHINE = ("time/", "tokens_per_second", "bytes/reshard")
 """Metrics about the machine, not the job; a resumed generator is given weights that the other one had already."""
 LAYOUT = (*MACHINE, "ratio/", "padding/", "kl/rollout")
 """Metrics that depend on the layout too: rounding errors, and padding."""
+EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 
 
@@ -72,6 +73,14 @@ def steps_done(output: Path) -> int:
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     family = psutil.Process(process.pid).children(recursive=True)
     return [member for member in family if "SlotProcess" in " ".join(member.cmdline())]
+
+
+def kill_controller(process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def kill_worker(process: subprocess.Popen[str]) -> None:
+    workers_of(process)[-1].kill()
 
 
 def resume(output: Path, *options: str) -> str:
@@ -134,15 +143,29 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
     return output
 
 
-def test_a_stopped_run_goes_on_as_if_it_never_had(chain: tuple[Path, str], stopped: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(500)  # with the two runs of its fixtures, where it is the first to ask for them
+def test_a_run_that_was_stopped_and_then_killed_goes_on_as_if_it_never_had(
+    chain: tuple[Path, str], stopped: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "run"
     shutil.copytree(stopped, output)
-    shown = resume(output)
+    checkpoints = output / PPO / "checkpoints"
+    with running(output, EVERY_STEP) as process:
+        wait_until((checkpoints / "step-000003").is_dir)
+        kill_controller(process)
+        shown, _ = process.communicate(timeout=100)
     assert f"{PPO}: goes on after step 2, from {output}" in shown
+    assert [found.step for found in CheckpointStore(str(checkpoints)).all() if not found.is_whole] == [3]
+    assert f"{PPO}: goes on after step 2, from {output}" in resume(output, EVERY_STEP)
     assert_same_run(output, chain[0])
     assert_same_bits(output, chain[0])
-    again = rlhf("run", MANIFEST, f"--output={output}", *SHORT)
+
+
+def test_a_finished_run_says_so_and_does_nothing(chain: tuple[Path, str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in chain[0].rglob("*.json*")}
+    again = rlhf("run", MANIFEST, f"--output={chain[0]}", *SHORT)
     assert (again.returncode, again.stdout.count("already finished")) == (0, 3)
+    assert {path: path.stat().st_mtime_ns for path in chain[0].rglob("*.json*")} == before
 
 
 @pytest.mark.parametrize("options", [TWO_POOLS, pytest.param(ONE_SLOT, marks=pytest.mark.slow)])
@@ -223,31 +246,14 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[P
     assert not alive, "something of the run is still there"
 
 
-def kill_controller(process: subprocess.Popen[str]) -> None:
-    process.kill()
-
-
-def kill_worker(process: subprocess.Popen[str]) -> None:
-    workers_of(process)[-1].kill()
-
-
-@pytest.mark.parametrize(
-    ("kill", "moment"),
-    [
-        (kill_controller, "in the middle of a checkpoint"),
-        pytest.param(kill_controller, "at generation", marks=pytest.mark.slow),
-        pytest.param(kill_controller, "at the update", marks=pytest.mark.slow),
-        pytest.param(kill_worker, "in the middle of a checkpoint", marks=pytest.mark.slow),
-        pytest.param(kill_worker, "at generation", marks=pytest.mark.slow),
-        pytest.param(kill_worker, "at the update", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["in the middle of a checkpoint", "at generation", "at the update"])
+@pytest.mark.parametrize("kill", [kill_controller, kill_worker])
 def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(
     chain: tuple[Path, str], tmp_path: Path, kill: Callable[[subprocess.Popen[str]], None], moment: str
 ) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
-    every_step = "--set=helpful-ppo:checkpoint.everySteps=1"
-    with running(output, every_step) as process:
+    with running(output, EVERY_STEP) as process:
         if moment == "in the middle of a checkpoint":
             wait_until((output / PPO / "checkpoints" / "step-000002").is_dir)
         else:
@@ -264,6 +270,6 @@ def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(
     assert newest is not None
     assert newest.step == 1
     assert [found.step for found in store.all() if not found.is_whole] == [2]
-    assert "goes on after step 1" in resume(output, every_step)
+    assert "goes on after step 1" in resume(output, EVERY_STEP)
     assert_same_run(output, chain[0])
     assert_same_bits(output, chain[0])

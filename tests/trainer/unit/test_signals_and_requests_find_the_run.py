@@ -18,7 +18,7 @@ from rlhf_trainer.run.stopping import Stopped, StopSignals
 
 def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
     said: list[str] = []
-    stop = StopSignals(said.append)
+    before, stop = signal.getsignal(signal.SIGTERM), StopSignals(said.append)
     with stop.heard():
         with stop.waiting_for_a_step():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -28,7 +28,7 @@ def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> No
             os.kill(os.getpid(), signal.SIGTERM)
         assert stopped.value.exit_code == 143
         os.kill(os.getpid(), signal.SIGTERM)  # the cleaning up goes on
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_stop_is_no_error_that_something_on_the_way_could_take_for_its_own() -> None:
