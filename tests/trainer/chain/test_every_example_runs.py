@@ -40,6 +40,11 @@ OPTIONAL = {
 }
 """Metrics of every step that an example's options add."""
 
+ONE_SLOT = "--set=resources.slotsPerNode=1"
+"""For those that always run: a job's processes start in half the time."""
+
+pytestmark = pytest.mark.timeout(900)
+
 Run = tuple[Path, list[Job], Path]
 
 
@@ -57,7 +62,7 @@ def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factor
     folder = tmp_path_factory.mktemp("examples")
     manifest, output = folder / "examples.yaml", only_ppo_left(chain, folder / "run")
     manifest.write_text("---\n".join(path.read_text() for path in paths))
-    done = rlhf("run", manifest, f"--output={output}", *SHORT, deadline=600)
+    done = rlhf("run", manifest, f"--output={output}", *SHORT, *([ONE_SLOT] if request.param else []), deadline=800)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stdout
     return output, load(manifest, finished=FINISHED), chain[0]
