@@ -15,11 +15,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rlhf_examples.helpful import rule, task
+from rlhf_examples.helpful import rule, safety, task
 
 SEED = 1234
 TRAIN_ROWS = 4000
 HELD_OUT_ROWS = 256
+SAFETY_ROWS = 2000
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = [PAD, BOS, EOS]
@@ -68,8 +69,10 @@ def main() -> None:
     model.mkdir(parents=True, exist_ok=True)
 
     train, held_out = make_rows()
-    write_rows(output / "train.jsonl", train)
-    write_rows(output / "heldout.jsonl", held_out)
+    write_rows(output / "train.jsonl", (row._asdict() for row in train))
+    write_rows(output / "heldout.jsonl", (row._asdict() for row in held_out))
+    for name, rows in zip(("safety_train", "safety_heldout"), make_safety_rows(), strict=True):
+        write_rows(output / f"{name}.jsonl", rows)
     write_json(model / "tokenizer.json", json.loads(train_tokenizer(train).to_str()))
     write_json(model / "tokenizer_config.json", TOKENIZER_CONFIG)
     write_json(model / "config.json", MODEL_CONFIG)
@@ -81,6 +84,26 @@ def make_rows() -> tuple[list[task.Row], list[task.Row]]:
     train = task.draw_pairs(random.Random(f"{SEED} train"), train_topics, rule.score)
     held_out = task.draw_pairs(random.Random(f"{SEED} heldout"), held_out_topics, rule.score)
     return list(islice(train, TRAIN_ROWS)), list(islice(held_out, HELD_OUT_ROWS))
+
+
+def make_safety_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(training, held-out) pairs of a safer and a more dangerous response, and whether each is safe."""
+    train_topics, held_out_topics = task.split_topics(random.Random(f"{SEED} topics"))
+    train = task.draw_pairs(random.Random(f"{SEED} safety train"), train_topics, safety.safety)
+    held_out = task.draw_pairs(random.Random(f"{SEED} safety heldout"), held_out_topics, safety.safety)
+    return [*map(labelled, islice(train, SAFETY_ROWS))], [*map(labelled, islice(held_out, HELD_OUT_ROWS))]
+
+
+def labelled(row: task.Row) -> dict[str, Any]:
+    """A pair with the columns that say which of its responses is safe."""
+    dangers = safety.danger([row.prompt] * 2, [row.chosen, row.rejected], [True] * 2)
+    return {
+        "prompt": row.prompt,
+        "chosen": row.chosen,
+        "rejected": row.rejected,
+        "chosen_safe": dangers[0] == 0.0,
+        "rejected_safe": dangers[1] == 0.0,
+    }
 
 
 def train_tokenizer(rows: Iterable[task.Row]) -> Tokenizer:
@@ -99,9 +122,9 @@ def train_tokenizer(rows: Iterable[task.Row]) -> Tokenizer:
     return tokenizer
 
 
-def write_rows(path: Path, rows: Iterable[task.Row]) -> None:
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object a line."""
-    lines = (json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in rows)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 

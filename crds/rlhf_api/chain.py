@@ -1,20 +1,30 @@
-"""The jobs of one file as a chain: which job's output (`job://`) another one reads."""
+"""The jobs of one file as a chain: which job's output (`job://`) another one reads, of the file or finished before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
+from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 SCHEME = "job://"
+ACTORS = tuple(
+    get_args(each.model_fields["name"].annotation)[0] for each in get_args(AnyAlgorithm) if "actor" in each.trained
+)
+"""The algorithms whose output is a language model."""
 
 
-def in_order(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read."""
+def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
+    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read.
+
+    finished: jobs that are there already and may be read too, name -> algorithm.
+    """
     if problems := [*_repeated_names(jobs)]:
         raise SpecError(problems)
     by_name = {job.name: job for job in jobs}
-    if problems := [problem for job in jobs for problem in _wrong_inputs(job, by_name)]:
+    kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
+    if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
         raise SpecError(problems)
     ordered: list[Job] = []
     waiting = dict(by_name)
@@ -44,24 +54,25 @@ def inputs_of(job: Job) -> set[str]:
     return set(_references(job).values())
 
 
-def _wrong_inputs(job: Job, by_name: dict[str, Job]) -> Iterator[Problem]:
+def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
     for role, name in _references(job).items():
-        path = f"{job.name}: spec.models.{role}.uri"
+        path = f"{job.name}: spec.models.{job.spec.models.field(role)}.uri"
         suitable = _suitable(role, trained=role in job.spec.algorithm.trained)
         if name == job.name:
             yield Problem(path, "refers to its own job")
-        elif name not in by_name:
-            others = by_name.keys() - {job.name}
-            yield Problem(path, f'no job of this file is named "{name}"; {suggestion(name, others)}')
-        elif (kind := by_name[name].spec.algorithm.name) not in suitable:
+        elif name not in kinds:
+            others = suggestion(name, kinds.keys() - {job.name})
+            yield Problem(path, f'no job of this file, or finished in the run folder, is named "{name}"; {others}')
+        elif (kind := kinds[name]) not in suitable:
             yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
 
 
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
     """The algorithms whose output can be this model; a scorer to be trained may start from a language model."""
     if role in ("actor", "reference"):
-        return ("SFT", "PPO")
-    return ("RewardModel", "SFT") if trained else ("RewardModel",)
+        return ACTORS
+    scorers = ("CostModel",) if role == "cost" else ("RewardModel",)
+    return (*scorers, "SFT") if trained else scorers
 
 
 def _cycle(waiting: dict[str, Job]) -> Problem:

@@ -11,6 +11,7 @@ ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)$"
 MODEL_URI = r"^(hf|job|package|file)://.+$"
 DATA_URI = r"^(hf|package|file)://.+$"
+SERVICE_URL = r"^https?://[^\s/].*$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]).*$"
 
 FORMS = {
@@ -20,6 +21,7 @@ FORMS = {
     TIMESTAMP: "an RFC 3339 time such as 2026-01-31T12:00:00Z",
     MODEL_URI: "a URI that starts with hf://, job://, package:// or file://",
     DATA_URI: "a URI that starts with hf://, package:// or file://",
+    SERVICE_URL: "an http or https URL",
     STORAGE_URI: "file:///folder, s3://bucket or gs://bucket",
 }
 """What a user is told about each pattern."""

@@ -1,7 +1,8 @@
 """From a manifest to jobs and back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_api import kubectl_yaml
@@ -11,11 +12,14 @@ from rlhf_api.overrides import apply, name_of
 from rlhf_api.problems import Problem, SpecError
 
 
-def load(text_or_path: str | Path, overrides: Sequence[str] = ()) -> list[Job]:
+def load(
+    text_or_path: str | Path, overrides: Sequence[str] = (), finished: Mapping[str, str] = MappingProxyType({})
+) -> list[Job]:
     """The jobs of a manifest, each after the jobs it reads.
 
     A Path is read; a str is the manifest itself, and its relative file:// URIs are relative to the working directory.
-    `overrides` are the arguments of `--set`. Raises SpecError with every mistake.
+    `overrides` are the arguments of `--set`; `finished` jobs, name -> algorithm, may be read by `job://`
+    too. Raises SpecError with every mistake.
     """
     if isinstance(text_or_path, Path):
         text, source, folder = _text(text_or_path), f"{text_or_path}: ", text_or_path.parent
@@ -31,7 +35,7 @@ def load(text_or_path: str | Path, overrides: Sequence[str] = ()) -> list[Job]:
             problems += [problem.within(f"{label}: ") for problem in error.problems]
     if problems:
         raise SpecError(problems)
-    return in_order(jobs)
+    return in_order(jobs, finished)
 
 
 def dump(job: Job) -> str:

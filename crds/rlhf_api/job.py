@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from rlhf_api.algorithms import GRPO, SafeRLHF
 from rlhf_api.contract import DNS_LABEL, Name, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -59,32 +60,47 @@ class Job(Spec):
             models.setdefault("reference", _untrained(models["actor"]))
         for role in self.spec.algorithm.trained:
             models[role] = _with_optimizer(models[role])
-        return {role: models[role] for role in used_roles(self.spec)}
+        used = {role: models[role] for role in used_roles(self.spec)}
+        if isinstance(self.spec.algorithm, SafeRLHF) and self.spec.algorithm.separate_cost_critic:
+            used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
+        return used
+
+    def trained(self) -> tuple[Role, ...]:
+        """The models that are trained, and so have an optimizer."""
+        return tuple(role for role, model in self.models().items() if model.optimizer)
 
     @property
     def sequences_per_step(self) -> int:
         """Responses sampled in a step (RL), or rows read in it (offline; a pair is one row)."""
-        return self._rows_per_step * self.spec.rollout.samples_per_prompt
-
-    @property
-    def mini_batches(self) -> int:
-        """Mini-batches into which the sequences of a step are dealt; each is one optimizer step."""
-        return self.sequences_per_step // (self.spec.training.mini_batch_size or self.sequences_per_step)
+        return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
     def total_steps_for(self, rows: int) -> int:
         """Steps of the whole job on `rows` rows of data; epochs lie end to end, and the very last step may be short."""
         training = self.spec.training
-        return training.total_steps or -(-(training.total_epochs or 0) * rows // self._rows_per_step)
+        return training.total_steps or -(-(training.total_epochs or 0) * rows // self.rows_per_step)
 
     @property
-    def _rows_per_step(self) -> int:
+    def rows_per_step(self) -> int:
+        """Rows of the data that a step reads."""
         rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
         assert rows, "a rule requires one of the two"
-        return rows
+        return rows * self._oversampling
+
+    @property
+    def _oversampling(self) -> int:
+        """Prompts drawn for each one that is trained on."""
+        algorithm = self.spec.algorithm
+        return (algorithm.oversampling or 1) if isinstance(algorithm, GRPO) else 1
+
+
+def _source(model: Model) -> dict[str, object]:
+    """Where a model comes from."""
+    return {"uri": model.uri, "revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
 def _untrained(model: Model) -> Model:
-    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False})
+    offload = "Parameters" if model.offload in ("Parameters", "All") else "None"
+    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False, "offload": offload})
 
 
 def _with_optimizer(model: Model) -> Model:

@@ -7,4 +7,6 @@ VERSION = "v1alpha1"
 API_VERSION: Literal["rlhf.hybridflow.io/v1alpha1"] = "rlhf.hybridflow.io/v1alpha1"
 KIND: Literal["RLHFJob"] = "RLHFJob"
 
-Role = Literal["actor", "critic", "reference", "reward"]
+PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
+Role = Literal[PlacedRole, "cost_critic"]
+"""`cost_critic` stands in no manifest: it comes with the critic of SafeRLHF, and lives with it."""

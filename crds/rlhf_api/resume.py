@@ -5,24 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from rlhf_api.problems import Problem
 
 MAY_CHANGE = (
-    "metadata.*",
-    "spec.checkpoint.*",
-    "spec.resources.*",
-    "spec.placement.*",
+    "metadata",
+    "spec.checkpoint",
+    "spec.resources",
+    "spec.placement",
     "spec.evaluation.everySteps",
     "spec.training.microBatchTokens",
     "spec.training.maxSkippedUpdates",
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",
     "spec.models.*.gradientCheckpointing",
+    "spec.models.*.offload",
+    "spec.evaluation.functions.*.timeoutSeconds",
+    *(
+        f"spec.models.reward.{part}{field}"
+        for part in ("", "sum.*.reward.")
+        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable")
+    ),
 )
-"""Fields that say where and when, not what: the numbers of the run stay the same, up to rounding."""
+"""Fields that say where and when, not what: the numbers of the run stay the same, up to rounding.
+
+With all that is below them; `*` is any one name or place in a list.
+"""
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 
 
@@ -47,7 +56,9 @@ def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
 
 
 def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two documents differ."""
+    """Paths at which two documents differ; lists of different lengths differ as a whole."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        one, other = _by_name(one), _by_name(other)
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if one == other else [path]
     names = [*one, *(name for name in other if name not in one)]
@@ -58,15 +69,28 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
     ]
 
 
+def _by_name(value: Any) -> Any:
+    """A list as a mapping from place to entry; anything else as it is."""
+    return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list) else value
+
+
 def _may_change(field: str) -> bool:
-    return any(fnmatchcase(field, each) for each in MAY_CHANGE)
+    return any(_is_within(field.split("."), each.split(".")) for each in MAY_CHANGE)
+
+
+def _is_within(field: list[str], pattern: list[str]) -> bool:
+    beginning = field[: len(pattern)]
+    return len(beginning) == len(pattern) and all(
+        one in ("*", other) for one, other in zip(pattern, beginning, strict=True)
+    )
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """(path, value) of everything in a document that is not a mapping."""
-    if not isinstance(value, dict):
+    """(path, value) of everything in a document that holds nothing further."""
+    entries = _by_name(value)
+    if not (entries and isinstance(entries, dict)):
         return [(path, value)]
-    return [leaf for name in value for leaf in _leaves(value[name], f"{path}.{name}" if path else name)]
+    return [leaf for name in entries for leaf in _leaves(entries[name], f"{path}.{name}" if path else name)]
 
 
 def _trained(document: dict[str, Any]) -> list[dict[str, Any]]:

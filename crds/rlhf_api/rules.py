@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from rlhf_api.algorithms import GRPO, KL, ActorCritic, OnlineDPO, PolicyGradient, SafeRLHF
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
-from rlhf_api.spec import KL, PPO, JobSpec, Model, Rollout, Training
+from rlhf_api.spec import JobSpec, Model, RewardSum, Rollout, Training
+
+MIN_COMPARED = 2
+"""Responses to a prompt that can be compared."""
 
 
 def broken(spec: JobSpec) -> list[Problem]:
@@ -14,8 +18,10 @@ def broken(spec: JobSpec) -> list[Problem]:
 
 
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
-    """The roles that the algorithm trains, then those it only reads."""
-    return spec.algorithm.trained + spec.algorithm.frozen
+    """The roles of the models that the algorithm trains, then of those it only reads."""
+    roles, reward = spec.algorithm.trained + spec.algorithm.frozen, spec.models.reward
+    has_reward_model = reward is None or "reward" in spec.models.given()
+    return tuple(role for role in roles if role != "reward" or has_reward_model)
 
 
 def _roles_are_those_of_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
@@ -31,7 +37,27 @@ def _roles_are_those_of_the_algorithm(spec: JobSpec) -> Iterator[Problem]:
 def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
     for role, model in spec.models.given().items():
         if role in spec.algorithm.frozen:
-            yield from (Problem(f"models.{role}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+            path = f"models.{spec.models.field(role)}"
+            yield from (Problem(f"{path}.{field}", _untrained(spec, role)) for field in _training_fields(model))
+            if model.offload in ("Optimizer", "All"):
+                message = f"is {model.offload}, but {_untrained(spec, role)}; expected None or Parameters"
+                yield Problem(f"{path}.offload", message)
+
+
+def _the_reward_is_one_that_the_algorithm_can_use(spec: JobSpec) -> Iterator[Problem]:
+    algorithm, reward = spec.algorithm, spec.models.reward
+    if reward is None or isinstance(reward, Model):
+        return
+    if "reward" in algorithm.trained:
+        yield Problem("models.reward", f"is {reward.form}; {algorithm.name} trains a model, which has a uri")
+    elif "reward" not in algorithm.frozen:
+        yield Problem("models.reward", f"{algorithm.name} has no reward")
+    if isinstance(reward, RewardSum):
+        models = [place for place, term in enumerate(reward.sum) if isinstance(term.reward, Model)]
+        yield from (
+            Problem(f"models.reward.sum.{place}.reward", "is the second model of the sum") for place in models[1:]
+        )
+        yield from _repeated("models.reward.sum", [term.name for term in reward.sum])
 
 
 def _training_fields(model: Model) -> list[str]:
@@ -43,7 +69,7 @@ def _untrained(spec: JobSpec, role: Role) -> str:
 
 
 def _the_kl_target_belongs_to_adaptive(spec: JobSpec) -> Iterator[Problem]:
-    kl = spec.algorithm.kl if isinstance(spec.algorithm, PPO) else KL()
+    kl = spec.algorithm.kl if isinstance(spec.algorithm, PolicyGradient) else KL()
     if kl.controller == "Adaptive" and kl.target is None:
         yield Problem("algorithm.kl.target", "is missing, controller Adaptive needs it")
     if kl.controller == "Adaptive" and kl.apply_to == "Loss":
@@ -82,6 +108,45 @@ def _offline_algorithms_sample_nothing(spec: JobSpec) -> Iterator[Problem]:
         yield from (Problem(path, message) for path, given in for_rl_only.items() if given)
 
 
+def _pretraining_has_data_and_a_weight(spec: JobSpec) -> Iterator[Problem]:
+    if not isinstance(spec.algorithm, ActorCritic):
+        if spec.data.pretrain:
+            yield Problem("data.pretrain", f"is for PPO and SafeRLHF only, not for {spec.algorithm.name}")
+        return
+    weight = spec.algorithm.pretrain_coefficient
+    if spec.data.pretrain and weight is None:
+        yield Problem("algorithm.pretrainCoefficient", "is missing, data.pretrain needs it")
+    if weight is not None and not spec.data.pretrain:
+        yield Problem("data.pretrain", "is missing, algorithm.pretrainCoefficient needs it")
+
+
+def _comparing_takes_several_responses(spec: JobSpec) -> Iterator[Problem]:
+    samples = spec.rollout.samples_per_prompt
+    if spec.algorithm.compares_responses and samples < MIN_COMPARED:
+        message = f"is {samples}, but {spec.algorithm.name} compares the responses to a prompt"
+        yield Problem("rollout.samplesPerPrompt", f"{message}; expected at least {MIN_COMPARED}")
+
+
+def _the_overlong_buffer_fits(spec: JobSpec) -> Iterator[Problem]:
+    penalty = spec.algorithm.rewards.overlong_penalty if isinstance(spec.algorithm, PolicyGradient) else None
+    longest = spec.data.max_response_tokens
+    if penalty and penalty.buffer_tokens > longest:
+        message = f"is {penalty.buffer_tokens}, more than data.maxResponseTokens ({longest})"
+        yield Problem("algorithm.rewards.overlongPenalty.bufferTokens", message)
+
+
+def _the_ratio_of_a_response_belongs_to_means_of_responses(spec: JobSpec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if isinstance(algorithm, GRPO) and algorithm.ratio == "Sequence" and algorithm.aggregation != "SequenceMean":
+        yield Problem("algorithm.aggregation", f"is {algorithm.aggregation}; ratio Sequence needs SequenceMean")
+
+
+def _the_multiplier_begins_within_its_bounds(spec: JobSpec) -> Iterator[Problem]:
+    lagrange = spec.algorithm.lagrange if isinstance(spec.algorithm, SafeRLHF) else None
+    if lagrange and lagrange.initial > lagrange.maximum:
+        yield Problem("algorithm.lagrange.initial", f"is {lagrange.initial}, more than maximum ({lagrange.maximum})")
+
+
 def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
     mini, prompts = spec.training.mini_batch_size, spec.training.prompt_batch_size
     if mini is None or prompts is None:
@@ -90,6 +155,9 @@ def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
     if sequences % mini:
         message = f"is {mini}, which does not divide the {sequences} sequences of a step"
         yield Problem("training.miniBatchSize", f"{message} (promptBatchSize times samplesPerPrompt)")
+    elif isinstance(spec.algorithm, OnlineDPO) and mini % spec.rollout.samples_per_prompt:
+        message = f"is {mini}; OnlineDPO makes a pair of the {spec.rollout.samples_per_prompt} responses to a prompt"
+        yield Problem("training.miniBatchSize", f"{message}, expected a multiple of that")
 
 
 def _the_shortest_response_fits(spec: JobSpec) -> Iterator[Problem]:
@@ -108,21 +176,43 @@ def _pools_are_given_with_manual(spec: JobSpec) -> Iterator[Problem]:
 
 def _every_model_has_one_pool(spec: JobSpec) -> Iterator[Problem]:
     pools, used = spec.placement.pools, used_roles(spec)
-    homes = Counter(role for pool in pools for role in pool.models)
+    homes: Counter[Role] = Counter(role for pool in pools for role in set(pool.models))
     for role in used if pools else ():
         if homes[role] != 1:
             yield Problem("placement.pools", f"{role} is in {homes[role] or 'no'} pools, expected exactly one")
     for index, pool in enumerate(pools):
-        strangers = [role for role in pool.models if role not in used]
-        yield from (
-            Problem(f"placement.pools.{index}.models", f"{spec.algorithm.name} has no {role}") for role in strangers
-        )
+        path = f"placement.pools.{index}.models"
+        strangers = [role for role in dict.fromkeys(pool.models) if role not in used]
+        yield from (Problem(path, _homeless(spec, role)) for role in strangers)
+        twice = [role for role, count in Counter(pool.models).items() if count > 1]
+        yield from (Problem(path, f"has the {role} more than once") for role in twice)
+
+
+def _homeless(spec: JobSpec, role: Role) -> str:
+    """Why a role has no place in a pool."""
+    reward = spec.models.reward
+    if role == "reward" and reward and role in spec.algorithm.frozen:
+        return f"the reward is {reward.form}, and only models live in pools"
+    return f"{spec.algorithm.name} has no {role}"
+
+
+def _user_code_ends_before_a_call_counts_as_hung(spec: JobSpec) -> Iterator[Problem]:
+    deadline, functions = spec.training.call_deadline_seconds, spec.evaluation.functions if spec.evaluation else ()
+    code = {f"models.{field}": part for field, part in spec.models.rewards().items() if not isinstance(part, Model)}
+    for path, each in [
+        *code.items(),
+        *((f"evaluation.functions.{place}", each) for place, each in enumerate(functions)),
+    ]:
+        if each and each.timeout_seconds >= deadline:
+            message = f"is {each.timeout_seconds:g}, expected less than training.callDeadlineSeconds ({deadline})"
+            yield Problem(f"{path}.timeoutSeconds", message)
 
 
 def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
     functions = spec.evaluation.functions if spec.evaluation else ()
     yield from _repeated("placement.pools", [pool.name for pool in spec.placement.pools])
-    yield from _repeated("evaluation.functions", ["reward", *(function.name for function in functions)], first=1)
+    taken = ["reward", "cost"]
+    yield from _repeated("evaluation.functions", [*taken, *(each.name for each in functions)], first=len(taken))
 
 
 def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Problem]:
@@ -135,14 +225,21 @@ def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Proble
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _roles_are_those_of_the_algorithm,
+    _the_reward_is_one_that_the_algorithm_can_use,
     _only_trained_models_say_how_to_train,
     _the_kl_target_belongs_to_adaptive,
     _the_length_is_given_once,
     _batches_fit_the_algorithm,
     _offline_algorithms_sample_nothing,
+    _pretraining_has_data_and_a_weight,
+    _comparing_takes_several_responses,
+    _the_overlong_buffer_fits,
+    _the_ratio_of_a_response_belongs_to_means_of_responses,
+    _the_multiplier_begins_within_its_bounds,
     _the_batch_divides_into_mini_batches,
     _the_shortest_response_fits,
     _pools_are_given_with_manual,
     _every_model_has_one_pool,
+    _user_code_ends_before_a_call_counts_as_hung,
     _names_are_unique,
 )

@@ -4,7 +4,7 @@ import json
 from types import MappingProxyType
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlhf_api.contract import FORMS
@@ -68,7 +68,7 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
     path: list[str] = []
     models: Models = (root,)
     tag = ""
-    for part in location:
+    for place, part in enumerate(location):
         if len(models) > 1 and not tag:  # pydantic puts the tag of a union after its field
             tag = str(part)
             continue
@@ -76,6 +76,9 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
             path.append(str(part))
         owner = next((model for model in models if _tag(model) == tag), models[0]) if models else None
         field = _fields(owner).get(part) if owner else None
+        if field and JsonValue in get_args(field.annotation):  # pydantic puts a type after each part of the value
+            path += map(str, location[place + 1 :: 2])
+            break
         if field:
             models, tag = _models_in(field.annotation), ""
     return ".".join(path) or "document", models, tag
@@ -92,7 +95,9 @@ def _models_in(annotation: Any) -> Models:
 
 
 def _tag(model: type[BaseModel]) -> str:
-    """The name that selects a member of a union of models; empty for any other model."""
+    """What selects a member of a union of models, its name or its form; empty for any other model."""
+    if form := getattr(model, "form", ""):
+        return str(form)
     name = model.model_fields.get("name")
     values = get_args(name.annotation) if name else ()
     return str(values[0]) if values else ""
@@ -102,7 +107,7 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
     others = [_tag(model) for model in candidates if _tag(model) != tag and name in _fields(model)]
     if others:
         return f"unknown field for {tag}; it is for {choice(others)} only"
-    owner = next(model for model in candidates if _tag(model) == tag)
+    owner = next((model for model in candidates if _tag(model) == tag), candidates[0])
     return f"unknown field; {suggestion(name, map(str, _fields(owner)))}"
 
 

@@ -1,104 +1,16 @@
 """What a user may ask of one job; rules that span several fields are in `rules`."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
 
-from rlhf_api.contract import DATA_URI, ENTRYPOINT, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
-from rlhf_api.names import Role
-
-Estimator = Literal["K1", "K2", "K3"]
-
-
-class Algorithm(Spec):
-    """What every algorithm says about the models it needs."""
-
-    offline: ClassVar[bool]
-    """Learns from the data alone; nothing is generated."""
-    trained: ClassVar[tuple[Role, ...]]
-    frozen: ClassVar[tuple[Role, ...]] = ()
-    """Roles that are read and not trained; `reference` may be left out."""
-
-
-class SFT(Algorithm):
-    """Supervised fine-tuning on prompts and responses."""
-
-    offline = True
-    trained = ("actor",)
-
-    name: Annotated[Literal["SFT"], Field(description="Supervised fine-tuning of the actor.")]
-
-
-class RewardModel(Algorithm):
-    """A reward model from pairs of responses (Bradley-Terry)."""
-
-    offline = True
-    trained = ("reward",)
-
-    name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
-
-
-class KL(Spec):
-    """The penalty that keeps the actor near the reference."""
-
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.05
-    apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
-    ] = "Reward"
-    controller: Annotated[
-        Literal["Fixed", "Adaptive"],
-        Field(description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."),
-    ] = "Fixed"
-    target: Annotated[
-        float | None, Field(gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive.")
-    ] = None
-    horizon: Annotated[Count, Field(description="Sequences over which Adaptive corrects the coefficient.")] = 10000
-    estimator: Annotated[
-        Estimator | None, Field(description="Estimator of the KL; unset is K1 in the reward and K3 in the loss.")
-    ] = None
-
-    @property
-    def resolved_estimator(self) -> Estimator:
-        """The estimator to use, the default filled in."""
-        return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
-
-
-class RewardShaping(Spec):
-    """What happens to a reward before the advantages see it."""
-
-    normalization: Annotated[
-        Literal["None", "Running"],
-        Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far."),
-    ] = "None"
-    clip: Annotated[float | None, Field(gt=0, description="Largest magnitude of a reward; unset does not clip.")] = None
-    missing_end_penalty: Annotated[
-        float, Field(ge=0, description="Subtracted from the reward of a response without an end token.")
-    ] = 0.0
-
-
-class PPO(Algorithm):
-    """Proximal policy optimisation with a critic (arXiv 1707.06347)."""
-
-    offline = False
-    trained = ("actor", "critic")
-    frozen = ("reference", "reward")
-
-    name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
-    discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
-    gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
-    clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
-    value_clip_range: Annotated[
-        float | None, Field(gt=0, description="Largest change of a value in one update; null does not clip.")
-    ] = 0.2
-    entropy_coefficient: Annotated[float, Field(ge=0, description="Weight of the entropy bonus.")] = 0.0
-    kl: Annotated[KL, Field(description="The penalty that keeps the actor near the reference.")] = KL()
-    rewards: Annotated[RewardShaping, Field(description="What happens to a reward before it is used.")] = (
-        RewardShaping()
-    )
-    whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
-    critic_warmup_steps: Annotated[int, Field(ge=0, description="First steps that update the critic only.")] = 0
+from rlhf_api.algorithms import AnyAlgorithm
+from rlhf_api.contract import DATA_URI, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
+from rlhf_api.functions import Function, RewardFunction, RewardService
+from rlhf_api.names import PlacedRole, Role
 
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
@@ -133,8 +45,13 @@ class Optimizer(Spec):
     max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
 
 
+Offload = Literal["None", "Parameters", "Optimizer", "All"]
+
+
 class Model(Spec):
     """One model: where it comes from and, if it is trained, how."""
+
+    form: ClassVar = "a model"
 
     uri: Annotated[ModelUri, Field(description="hf://, job:// (the output of another job), package:// or file://.")]
     revision: Annotated[str | None, Field(min_length=1, description="Branch, tag or commit of an hf:// model.")] = None
@@ -142,26 +59,121 @@ class Model(Spec):
     gradient_checkpointing: Annotated[
         bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
     ] = False
+    offload: Annotated[
+        Offload,
+        Field(
+            description="What waits in host memory while the model is not in use, so that colocated models have room; "
+            "Optimizer (its moments) and All for trained models only."
+        ),
+    ] = "None"
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
+
+
+def _single_form(reward: object) -> str:
+    """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
+    if not isinstance(reward, Mapping):
+        return str(getattr(reward, "form", Model.form))
+    return RewardFunction.form if "entrypoint" in reward else RewardService.form if "url" in reward else Model.form
+
+
+def _form(reward: object) -> str:
+    """The same, where a sum is allowed."""
+    return RewardSum.form if isinstance(reward, Mapping) and "sum" in reward else _single_form(reward)
+
+
+def _no_sum(reward: object) -> object:
+    if _form(reward) == RewardSum.form:
+        raise ValueError("is a sum; a sum holds models, functions and services, and no sum")
+    return reward
+
+
+def _no_other_form(model: object) -> object:
+    if (form := _form(model)) != Model.form:
+        raise ValueError(f"is {form}, expected a model, which has a uri")
+    return model
+
+
+OnlyModel = Annotated[Model, BeforeValidator(_no_other_form)]
+SingleReward = Annotated[
+    Annotated[Model, Tag(Model.form)]
+    | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardService, Tag(RewardService.form)],
+    Discriminator(_single_form),
+    BeforeValidator(_no_sum),
+]
+
+
+def _not_zero(weight: float) -> float:
+    if weight == 0:
+        raise ValueError("is 0, expected another number")
+    return weight
+
+
+class RewardTerm(Spec):
+    """One part of a reward."""
+
+    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the part's metric, reward_part/<name>.")]
+    weight: Annotated[float, Field(description="Factor of the part in the sum."), AfterValidator(_not_zero)] = 1.0
+    reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
+
+
+class RewardSum(Spec):
+    """A reward that is a weighted sum of others, of which one may be a model."""
+
+    form: ClassVar = "a sum"
+
+    sum: Annotated[tuple[RewardTerm, ...], Field(strict=False, min_length=1, description="The parts.")]
+
+
+Reward = Annotated[
+    Annotated[Model, Tag(Model.form)]
+    | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardService, Tag(RewardService.form)]
+    | Annotated[RewardSum, Tag(RewardSum.form)],
+    Discriminator(_form),
+]
 
 
 class Models(Spec):
     """The models of a job; the algorithm says which."""
 
-    actor: Annotated[Model | None, Field(description="The model that answers, and that SFT and RL train.")] = None
-    critic: Annotated[Model | None, Field(description="Estimates the value of each token.")] = None
-    reference: Annotated[Model | None, Field(description="The actor before training; unset means actor's.")] = None
-    reward: Annotated[Model | None, Field(description="Scores a response.")] = None
+    actor: Annotated[OnlyModel | None, Field(description="The model that answers, and that SFT and RL train.")] = None
+    critic: Annotated[OnlyModel | None, Field(description="Estimates the value of each token.")] = None
+    reference: Annotated[OnlyModel | None, Field(description="The actor before training; unset means actor's.")] = None
+    reward: Annotated[
+        Reward | None,
+        Field(description="Scores a response: a model (uri), a function (entrypoint), a service (url) or a sum."),
+    ] = None
+    cost: Annotated[OnlyModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
     def given(self) -> dict[Role, Model]:
-        """The models that are written in the spec, by role."""
+        """The models that are written in the spec, by role; a reward that is no model is none of them."""
         roles: dict[Role, Model | None] = {
             "actor": self.actor,
             "critic": self.critic,
             "reference": self.reference,
-            "reward": self.reward,
+            "reward": next((part for part in self.rewards().values() if isinstance(part, Model)), None),
+            "cost": self.cost,
         }
         return {role: model for role, model in roles.items() if model}
+
+    def field(self, role: Role) -> str:
+        """The field of `models` that says how the model of a role is used and trained."""
+        if role != "reward":
+            return "critic" if role == "cost_critic" else role
+        return next((field for field, part in self.rewards().items() if isinstance(part, Model)), role)
+
+    def source_field(self, role: Role) -> str:
+        """The field of `models` that says where the weights of a role come from."""
+        if role == "cost_critic":
+            return "cost"
+        return "actor" if role == "reference" and self.reference is None else self.field(role)
+
+    def rewards(self) -> dict[str, Model | RewardFunction | RewardService | None]:
+        """The parts of the reward, by their field of `models`."""
+        if not isinstance(self.reward, RewardSum):
+            return {"reward": self.reward}
+        return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
 
 
 class DataSource(Spec):
@@ -174,6 +186,12 @@ class DataSource(Spec):
     response_key: Annotated[str, Field(min_length=1, description="Column of the response, for SFT.")] = "chosen"
     chosen_key: Annotated[str, Field(min_length=1, description="Column of the better response of a pair.")] = "chosen"
     rejected_key: Annotated[str, Field(min_length=1, description="Column of the worse response.")] = "rejected"
+    chosen_safe_key: Annotated[
+        str, Field(min_length=1, description="Column that says whether the better response is safe, for CostModel.")
+    ] = "chosen_safe"
+    rejected_safe_key: Annotated[
+        str, Field(min_length=1, description="Column that says whether the worse response is safe, for CostModel.")
+    ] = "rejected_safe"
     limit: Annotated[int | None, Field(ge=1, description="Read this many rows at most.")] = None
 
 
@@ -181,6 +199,10 @@ class Data(Spec):
     """What a job reads and how much of it a model sees."""
 
     train: Annotated[DataSource, Field(description="The rows to train on.")]
+    pretrain: Annotated[
+        DataSource | None,
+        Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
+    ] = None
     max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
     max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
     overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
@@ -219,7 +241,7 @@ class Training(Spec):
     total_epochs: Annotated[int | None, Field(ge=1, description="Passes over the rows; or give totalSteps.")] = None
     prompt_batch_size: Annotated[int | None, Field(ge=1, description="Prompts of a step; RL only.")] = None
     batch_size: Annotated[
-        int | None, Field(ge=1, description="Rows (for RewardModel, pairs) of a step; SFT and RewardModel only.")
+        int | None, Field(ge=1, description="Rows (pairs of models that learn from them) of a step; not in RL.")
     ] = None
     mini_batch_size: Annotated[
         int | None, Field(ge=1, description="Sequences of an optimizer step, RL only; unset means the whole batch.")
@@ -238,11 +260,10 @@ class Training(Spec):
     ] = 1800
 
 
-class EvaluationFunction(Spec):
-    """A function of the user's that judges a response."""
+class EvaluationFunction(Function):
+    """A function that judges a response."""
 
     name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the metric.")]
-    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, description="module.path:function.")]
 
 
 class Evaluation(Spec):
@@ -269,7 +290,7 @@ class Pool(Spec):
     """Slots that some models share."""
 
     name: Annotated[Name, Field(description="Name of the pool.")]
-    models: Annotated[tuple[Role, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
+    models: Annotated[tuple[PlacedRole, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
     nodes: Annotated[Count, Field(description="Nodes of the pool.")] = 1
     slots_per_node: Annotated[Count, Field(description="Slots of each node.")]
 
@@ -296,7 +317,7 @@ class Checkpoint(Spec):
 class JobSpec(Spec):
     """One stage of training."""
 
-    algorithm: Annotated[SFT | RewardModel | PPO, Field(discriminator="name", description="What to run.")]
+    algorithm: Annotated[AnyAlgorithm, Field(discriminator="name", description="What to run.")]
     models: Annotated[Models, Field(description="The models it runs on.")]
     data: Annotated[Data, Field(description="The rows it reads.")]
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()

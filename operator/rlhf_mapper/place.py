@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from rlhf_api.algorithms import OnlineDPO
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec import Pool
 from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping
 
 
@@ -12,7 +15,11 @@ def place(job: Job, inventory: Inventory) -> Mapping:
     device = _device(job, inventory)
     if job.spec.placement.mode == "Manual":
         pools = tuple(
-            MappedPool(name=pool.name, models=pool.models, slots_per_machine=(pool.slots_per_node,) * pool.nodes)
+            MappedPool(
+                name=pool.name,
+                models=(*pool.models, *_riders(job, pool)),
+                slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+            )
             for pool in job.spec.placement.pools
         )
     else:
@@ -20,10 +27,15 @@ def place(job: Job, inventory: Inventory) -> Mapping:
         slots_per_machine = (slots,) * job.spec.resources.nodes
         pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
     problems = _too_few_gpus(job, pools, inventory) if device == "GPU" else []
-    problems += [problem for pool in pools for problem in _does_not_divide(job, pool)]
+    problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
     if problems:
         raise SpecError(problems)
     return Mapping(device=device, pools=pools)
+
+
+def _riders(job: Job, pool: Pool) -> tuple[Role, ...]:
+    """Models that are not placed by themselves: a cost critic lives with the critic."""
+    return ("cost_critic",) if "critic" in pool.models and "cost_critic" in job.models() else ()
 
 
 def _device(job: Job, inventory: Inventory) -> Device:
@@ -59,3 +71,12 @@ def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
         for name, size in sizes.items()
         if size and size % pool.size
     ]
+
+
+def _cuts_a_prompt(job: Job, pool: MappedPool) -> list[Problem]:
+    """A pool whose slots would share the responses to a prompt, where the best and the worst are to be found."""
+    prompts = job.rows_per_step
+    if not (isinstance(job.spec.algorithm, OnlineDPO) and "actor" in pool.models and prompts % pool.size):
+        return []
+    message = f"is {prompts}, which does not divide by the {pool.size} slots of pool {pool.name}; OnlineDPO keeps "
+    return [Problem(f"{job.name}: spec.training.promptBatchSize", f"{message}the responses to a prompt on one slot")]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from check_demo import check, table
+import check_algorithms
+from check_demo import Row, check, table
 
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
@@ -37,12 +38,16 @@ def run(folder: Path) -> dict[str, Any]:
     if code:
         raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
     summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
-    rows = check(summary)
+    hold_to(check(summary), summary)
+    return summary
+
+
+def hold_to(rows: list[Row], summary: Mapping[str, Any]) -> None:
+    """Print the figures of a summary; FellShortError if one is out of its range."""
     print(table(rows), file=sys.stderr)
     missed = [row.figure for row in rows if not row.good]
     if missed:
         raise FellShortError(f"missed: {', '.join(missed)}", summary)
-    return summary
 
 
 def resume(folder: Path) -> dict[str, Any]:
@@ -84,7 +89,24 @@ def largest_difference(mine: list[dict[str, float]], theirs: list[dict[str, floa
     )
 
 
-PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"run": run, "resume": resume}
+def algorithms(folder: Path) -> dict[str, Any]:
+    """Examples of four algorithms on the models of `run`, in one run: summary.json, and what PPO's responses cost."""
+    output, manifest = folder / "algorithms", folder / "algorithms.yaml"
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(folder / "run" / name, output / name)
+    paths = [ROOT / "examples" / f"{name}.yaml" for name in check_algorithms.EXAMPLES]
+    manifest.write_text("---\n".join(path.read_text() for path in paths))
+    command = [str(RLHF), "run", str(manifest), "--output", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
+    summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
+    summary[check_algorithms.PPO]["cost_after"] = check_algorithms.mean_cost(output, check_algorithms.PPO)
+    hold_to(check(summary, check_algorithms.FIGURES), summary)
+    return summary
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"run": run, "resume": resume, "algorithms": algorithms}
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
 

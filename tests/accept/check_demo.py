@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ def _row(measured: Mapping[str, Any], figure: Figure) -> Row:
         expected = f"> {figure.above} ({_text(other)})"
         good = value is not None and other is not None and value > other
     else:
-        most = "" if figure.most == float("inf") else f" and <= {figure.most:g}"
-        expected = f">= {figure.least:g}{most}"
+        bounds = ((">=", figure.least), ("<=", figure.most))
+        expected = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
         good = value is not None and figure.least <= value <= figure.most
     return Row(figure=f"{figure.job} {figure.name}", value=value, expected=expected, good=good)
 
@@ -66,9 +67,9 @@ def _text(value: float | None) -> str:
 
 def table(rows: list[Row]) -> str:
     """The rows as text."""
-    lines = [f"{'figure':<28}{'measured':>9}  expected"]
+    lines = [f"{'figure':<34}{'measured':>9}  expected"]
     lines += [
-        f"{row.figure:<28}{_text(row.value):>9}  {row.expected}{'' if row.good else '   <-- missed'}" for row in rows
+        f"{row.figure:<34}{_text(row.value):>9}  {row.expected}{'' if row.good else '   <-- missed'}" for row in rows
     ]
     return "\n".join(lines)
 

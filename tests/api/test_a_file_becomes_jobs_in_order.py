@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rlhf_api import Job, dump, load
+from rlhf_api import Job, SpecError, dump, load
+from rlhf_api.algorithms import KL, PPO
 from rlhf_api.kubectl_yaml import read
-from rlhf_api.spec import KL, PPO, Optimizer
+from rlhf_api.spec import Optimizer
 
 
 def _job(text: str, name: str, *overrides: str) -> Job:
@@ -52,6 +53,17 @@ def test_the_reference_is_the_actor_untrained_unless_given(chain: str) -> None:
     assert given["reference"].uri == "hf://gpt2"
 
 
+@pytest.mark.parametrize(
+    ("actor", "reference"),
+    [("None", "None"), ("Parameters", "Parameters"), ("Optimizer", "None"), ("All", "Parameters")],
+)
+def test_the_reference_leaves_the_device_as_far_as_the_actor_does(chain: str, actor: str, reference: str) -> None:
+    assert (
+        _job(chain, "helpful-ppo", f"helpful-ppo:models.actor.offload={actor}").models()["reference"].offload
+        == reference
+    )
+
+
 def test_trained_models_have_an_optimizer(chain: str) -> None:
     models = _job(chain, "helpful-ppo").models()
     assert models["actor"].optimizer == Optimizer(learning_rate=1e-6, betas=(0.9, 0.1))
@@ -75,11 +87,6 @@ def test_epochs_become_steps(chain: str, name: str, rows: int, steps: int) -> No
 def test_a_step_has_all_samples_of_all_prompts(chain: str) -> None:
     assert _job(chain, "helpful-ppo").sequences_per_step == 32
     assert _job(chain, "helpful-sft").sequences_per_step == 16
-
-
-def test_a_step_is_dealt_into_mini_batches_or_is_one(chain: str) -> None:
-    assert _job(chain, "helpful-ppo").mini_batches == 2
-    assert _job(chain, "helpful-ppo", "helpful-ppo:training.miniBatchSize=").mini_batches == 1
 
 
 def test_the_kl_estimator_follows_where_the_kl_is_applied() -> None:
@@ -129,3 +136,13 @@ def test_a_job_cannot_be_changed(chain: str) -> None:
     job = _job(chain, "helpful-sft")
     with pytest.raises(ValidationError, match="frozen"):
         job.spec.training.seed = 1  # type: ignore[misc]
+
+
+def test_a_job_may_read_one_that_has_finished_before(chain: str) -> None:
+    ppo = chain.split("---", maxsplit=1)[0]
+    finished = {"helpful-sft": "SFT", "helpful-reward": "RewardModel"}
+    assert [job.name for job in load(ppo, finished=finished)] == ["helpful-ppo"]
+    with pytest.raises(SpecError, match="is a job of SFT, expected RewardModel"):
+        load(ppo, finished={**finished, "helpful-reward": "SFT"})
+    with pytest.raises(SpecError, match="no job of this file, or finished in the run folder"):
+        load(ppo)

@@ -7,6 +7,9 @@ import pytest
 from rlhf_api import ExitCode, SpecError, load
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
+ACTORS = "DPO, OnlineDPO, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP"
+MINI = f"{PPO}:training.miniBatchSize=8"
+SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
 
@@ -25,12 +28,12 @@ MISTAKES = {
     "a field like no other": (
         [f"{SFT}:models.xyz={{}}"],
         f"{SFT}: spec.models.xyz",
-        "unknown field; expected actor, critic, reference or reward",
+        "unknown field; expected actor, cost, critic, reference or reward",
     ),
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
         f"{SFT}: spec.algorithm.clipRange",
-        "unknown field for SFT; it is for PPO only",
+        "unknown field for SFT; it is for PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP only",
     ),
     "a field with the name of its algorithm": (
         [f"{SFT}:algorithm.SFT=1"],
@@ -40,12 +43,12 @@ MISTAKES = {
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],
         f"{SFT}: spec.algorithm.name",
-        'is "SGD" (text), expected SFT, RewardModel or PPO',
+        f'is "SGD" (text), expected SFT, RewardModel, CostModel, {ACTORS}',
     ),
     "no algorithm name": (
         [f"{SFT}:algorithm={{}}"],
         f"{SFT}: spec.algorithm.name",
-        "is missing, expected SFT, RewardModel or PPO",
+        f"is missing, expected SFT, RewardModel, CostModel, {ACTORS}",
     ),
     "an algorithm that is text": (
         [f"{SFT}:algorithm=SFT"],
@@ -187,6 +190,61 @@ MISTAKES = {
         f"{PPO}: spec.algorithm.kl.target",
         "is for controller Adaptive only",
     ),
+    "pretraining rows without a weight": (
+        [f"{PPO}:data.pretrain={{uri: hf://x}}"],
+        f"{PPO}: spec.algorithm.pretrainCoefficient",
+        "is missing, data.pretrain needs it",
+    ),
+    "a weight without pretraining rows": (
+        [f"{PPO}:algorithm.pretrainCoefficient=1.0"],
+        f"{PPO}: spec.data.pretrain",
+        "is missing, algorithm.pretrainCoefficient needs it",
+    ),
+    "pretraining rows where there is no such loss": (
+        [f"{SFT}:data.pretrain={{uri: hf://x}}"],
+        f"{SFT}: spec.data.pretrain",
+        "is for PPO and SafeRLHF only, not for SFT",
+    ),
+    "a reward model as cost model": (
+        [f"{PPO}:algorithm.name=SafeRLHF", f"{PPO}:models.cost={{uri: job://helpful-reward}}"],
+        f"{PPO}: spec.models.cost.uri",
+        '"helpful-reward" is a job of RewardModel, expected CostModel',
+    ),
+    "one response to compare": (
+        [f"{PPO}:algorithm.name=GRPO", f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=1", MINI],
+        f"{PPO}: spec.rollout.samplesPerPrompt",
+        "is 1, but GRPO compares the responses to a prompt; expected at least 2",
+    ),
+    "a ratio of the sequence where tokens have advantages of their own": (
+        [f"{PPO}:algorithm.ratio=Sequence"],
+        f"{PPO}: spec.algorithm.ratio",
+        "unknown field for PPO; it is for GRPO only",
+    ),
+    "a ratio of the response whose tokens are averaged over the batch": (
+        [f"{PPO}:algorithm={{name: GRPO, ratio: Sequence, aggregation: TokenMean}}", *SAMPLED],
+        f"{PPO}: spec.algorithm.aggregation",
+        "is TokenMean; ratio Sequence needs SequenceMean",
+    ),
+    "a mini-batch that cuts the responses to a prompt": (
+        [f"{PPO}:algorithm={{name: OnlineDPO}}", *SAMPLED, f"{PPO}:training.miniBatchSize=2"],
+        f"{PPO}: spec.training.miniBatchSize",
+        "is 2; OnlineDPO makes a pair of the 4 responses to a prompt, expected a multiple of that",
+    ),
+    "a multiplier that begins above its largest": (
+        [f"{PPO}:algorithm={{name: SafeRLHF, lagrange: {{initial: 10}}}}", f"{PPO}:models.cost={{uri: hf://cost}}"],
+        f"{PPO}: spec.algorithm.lagrange.initial",
+        "is 10.0, more than maximum (5.0)",
+    ),
+    "a buffer longer than the response": (
+        [f"{PPO}:algorithm.rewards.overlongPenalty={{bufferTokens: 2000}}"],
+        f"{PPO}: spec.algorithm.rewards.overlongPenalty.bufferTokens",
+        "is 2000, more than data.maxResponseTokens (1024)",
+    ),
+    "a cap that is no cap": (
+        [f"{PPO}:algorithm.rolloutCorrection={{cap: 1}}"],
+        f"{PPO}: spec.algorithm.rolloutCorrection.cap",
+        "is 1, expected more than 1",
+    ),
     "steps and epochs": (
         [f"{PPO}:training.totalEpochs=1"],
         f"{PPO}: spec.training",
@@ -260,7 +318,7 @@ MISTAKES = {
     "an unknown role in a pool": (
         [f"{SFT}:{POOLS}{{name: a, models: [rollout], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.0",
-        'is "rollout" (text), expected actor, critic, reference or reward',
+        'is "rollout" (text), expected actor, critic, reference, reward or cost',
     ),
     "a model in no pool": (
         [f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reward], slotsPerNode: 1}}]}}"],
@@ -281,6 +339,39 @@ MISTAKES = {
         [f"{SFT}:{POOLS}{{name: a, models: [actor, critic], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models",
         "SFT has no critic",
+    ),
+    "a model twice in one pool": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor, actor], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models",
+        "has the actor more than once",
+    ),
+    "the cost critic in a pool": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor, cost_critic], slotsPerNode: 1}}]}}"],
+        f"{SFT}: spec.placement.pools.0.models.1",
+        'is "cost_critic" (text), expected actor, critic, reference, reward or cost',
+    ),
+    "a reward without a model in a pool": (
+        [
+            f"{PPO}:models.reward={{entrypoint: a.b:c}}",
+            f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reference, reward], slotsPerNode: 1}}]}}",
+        ],
+        f"{PPO}: spec.placement.pools.0.models",
+        "the reward is a function, and only models live in pools",
+    ),
+    "a pool without slots": (
+        [f"{SFT}:{POOLS}{{name: a, models: [actor], slotsPerNode: 0}}]}}"],
+        f"{SFT}: spec.placement.pools.0.slotsPerNode",
+        "is 0, expected at least 1",
+    ),
+    "moments of a model that has none": (
+        [f"{PPO}:models.reward.offload=All"],
+        f"{PPO}: spec.models.reward.offload",
+        "is All, but PPO does not train the reward; expected None or Parameters",
+    ),
+    "an offload that is no choice": (
+        [f"{PPO}:models.actor.offload=yes"],
+        f"{PPO}: spec.models.actor.offload",
+        "is true (true or false), expected None, Parameters, Optimizer or All",
     ),
     "two pools of one name": (
         [
@@ -305,7 +396,7 @@ MISTAKES = {
     "a job that is not there": (
         [f"{PPO}:models.actor.uri=job://helpful-stf"],
         f"{PPO}: spec.models.actor.uri",
-        'no job of this file is named "helpful-stf"; did you mean helpful-sft?',
+        'no job of this file, or finished in the run folder, is named "helpful-stf"; did you mean helpful-sft?',
     ),
     "a job that reads itself": (
         [f"{SFT}:models.actor.uri=job://helpful-sft"],
@@ -320,7 +411,7 @@ MISTAKES = {
     "a reward model as actor": (
         [f"{PPO}:models.actor.uri=job://helpful-reward"],
         f"{PPO}: spec.models.actor.uri",
-        '"helpful-reward" is a job of RewardModel, expected SFT or PPO',
+        f'"helpful-reward" is a job of RewardModel, expected SFT, {ACTORS}',
     ),
     "an actor as critic": (
         [f"{REWARD}:models.reward.uri=job://helpful-ppo"],

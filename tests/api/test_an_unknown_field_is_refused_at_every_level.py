@@ -11,6 +11,10 @@ from rlhf_api.kubectl_yaml import read
 FULL = [
     "helpful-ppo:models.reference={uri: hf://gpt2}",
     "helpful-ppo:models.critic.optimizer={}",
+    (
+        "helpful-ppo:models.reward={sum: [{name: a, reward: {entrypoint: a:b}}, {name: b, reward: {url: http://c}}, "
+        "{name: d, reward: {uri: job://helpful-reward}}]}"
+    ),
     "helpful-ppo:evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}",
     (
         "helpful-ppo:placement={mode: Manual, pools: "
@@ -21,7 +25,7 @@ FREE = ("metadata.labels", "metadata.annotations")
 
 
 def _mappings(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(node, dict) and path not in FREE:
+    if isinstance(node, dict) and path not in FREE and not path.endswith(".arguments"):
         yield path, node
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in children:
@@ -42,4 +46,5 @@ def test_an_unknown_field_is_refused_at_every_level(chain: str) -> None:
             assert problem.message.startswith("unknown field; ")
             planted.add(path)
     assert {"", "spec", "spec.algorithm.kl", "spec.placement.pools.0", "spec.evaluation.functions.0"} <= planted
+    assert {f"spec.models.reward.sum.{place}{part}" for place in range(3) for part in ("", ".reward")} <= planted
     assert len(planted) > 20

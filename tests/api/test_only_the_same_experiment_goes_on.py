@@ -30,6 +30,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
         "rollout.gpuMemoryUtilization=0.5",
         "evaluation.everySteps=2",
         "models.actor.gradientCheckpointing=true",
+        "models.actor.offload=All",
         "training.totalSteps=99",
     ],
 )
@@ -55,6 +56,36 @@ def test_what_changes_the_numbers_is_named(override: str) -> None:
     (problem,) = changes(resolved("helpful-ppo"), resolved("helpful-ppo", override))
     assert problem.path == f"spec.{override.partition('=')[0]}"
     assert "--restart" in problem.message
+
+
+CODE = "entrypoint: a:b, arguments: {timeoutSeconds: %s}, timeoutSeconds: %s"
+PLACES = {
+    "a function": "models.reward={%s}",
+    "a part of a sum": "models.reward={sum: [{name: a, reward: {%s}}]}",
+    "an evaluation function": "evaluation.functions=[{name: a, %s}]",
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_the_patience_with_code_may_change_wherever_it_is_and_its_arguments_may_not(place: str) -> None:
+    before, patient, other = (
+        resolved("helpful-ppo", place % (CODE % numbers)) for numbers in ((1, 10), (1, 20), (2, 10))
+    )
+    assert changes(before, patient) == []
+    assert identity(before, {}) == identity(patient, {})
+    (problem,) = changes(before, other)
+    assert problem.path.endswith(".arguments.timeoutSeconds")
+    assert identity(before, {}) != identity(other, {})
+
+
+def test_a_sum_with_another_part_is_another_experiment() -> None:
+    part = "{name: %s, reward: {entrypoint: a:b}}"
+    one, two = (
+        resolved("helpful-ppo", f"models.reward={{sum: [{parts}]}}")
+        for parts in (part % "a", f"{part % 'a'}, {part % 'b'}")
+    )
+    (problem,) = changes(one, two)
+    assert problem.path == "spec.models.reward.sum"
 
 
 def test_the_length_may_not_change_under_a_schedule_that_depends_on_it() -> None:

@@ -9,6 +9,8 @@ COMMITTED = EXAMPLES / "rlhf_examples" / "helpful"
 WRITTEN_BY_THE_SCRIPT = {
     "train.jsonl",
     "heldout.jsonl",
+    "safety_train.jsonl",
+    "safety_heldout.jsonl",
     "model/config.json",
     "model/tokenizer.json",
     "model/tokenizer_config.json",

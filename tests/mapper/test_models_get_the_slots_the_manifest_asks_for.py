@@ -89,3 +89,29 @@ def test_what_cannot_be_placed_names_its_field(case: str) -> None:
     with pytest.raises(SpecError) as refused:
         place(ppo(**changes), inventory)
     assert sentence in str(refused.value)
+
+
+def test_a_cost_critic_lives_with_the_critic() -> None:
+    pools = two_pools(1, 1)
+    pools["pools"][0]["models"].append("cost")
+    models = {role: {"uri": "hf://org/model"} for role in ("actor", "critic", "reward", "cost")}
+    mapping = place(ppo(algorithm={"name": "SafeRLHF"}, models=models, placement=pools), LAPTOP)
+    assert [pool.models for pool in mapping.pools] == [
+        ("actor", "reference", "cost"),
+        ("critic", "reward", "cost_critic"),
+    ]
+    alone = {"name": "SafeRLHF", "separateCostCritic": False}
+    assert "cost_critic" not in ppo(algorithm=alone, models=models).models()
+
+
+def test_online_dpo_keeps_the_responses_to_a_prompt_together() -> None:
+    models = {role: {"uri": "hf://org/model"} for role in ("actor", "reward")}
+    options = {"models": models, "rollout": {"samplesPerPrompt": 4}, "resources": {"device": "CPU", "slotsPerNode": 2}}
+    uneven = {"totalSteps": 1, "promptBatchSize": 3}
+    with pytest.raises(SpecError) as raised:
+        place(ppo(algorithm={"name": "OnlineDPO"}, training=uneven, **options), LAPTOP)
+    assert str(raised.value) == (
+        "job: spec.training.promptBatchSize: is 3, which does not divide by the 2 slots of pool all; "
+        "OnlineDPO keeps the responses to a prompt on one slot"
+    )
+    place(ppo(algorithm={"name": "GRPO"}, training=uneven, **options), LAPTOP)

@@ -32,6 +32,7 @@ BREACHES = {
     ),
     "a module without a floor": ("rlhf_trainer/planted.py", "", "floors of the trainer"),
     "math imports ray": ("rlhf_trainer/ops/masks.py", "import ray", "math knows no runtime"),
+    "a reward imports torch": ("rlhf_trainer/rewards/sample.py", "import torch", "rewards know no runtime"),
     "the report imports torch": ("rlhf_trainer/report/numbers.py", "import torch", "the report knows files only"),
     "training imports ray": ("rlhf_trainer/training/planted.py", "import ray", "training knows no runtime"),
     "an algorithm imports a worker": (

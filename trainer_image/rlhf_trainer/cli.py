@@ -6,15 +6,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.files import load
+from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.stopping import Stopped
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -65,12 +66,43 @@ def run(
 
 
 @app.command()
-def validate(file: File, sets: Sets = None) -> None:
+def validate(
+    file: File,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
+    ] = None,
+    sets: Sets = None,
+) -> None:
     """Check a manifest; prints ok, or every error with its path."""
 
     def work() -> None:
-        load(file, sets or [])
+        jobs_of(file, sets, output)
         typer.echo("ok")
+
+    sys.exit(exit_code_of(work, debug=False))
+
+
+@app.command()
+def plan(
+    file: File,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw the calls of a step, and what moves between them.")],
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the job's graph into this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Show what a run of the manifest would do here; nothing runs."""
+
+    def work() -> None:
+        assert graph, "typer requires it"
+        try:
+            from rlhf_trainer.run.plan import draw
+        except ModuleNotFoundError as error:
+            raise EnvironmentProblem(f"--graph reads what the workers declare, which needs {error.name}") from error
+
+        draw(jobs_of(file, sets, output), only=job, svg=svg)
 
     sys.exit(exit_code_of(work, debug=False))
 
@@ -130,6 +162,13 @@ def report(
         typer.echo(write_report(folder))
 
     sys.exit(exit_code_of(work, debug=debug))
+
+
+def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
+    """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
+    from rlhf_trainer.run.folder import load_beside
+
+    return load_beside(output or Path("runs") / file.stem, file, sets or [])
 
 
 def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:

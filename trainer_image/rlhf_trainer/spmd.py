@@ -1,4 +1,6 @@
-"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd sft|reward_model FILE`.
+"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd PROGRAM FILE`.
+
+PROGRAM is sft, reward_model, cost_model or dpo.
 
 Every rank runs the same algorithm file on its own rows; no Ray and no controller take part. They keep no checkpoints:
 a run that was stopped starts over (`rlhf run` goes on).
@@ -18,16 +20,16 @@ import torch
 import torch.distributed as dist
 import typer
 
-from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.fields import require_declared
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.checkpoints import Checkpoints
-from rlhf_trainer.run.folder import JobFolder, add_to_summary, model_folders
+from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display, LastingConsole
 from rlhf_trainer.run.publisher import Publisher
@@ -38,7 +40,7 @@ from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
-PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel"}
+PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO"}
 
 
 class LocalValues:
@@ -65,7 +67,10 @@ class LocalModel:
     def _call(method: Any, transfer: Transfer, batch: Batch | None = None, **arguments: Any) -> Any:
         with recorder.span(transfer.phase) if transfer.phase else nullcontext():
             result = method(*([] if batch is None else [batch]), **arguments)
-        return batch.having(result) if batch and transfer.adds else LocalValues(result)
+        if batch is None or not transfer.adds:
+            return LocalValues(result)
+        require_declared(result, rows=batch.size)
+        return batch.having(result)
 
 
 class SpmdRuntime:
@@ -76,7 +81,7 @@ class SpmdRuntime:
 
     def blank(self, step: int, size: int) -> Batch:
         """This rank's rows of a batch of `size` rows, without fields."""
-        rows = rows_by_data_rank(Layout(data=dist.get_world_size()), size)[dist.get_rank()]
+        rows = blocks(size, dist.get_world_size())[dist.get_rank()]
         return Batch(step=step, start=rows.start, size=len(rows))
 
     def drain(self) -> Sequence[Report]:
@@ -86,7 +91,7 @@ class SpmdRuntime:
 
 
 def main(
-    program: Annotated[str, typer.Argument(help="sft or reward_model")],
+    program: Annotated[str, typer.Argument(help=f"One of {', '.join(PROGRAMS)}.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest; its first job of that kind is run.")],
     output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="[NAME:]PATH=VALUE")] = None,
@@ -103,7 +108,7 @@ def main(
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
     """The program of one rank; rank 0 writes the run folder."""
-    jobs = load(file, overrides)
+    jobs = load_beside(output, file, overrides)
     job = job_of(program, jobs, file)
     if JobFolder(output, job).newest_checkpoint():
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
@@ -117,7 +122,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(job, folders, None, model_folder=folder.model.resolve())
             return
         with only_run_in(output):
-            folder.begin(None, inputs=from_the_start(jobs)[job.name].inputs)
+            folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
             with publisher.telling_the_end():
                 summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
@@ -137,8 +142,11 @@ def run_rank(
         for fact in shape.facts:
             publisher.say(fact)
     total_steps = job.total_steps_for(shape.rows)
-    worker = stage.workers[stage.saved](setting_of(job, stage.saved, folders, total_steps=total_steps))
-    runtime = SpmdRuntime({"data": LocalModel(data), stage.saved: LocalModel(worker)})
+    models: dict[str, LocalModel] = {
+        role: LocalModel(stage.workers[role](setting_of(job, role, folders, total_steps=total_steps)))
+        for role in job.models()
+    }
+    runtime = SpmdRuntime({"data": LocalModel(data), **models})
     return run_stage(
         job,
         runtime,
@@ -153,7 +161,7 @@ def run_rank(
 def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:
     """The first job of the program's kind; `file` is where the jobs come from, for messages."""
     if program not in PROGRAMS:
-        raise SpecError([Problem("program", f"is {program}; there are {' and '.join(PROGRAMS)}")])
+        raise SpecError([Problem("program", f"is {program}; there are {', '.join(PROGRAMS)}")])
     for job in jobs:
         if job.spec.algorithm.name == PROGRAMS[program]:
             return job

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from rlhf_trainer.protocols import TransferProtocol
 
 Fields = dict[str, Tensor]
 Method = TypeVar("Method", bound=Callable[..., Any])
+Value_co = TypeVar("Value_co", covariant=True)
 
 TRANSFER_MARK = "transfer"
 
@@ -41,10 +42,26 @@ class Batch:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
+    def beside(self, **others: Batch) -> Batch:
+        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        return self.having(prefixed(others))
+
     @property
     def rows(self) -> Tensor:
         """Rows of the step's batch, int64 [size]."""
         return torch.arange(self.start, self.start + self.size)
+
+
+class HasFields(Protocol[Value_co]):
+    """A batch of tensors, or of references."""
+
+    @property
+    def fields(self) -> Mapping[str, Value_co]: ...
+
+
+def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
+    """The fields of named batches, each as `<name>_<field>`."""
+    return {f"{name}_{key}": value for name, batch in batches.items() for key, value in batch.fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +70,39 @@ class Transfer:
 
     protocol: TransferProtocol
     reads: tuple[str, ...]
+    reads_if_there: tuple[str, ...]
     adds: tuple[str, ...]
     phase: str
 
+    def read_of(self, fields: Collection[str]) -> tuple[str, ...]:
+        """What the method reads of a batch that holds these fields."""
+        return (*self.reads, *(name for name in self.reads_if_there if name in fields))
+
 
 def register(
-    protocol: TransferProtocol, *, reads: Sequence[str] = (), adds: Sequence[str] = (), phase: str = ""
+    protocol: TransferProtocol,
+    *,
+    reads: Sequence[str] = (),
+    reads_if_there: Sequence[str] = (),
+    adds: Sequence[str] = (),
+    phase: str = "",
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
-    The method waits only for the fields it `reads` and returns exactly the fields it `adds`; one that adds none may
-    return a small value. `phase` names the part of the step its time counts for; a method without one times its own.
+    The method waits only for the fields it `reads` (and those of `reads_if_there` that the batch holds) and returns
+    exactly the fields it `adds`; one that adds none may return a small value.
+    `phase` names the part of the step its time counts for; a method without one times its own.
     """
 
     def mark(method: Method) -> Method:
-        setattr(method, TRANSFER_MARK, Transfer(protocol=protocol, reads=tuple(reads), adds=tuple(adds), phase=phase))
+        transfer = Transfer(
+            protocol=protocol,
+            reads=tuple(reads),
+            reads_if_there=tuple(reads_if_there),
+            adds=tuple(adds),
+            phase=phase,
+        )
+        setattr(method, TRANSFER_MARK, transfer)
         return method
 
     return mark

@@ -7,7 +7,9 @@ reward model never sees, so training can be checked against the truth.
     task.py                       templates, and a seeded generator of prompts, responses and preference pairs
     rule.py                       the rule behind the preferences; the manifests evaluate with it
     train.jsonl, heldout.jsonl    columns of Dahoas/full-hh-rlhf: prompt, response, chosen, rejected
+    safety.py                     which actions are dangerous, for Safe RLHF
+    safety_{train,heldout}.jsonl  pairs of a safer and a more dangerous response, and whether each is safe
     model/                        config and tokenizer of a 0.75 M parameter Llama, without weights
 
-`examples/make_helpful.py` writes the last two rows.
+`examples/make_helpful.py` writes the JSON files.
 """

@@ -36,6 +36,7 @@ spec:
   training: {totalSteps: 1, promptBatchSize: 4}
   resources: {slotsPerNode: 1}
 """
+FUNCTIONS = "tests.trainer.rewards.user_functions"
 SHORT = ("training.totalSteps=3", "evaluation.data.limit=8")
 ENDLESS = ("training.totalSteps=100000", "evaluation.data.limit=8")
 
@@ -169,6 +170,14 @@ VALIDATE: dict[str, Mistake] = {
         code=SPEC,
         sentence="…job.yaml: document 1: is missing, the manifest is empty",
         remedy="Write a job; `examples/` has some.",
+    ),
+    "a password in the URL of a reward": Mistake(
+        how="validate",
+        manifest=PPO,
+        sets=("models.reward={url: 'https://me:secret@host/score'}",),
+        code=SPEC,
+        sentence="ppo: spec.models.reward.url: holds a name, a password or a query; a secret is given by tokenVariable",
+        remedy="Put the token into an environment variable, and its name into `tokenVariable`.",
     ),
     "two jobs of one name": Mistake(
         how="validate",
@@ -321,6 +330,58 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
         remedy="Correct the function; the sentence says what it raised.",
+    ),
+    "a reward function that raises": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.models.reward: …:always_raises raised ZeroDivisionError: nothing to divide by "
+        "(…:…); the sample is row 0 of step 1, prompt …, response …",
+        remedy="Try the function on that sample; the sentence names the line that raised.",
+    ),
+    "a reward function that never returns": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_sleeps', timeoutSeconds: 2}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.models.reward: …:always_sleeps did not return within 2 s; the sample is row 0 of step 1, …",
+        remedy="Try the function on that sample; where it may take longer, raise `timeoutSeconds`.",
+    ),
+    "a reward function whose process is killed": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_is_killed'}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.models.reward: …:always_is_killed was ended by signal 9 (SIGKILL); "
+        "the sample is row 0 of step 1, …",
+        remedy="Try the function on that sample; signal 9 without any reason is often a want of memory.",
+    ),
+    "a reward function that returns too little": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:one_for_all'}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.models.reward: …:one_for_all returned 1 values for … responses; "
+        "no sample does it by itself, the first of the … is row 0 of step 1, …",
+        remedy="Return a number for each response.",
+    ),
+    "a reward service that does not answer": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=("models.reward={url: 'http://127.0.0.1:9/score', attempts: 2}",),
+        code=ENVIRONMENT,
+        sentence="ppo: spec.models.reward: http://127.0.0.1:9/score cannot be reached: ConnectError (2 attempts); "
+        "the sample is row … of step 1, …",
+        remedy="Start the service, or allow it more `attempts`.",
+    ),
+    "a token that is not there": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=("models.reward={url: 'http://127.0.0.1:9/score', tokenVariable: NO_SUCH_TOKEN}",),
+        code=ENVIRONMENT,
+        sentence="ppo: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set",
+        remedy="Set the variable.",
     ),
     "a worker that dies": Mistake(
         slow=True,

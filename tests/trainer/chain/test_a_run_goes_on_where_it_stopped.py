@@ -29,8 +29,8 @@ from tests.trainer.chain.leftovers import MARK, marked
 PPO = "helpful-ppo"
 MACHINE = ("time/", "tokens_per_second", "bytes/reshard")
 """Metrics about the machine, not the job; a resumed generator is given weights that the other one had already."""
-LAYOUT = (*MACHINE, "ratio/", "padding/", "kl/rollout")
-"""Metrics that depend on the layout too: rounding errors, and padding."""
+LAYOUT = (*MACHINE, "ratio/", "padding/", "idle_bytes/", "bytes/transfer", "kl/rollout")
+"""Metrics that depend on the layout too: rounding errors, padding, and what ranks hold and fetch."""
 EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.cli import app
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
@@ -118,6 +119,22 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_mistake(tmp_path: Path) 
     manifest = tmp_path / "job.yaml"
     manifest.write_bytes(b"\xef\xbb\xbf" + SFT.replace("\n", "\r\n").encode())
     assert CliRunner().invoke(app, ["validate", str(manifest)]).stdout == "ok\n"
+
+
+def test_a_manifest_is_checked_against_the_run_folder_that_run_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finished jobs may be read by job://."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(SFT)
+    sets = ["--set", "models.actor.uri=job://before"]
+    assert CliRunner().invoke(app, ["validate", "job.yaml", *sets]).exit_code == ExitCode.SPEC
+    before = tmp_path / "runs" / "job" / "before"
+    (before / "model").mkdir(parents=True)
+    files = {"job.yaml": SFT, "inputs.json": "{}", "status.json": '{"phase": "Succeeded"}'}
+    for name, text in files.items():
+        (before / name).write_text(text)
+    assert CliRunner().invoke(app, ["validate", "job.yaml", *sets]).stdout == "ok\n"
 
 
 def test_the_troubleshooting_page_and_the_readmes_table_are_this_list() -> None:

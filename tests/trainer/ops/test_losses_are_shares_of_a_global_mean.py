@@ -1,7 +1,8 @@
 """Every loss: by hand, by finite differences, and unmoved by padding, order, micro-batches and what the mask hides."""
 
 import math
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -11,10 +12,27 @@ from torch.testing import assert_close
 
 from rlhf_trainer.ops.kl import KlEstimator
 from rlhf_trainer.ops.log_probs import token_log_probs
-from rlhf_trainer.ops.losses import kl_loss, pair_loss, policy_loss, sft_loss, value_loss
+from rlhf_trainer.ops.losses import (
+    PolicyLoss,
+    kl_loss,
+    pair_loss,
+    policy_loss,
+    rollout_weights,
+    sft_loss,
+    sign_loss,
+    value_loss,
+)
 
 NUM_TOKENS = 11
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _ppo(x: Tensor, y: Tensor, z: Tensor, m: Tensor, n: float | Tensor, **options: Any) -> PolicyLoss:
+    return policy_loss(x, y, z, m, normalizer=n, **options)
+
+
+def _kl(x: Tensor, y: Tensor, m: Tensor, n: float | Tensor, **options: Any) -> Tensor:
+    return kl_loss(x, y, m, normalizer=n, **options)
 
 
 class Loss(Protocol):
@@ -23,13 +41,19 @@ class Loss(Protocol):
     def __call__(self, x: Tensor, y: Tensor, z: Tensor, m: Tensor, n: float | Tensor = NUM_TOKENS) -> Tensor: ...
 
 
+ppo = partial(_ppo, clip_ranges=(0.2, 0.2), ratio="Token", weights=None, aggregation="TokenMean")
+kl = partial(_kl, aggregation="TokenMean")
+
 LOSSES: dict[str, Loss] = {
-    "policy": lambda x, y, z, m, n=NUM_TOKENS: policy_loss(x, y, z, m, clip_eps=0.2, num_tokens=n).loss,
+    "policy": lambda x, y, z, m, n=NUM_TOKENS: ppo(x, y, z, m, n).loss,
+    "policy, mean of means": lambda x, y, z, m, n=NUM_TOKENS: ppo(x, y, z, m, n, aggregation="SequenceMean").loss,
+    "policy, ratio of the sequence": lambda x, y, z, m, n=NUM_TOKENS: ppo(x, y, z, m, n, ratio="Sequence").loss,
+    "policy, weighted": lambda x, y, z, m, n=NUM_TOKENS: ppo(x, y, z, m, n, weights=y.abs()).loss,
     "value, clipped": lambda x, y, z, m, n=NUM_TOKENS: value_loss(x, y, z, m, clip_eps=0.2, num_tokens=n),
     "value": lambda x, y, z, m, n=NUM_TOKENS: value_loss(x, y, z, m, clip_eps=None, num_tokens=n),
-    "K1": lambda x, y, z, m, n=NUM_TOKENS: kl_loss(x, y, m, estimator="K1", num_tokens=n),
-    "K2": lambda x, y, z, m, n=NUM_TOKENS: kl_loss(x, y, m, estimator="K2", num_tokens=n),
-    "K3": lambda x, y, z, m, n=NUM_TOKENS: kl_loss(x, y, m, estimator="K3", num_tokens=n),
+    "K1": lambda x, y, z, m, n=NUM_TOKENS: kl(x, y, m, n, estimator="K1"),
+    "K2": lambda x, y, z, m, n=NUM_TOKENS: kl(x, y, m, n, estimator="K2"),
+    "K3": lambda x, y, z, m, n=NUM_TOKENS: kl(x, y, m, n, estimator="K3"),
     "sft": lambda x, y, z, m, n=NUM_TOKENS: sft_loss(x, m, num_tokens=n),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -130,33 +154,31 @@ def test_ppo_of_one_token_by_hand(case: tuple[float, float, float, float, float]
     ratio, advantage, loss, gradient, cut_off = case
     log_probs = torch.tensor([[0.0, math.log(ratio) - 1.0]], requires_grad=True)
     mask = torch.tensor([[0.0, 1.0]])
-    found = policy_loss(
-        log_probs, torch.tensor([[0.0, -1.0]]), torch.full((1, 2), advantage), mask, clip_eps=0.2, num_tokens=1
-    )
+    found = ppo(log_probs, torch.tensor([[0.0, -1.0]]), torch.full((1, 2), advantage), mask, 1)
     (found_gradient,) = torch.autograd.grad(found.loss, log_probs)
     assert found.loss.item() == pytest.approx(loss, rel=1e-5)
     assert found_gradient[0].tolist() == pytest.approx([0.0, gradient], rel=1e-5)
-    assert found.clip_fraction.item() == cut_off
+    assert found.clipped_tokens.item() == cut_off
     assert found.max_ratio_deviation.item() == pytest.approx(abs(ratio - 1.0), abs=1e-6)
 
 
 def test_ppo_reports_over_the_mask_only_and_without_gradient() -> None:
     log_ratios = torch.tensor([[9.0, math.log(1.5), 0.0, math.log(0.9), math.nan]], requires_grad=True)
     mask = torch.tensor([[0.0, 1.0, 1.0, 1.0, 0.0]])
-    found = policy_loss(log_ratios, torch.zeros(1, 5), torch.ones(1, 5), mask, clip_eps=0.2, num_tokens=6)
-    assert found.clip_fraction.item() == pytest.approx(1 / 6)
+    found = ppo(log_ratios, torch.zeros(1, 5), torch.ones(1, 5), mask, 6)
+    assert found.clipped_tokens.item() == 1.0
     assert found.max_ratio_deviation.item() == pytest.approx(0.5)
     assert found.loss.item() == pytest.approx(-(1.2 + 1.0 + 0.9) / 6)
     assert found.loss.requires_grad
-    assert not found.clip_fraction.requires_grad
+    assert not found.clipped_tokens.requires_grad
     assert not found.max_ratio_deviation.requires_grad
 
 
 @pytest.mark.parametrize("num_rows", [0, 2])
 def test_ppo_without_a_masked_token_reports_no_deviation(num_rows: int) -> None:
     full = torch.full((num_rows, 3), 4.0)
-    found = policy_loss(full, -full, full, torch.zeros(num_rows, 3), clip_eps=0.2, num_tokens=5)
-    assert (found.loss.item(), found.clip_fraction.item(), found.max_ratio_deviation.item()) == (0.0, 0.0, 0.0)
+    found = ppo(full, -full, full, torch.zeros(num_rows, 3), 5)
+    assert (found.loss.item(), found.clipped_tokens.item(), found.max_ratio_deviation.item()) == (0.0, 0.0, 0.0)
 
 
 def test_the_first_ppo_update_is_the_policy_gradient() -> None:
@@ -164,6 +186,43 @@ def test_the_first_ppo_update_is_the_policy_gradient() -> None:
     log_probs, _, advantages, mask = random_case()
     _, found = with_gradient(LOSSES["policy"], (log_probs, log_probs.clone(), advantages, mask))
     assert_close(found, -advantages * mask / NUM_TOKENS)
+
+
+def test_the_clip_may_be_wider_above_than_below() -> None:
+    """DAPO: at (0.2, 0.5) a good token of ratio 1.4 still counts whole, a bad one of 0.7 is cut off at 0.8."""
+    log_ratios = torch.tensor([[math.log(1.4), math.log(1.6), math.log(0.7)]])
+    found = ppo(
+        log_ratios, torch.zeros(1, 3), torch.tensor([[1.0, 1.0, -1.0]]), torch.ones(1, 3), 1, clip_ranges=(0.2, 0.5)
+    )
+    assert found.loss.item() == pytest.approx(-(1.4 + 1.5 - 0.8))
+    assert found.clipped_tokens.item() == 2.0
+
+
+def test_the_ratio_of_a_response_is_the_geometric_mean_of_its_tokens() -> None:
+    """GSPO: ratios 2 and 1/2 make 1, and 1.2 and 1.2^3 make 1.44, which is cut off at 1.2 as a whole."""
+    log_ratios = torch.tensor([[math.log(2.0), -math.log(2.0), 9.0], [math.log(1.2), 3 * math.log(1.2), 9.0]])
+    log_ratios.requires_grad_()
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    advantages = torch.tensor([[3.0] * 3, [5.0] * 3])
+    found = ppo(log_ratios, torch.zeros(2, 3), advantages, mask, 2, ratio="Sequence", aggregation="SequenceMean")
+    (gradient,) = torch.autograd.grad(found.loss, log_ratios)
+    assert found.loss.item() == pytest.approx(-(3.0 * 1.0 + 5.0 * 1.2) / 2)
+    assert gradient.tolist() == [pytest.approx([-0.75, -0.75, 0.0]), [0.0, 0.0, 0.0]]  # 3 * 1 / 2 tokens / 2 responses
+    assert found.clipped_tokens.item() == 2.0
+
+
+def test_rollout_weights_by_hand() -> None:
+    ratio, mask = torch.tensor([[0.4, 0.5, 1.3, 2.0, 5.0, math.nan]]), torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]])
+    truncated = rollout_weights(ratio, mask, mode="Truncate", cap=2.0)
+    assert_close(truncated, torch.tensor([[0.4, 0.5, 1.3, 2.0, 2.0, 0.0]]))
+    masked = rollout_weights(ratio, mask, mode="Mask", cap=2.0)
+    assert_close(masked, torch.tensor([[0.0, 0.5, 1.3, 2.0, 0.0, 0.0]]))
+
+
+def test_weights_multiply_what_a_token_adds() -> None:
+    log_ratios, weights = torch.log(torch.tensor([[1.1, 1.5]])), torch.tensor([[0.5, 2.0]])
+    found = ppo(log_ratios, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), 1, weights=weights)
+    assert found.loss.item() == pytest.approx(-(0.5 * 1.1 + 2.0 * 1.2))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +257,7 @@ def test_the_kl_loss_by_hand(estimator: KlEstimator, expected: float) -> None:
     # K3 = (1/2 - 1 + log 2) + (4 - 1 - log 4)
     ref_log_probs = torch.tensor([[7.0, -math.log(2.0), math.log(4.0)]])
     mask = torch.tensor([[0.0, 1.0, 1.0]])
-    found = kl_loss(torch.zeros(1, 3), ref_log_probs, mask, estimator=estimator, num_tokens=1)
+    found = kl(torch.zeros(1, 3), ref_log_probs, mask, 1, estimator=estimator)
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -244,3 +303,10 @@ def test_a_pair_of_weight_zero_reaches_neither_loss_nor_gradient() -> None:
 def test_the_pair_loss_stays_finite_for_margins_beyond_the_range_of_exp() -> None:
     found = pair_loss(torch.tensor([-500.0]), torch.tensor([500.0]), torch.ones(1), num_pairs=1)
     assert found.item() == 1000.0
+
+
+def test_the_sign_loss_by_hand() -> None:
+    # a safe response of cost -log 3 and an unsafe one of the same cost; the third is padding
+    costs = torch.tensor([-math.log(3.0), -math.log(3.0), math.nan])
+    found = sign_loss(costs, torch.tensor([1.0, 0.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]), num_pairs=2)
+    assert found.item() == pytest.approx(-(math.log(3 / 4) + math.log(1 / 4)) / 2)

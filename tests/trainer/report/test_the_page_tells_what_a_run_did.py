@@ -60,6 +60,18 @@ def test_every_changing_metric_is_a_plot_and_a_constant_one_is_a_number(chain: C
     assert "bytes/controller <b>0</b>" in ppo
 
 
+def test_costs_their_multiplier_and_the_margin_of_pairs_are_drawn_where_learning_is(tmp_path: Path) -> None:
+    measured = ("margin/pairs", "lagrange/multiplier", "cost/mean", "entropy")
+    run_job(tmp_path, PPO, [{**ppo_record(step), **dict.fromkeys(measured, step / 2)} for step in (1, 2, 3)])
+    page_of(tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    learning = html[html.index("<h3>Did it learn") : html.index("<h3>Is it healthy")]
+    captions = [part[: part.index("</b>")] for part in learning.split("<figcaption><b>")[1:]]
+    drawn = ["reward/mean", "cost/mean", "lagrange/multiplier", "kl/reference", "margin/pairs", "loss/policy"]
+    assert captions == drawn
+    assert "weight of the cost against the reward" in learning
+
+
 def test_the_phases_of_a_step_are_shares_of_its_time(chain: Chain) -> None:
     page = page_of(chain([sample(1)]))
     assert [row for row in page.cells if row[0] in ("generation", "update", "controller")][-3:] == [

@@ -112,8 +112,17 @@ def recorded_names() -> Iterator[str]:
                 and node.func.attr in ("mean", "maximum", "add")
                 and ast.unparse(node.func.value) == "recorder"
             ):
-                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno} records under a name made up"
-                yield str(node.args[0].value)
+                yield written_name(node.args[0], f"{path}:{node.lineno}")
+
+
+def written_name(name: ast.expr, where: str) -> str:
+    """A name as it is written; of `family/{part}` the family with a part."""
+    if isinstance(name, ast.JoinedStr):
+        family = ast.literal_eval(name.values[0])
+        assert family.endswith("/"), f"{where} records under a name made up"
+        return f"{family}part"
+    assert isinstance(name, ast.Constant), f"{where} records under a name made up"
+    return str(name.value)
 
 
 def test_everything_that_is_recorded_is_documented() -> None:

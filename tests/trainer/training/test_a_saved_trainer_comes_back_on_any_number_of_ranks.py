@@ -29,6 +29,8 @@ def trainer_of(folder: str, *, recompute: bool = False) -> Trainer:
         total_steps=10,
         max_skipped_updates=0,
         path="models.actor",
+        role="actor",
+        offload="None",
     )
 
 

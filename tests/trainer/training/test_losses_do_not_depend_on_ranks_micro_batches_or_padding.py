@@ -1,6 +1,5 @@
 """One update of each trained model: one loss and gradient for 1 and 2 ranks, any micro-batch, any padding.
 
-With epsilon 1 and learning rate 1, AdamW's first step is the gradient itself, nearly: so equal weights mean equal
 With epsilon 1 and learning rate 1, the first step of AdamW is the gradient itself, nearly: equal weights mean equal
 """
 
@@ -13,21 +12,33 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.names import Role
-from rlhf_trainer.protocols import Layout, rows_by_data_rank
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers import actor as actor_module
+from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CriticWorker
-from rlhf_trainer.workers.reward import RewardTrainer
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
+from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
+from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
 
 ROWS, PROMPT = 8, 4
+NOISE = (
+    "old_log_probs",
+    "ref_log_probs",
+    "advantages",
+    "values",
+    "returns",
+    "rollout_log_probs",
+    "cost_values",
+    "cost_returns",
+)
 OPTIMIZER = {"learningRate": 1.0, "epsilon": 1.0}
 DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, "maxPromptTokens": 8, "maxResponseTokens": 32}
 
@@ -40,10 +51,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
     positions = torch.arange(width)
     attention = (positions < lengths[:, None]).float()
     response = attention * (positions >= PROMPT)
-    noise = {
-        name: torch.randn(ROWS, width, generator=generator) * response
-        for name in ("old_log_probs", "ref_log_probs", "advantages", "values", "returns")
-    }
+    noise = {name: torch.randn(ROWS, width, generator=generator) * response for name in NOISE}
     fields = {
         "tokens": torch.randint(3, 512, (ROWS, width), generator=generator) * attention.long(),
         "attention_mask": attention,
@@ -51,6 +59,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
         **noise,
     }
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
+    fields["rollout_log_probs"] = fields["old_log_probs"] + 0.5 * fields["rollout_log_probs"]
     fields["ref_log_probs"] = (fields["ref_log_probs"] * 0.3 - 6.0) * response
     return {name: pad(field, (0, extra)) for name, field in fields.items()}
 
@@ -65,6 +74,12 @@ def pairs(extra: int) -> dict[str, Tensor]:
         "rejected_tokens": rejected["tokens"][order],
         "rejected_mask": rejected["attention_mask"][order],
         "valid": torch.tensor([1.0] * 7 + [0.0]),
+        "chosen_response_mask": chosen["response_mask"],
+        "rejected_response_mask": rejected["response_mask"][order],
+        "ref_chosen": torch.arange(8) - 90.0,
+        "ref_rejected": -torch.arange(8) - 80.0,
+        "chosen_safe": torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]),
+        "rejected_safe": torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
     }
 
 
@@ -76,47 +91,99 @@ class NoGenerator:
 
 
 PPO = {"name": "PPO", "entropyCoefficient": 0.01, "kl": {"applyTo": "Loss", "coefficient": 0.1}}
+DAPO = {
+    "name": "GRPO",
+    "aggregation": "TokenMean",
+    "clipRangeHigh": 0.28,
+    "rolloutCorrection": {"mode": "Mask"},
+    "kl": {"estimator": "K2"},
+}
+GSPO = {"name": "GRPO", "ratio": "Sequence", "clipRange": 3e-4, "clipRangeHigh": 4e-4}
+RL = {"totalSteps": 4, "promptBatchSize": 4}
+GROUPS = {"training": RL, "rollout": {"samplesPerPrompt": 2}}
 SPECS: dict[str, dict[str, Any]] = {
+    "DAPO": {"algorithm": DAPO, **GROUPS},
+    "GSPO": {"algorithm": GSPO, **GROUPS},
+    "RLOO": {"algorithm": {"name": "RLOO", "rolloutCorrection": {"cap": 1.1}}, **GROUPS},
     "SFT": {"algorithm": {"name": "SFT"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
-    "PPO": {"algorithm": PPO, "training": {"totalSteps": 4, "promptBatchSize": ROWS, "miniBatchSize": 4}},
+    "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "DPO": {"algorithm": {"name": "DPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "OnlineDPO": {"algorithm": {"name": "OnlineDPO"}, **GROUPS},
+    "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
+    "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
+    "PPO": {"algorithm": PPO, "training": {**RL, "promptBatchSize": ROWS}},
 }
+TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
+FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
     "PPO actor": ("PPO", "actor", ActorWorker, "update_actor"),
+    "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
+    "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
+    "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
+    "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
+    "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
+    "online DPO actor": ("OnlineDPO", "actor", OnlinePreferenceActorWorker, "update_actor"),
+    "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),
+    "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
+    "cost critic": ("SafeRLHF", "cost_critic", CostCriticWorker, "update_critic"),
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
 }
 
 
-def update(case: str, folder: str, budget: int, extra: int, recompute: bool) -> tuple[Report, dict[str, Tensor]]:
+def update(
+    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None
+) -> tuple[Report, dict[str, Tensor]]:
     """One update on this rank's rows: what was measured, and the whole weights."""
     import torch.distributed as dist
 
     algorithm, role, worker_class, method = CASES[case]
-    setattr(actor_module, "GenerationEngine", NoGenerator)  # noqa: B010
+    setattr(rollout, "GenerationEngine", NoGenerator)  # noqa: B010
     uri = f"file://{folder}"
     trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
-    models = {"actor": trained, "critic": trained, "reward": {"uri": uri}} if algorithm == "PPO" else {role: trained}
-    spec = {**SPECS[algorithm], "models": models, "data": DATA}
+    name = SPECS[algorithm]["algorithm"]["name"]
+    models = dict.fromkeys(TRAINED.get(name, (role,)), trained)
+    models |= {each: {"uri": uri} for each in FROZEN.get(name, ())}
+    data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
+    spec = {**SPECS[algorithm], "models": models, "data": data}
     spec["training"] = {**spec["training"], "microBatchTokens": budget}
+    if "promptBatchSize" in spec["training"]:
+        spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
-    arguments: dict[str, Any] = {"max_sequences": 8} if worker_class is ActorWorker else {}
+    arguments: dict[str, Any] = {"max_sequences": 8} if issubclass(worker_class, GeneratingActor) else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
     worker = worker_class(setting, **arguments)
-    fields = pairs(extra) if algorithm == "RewardModel" else sequences(1, extra)
-    rows = rows_by_data_rank(Layout(data=dist.get_world_size()), ROWS)[dist.get_rank()]
+    fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
+    if algorithm == "PPO-ptx":
+        text = sequences(7, 2 * extra)
+        names = ("tokens", "attention_mask", "response_mask")
+        fields |= {f"pretrain_{each}": text[each][torch.tensor([5, 2, 7, 0, 1, 6, 4, 3])] for each in names}
+    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
+    if name == "GRPO":
+        fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
     recorder.drain()
     getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))
     return recorder.drain(), {name: weight.clone() for name, weight in full_weights(worker.trainer.model)}
 
 
-def measured(case: str, folder: str, *, ranks: int, budget: int, extra: int = 0, recompute: bool = False) -> Any:
-    results = run_ranks(ranks, update, case, folder, budget, extra, recompute)
+def measured(
+    case: str,
+    folder: str,
+    *,
+    ranks: int,
+    budget: int,
+    extra: int = 0,
+    recompute: bool = False,
+    mini_batch: int | None = 4,
+) -> Any:
+    """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
+    results = run_ranks(ranks, update, case, folder, budget, extra, recompute, mini_batch)
     record = merge(report for report, _ in results)
     record.pop("padding/waste")
-    return record, results[0][1]
+    return {name: value for name, value in record.items() if not name.startswith("idle_bytes/")}, results[0][1]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,7 +9,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.run.folder import METRICS, JobFolder
+from rlhf_trainer.run.folder import METRICS, JobFolder, load_beside
 from rlhf_trainer.run.resume import from_the_start, unfinished
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
@@ -31,7 +31,7 @@ def run(
     """What a run of `steps` steps of a job leaves, with a checkpoint after one of them."""
     chain = jobs(*overrides)
     folder = JobFolder(output, next(job for job in chain if job.name == name))
-    folder.begin(None, inputs=from_the_start(chain)[name].inputs)
+    folder.begin(None, inputs=from_the_start(chain, output)[name].inputs)
     for step in range(1, steps + 1):
         folder.record({"step": step, "loss/policy": 0.5}, total_steps=9, stage="PPO")
     if saved_at is not None:
@@ -135,3 +135,19 @@ def test_another_experiment_is_refused_before_anything_is_touched(tmp_path: Path
         "helpful-sft: spec.data.train.limit",
         "helpful-sft: spec.training.seed",
     ]
+
+
+def test_a_manifest_reads_what_has_finished_in_the_folder(tmp_path: Path) -> None:
+    grpo = MANIFEST.with_name("02-helpful-grpo.yaml")
+    with pytest.raises(SpecError, match="no job of this file, or finished in the run folder"):
+        load_beside(tmp_path, grpo, [])
+    for name in ("helpful-sft", "helpful-rm"):
+        run(tmp_path, name, ends=True)
+    (job,) = load_beside(tmp_path, grpo, [])
+    before = unfinished([job], tmp_path)["helpful-grpo"].inputs
+    assert before.keys() == {"helpful-sft", "helpful-rm"}
+    JobFolder(tmp_path, job).begin(None, inputs=before)
+    run(tmp_path, "helpful-rm", "helpful-rm:training.seed=5", ends=True)
+    after = unfinished([job], tmp_path)["helpful-grpo"].inputs
+    assert before["helpful-sft"] == after["helpful-sft"]
+    assert before["helpful-rm"] != after["helpful-rm"]

@@ -14,7 +14,11 @@ def step(
     reward: Reward[B],
     advantage: Advantage[B],
 ) -> None:
-    """One iteration. Every call returns at once and waits, where the models live, for the fields it reads."""
+    """One iteration. Every call returns at once and waits, where the models live, for the fields it reads.
+
+    PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along, whose loss
+    `compute_loss` reports and `update_actor` adds to its own.
+    """
     batch = actor.generate_sequences(prompts)
     batch = actor.compute_log_prob(batch)
     batch = critic.compute_values(batch)
@@ -22,4 +26,5 @@ def step(
     batch = reward.compute_reward(batch)
     batch = advantage.compute_advantage(batch)
     critic.update_critic(batch)
+    actor.compute_loss(batch)
     actor.update_actor(batch)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import ray
+from torch import Tensor
 
-from rlhf_trainer.types import Batch, concatenate
+from rlhf_trainer.controller.payload import tensor_bytes
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import Batch, concatenate, prefixed
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of one field, held by the worker that made them."""
+    """Rows [start, stop) of one field, held by the worker that made them; pieces of the same rows are added up."""
 
     start: int
     stop: int
@@ -30,12 +34,21 @@ class BatchSlice:
     def fetch(self) -> Batch:
         """Get this rank's rows of the fields; runs in the worker, and takes as long as the calls that make them."""
         references = [piece.reference for pieces in self.pieces.values() for piece in pieces]
-        tensors = iter(ray.get(references))
-        fields = {}
-        for name, pieces in self.pieces.items():
-            held = [(piece, next(tensors)) for piece in pieces]
-            fields[name] = concatenate([tensor[self._within(piece)] for piece, tensor in held])
+        tensors = ray.get(references)
+        recorder.add("bytes/transfer", tensor_bytes(tensors))
+        arrived = iter(tensors)
+        fields = {
+            name: self._joined([(piece, next(arrived)) for piece in pieces]) for name, pieces in self.pieces.items()
+        }
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
+
+    def _joined(self, held: Sequence[tuple[Piece, Tensor]]) -> Tensor:
+        """This rank's rows of one field, from pieces that cover them in order."""
+        parts: dict[tuple[int, int], Tensor] = {}
+        for piece, tensor in held:
+            key, mine = (piece.start, piece.stop), tensor[self._within(piece)]
+            parts[key] = parts[key] + mine if key in parts else mine
+        return concatenate(list(parts.values()))
 
     def _within(self, piece: Piece) -> slice:
         """The part of a piece that belongs to this rank."""
@@ -44,7 +57,7 @@ class BatchSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFuture:
-    """A step's batch: number of rows, and for each field the pieces that make it up, in order."""
+    """A step's batch: number of rows, and for each field the pieces that make it up, sorted by their rows."""
 
     step: int
     size: int
@@ -54,6 +67,10 @@ class BatchFuture:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
+    def beside(self, **others: BatchFuture) -> BatchFuture:
+        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        return self.having(prefixed(others))
+
     def slice(self, rows: range, names: Sequence[str], *, reader: str) -> BatchSlice:
         """What a rank needs of the named fields for its rows; a missing field is a mistake of the algorithm file."""
         missing = [name for name in names if name not in self.fields]
@@ -61,8 +78,13 @@ class BatchFuture:
             raise KeyError(
                 f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
             )
-        pieces = {
-            name: [piece for piece in self.fields[name] if piece.start < rows.stop and rows.start < piece.stop]
-            for name in names
-        }
-        return BatchSlice(step=self.step, rows=rows, pieces=pieces)
+        return BatchSlice(step=self.step, rows=rows, pieces={name: self._needed(name, rows) for name in names})
+
+    def _needed(self, name: str, rows: range) -> Sequence[Piece]:
+        """The pieces of a field that hold any of the rows; for no rows the first one, which may be empty."""
+        pieces = self.fields[name]
+        if not rows:
+            return pieces[:1]
+        first = bisect_right(pieces, rows.start, key=lambda piece: piece.stop)
+        last = bisect_left(pieces, rows.stop, key=lambda piece: piece.start)
+        return [piece for piece in pieces[first:last] if piece.start < piece.stop]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,11 +17,28 @@ import torch.distributed as dist
 from rlhf_trainer.controller.batch import BatchSlice
 from rlhf_trainer.controller.stacks import Sight, sight
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.fields import require_declared
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import transfers_of
 
 SIDE = "side"
 """The concurrency group whose thread runs `look` while another runs the calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One rank's part of a call. It is sent as one value: Ray serialises each argument by itself, at a price."""
+
+    role: str
+    method: str
+    batch: BatchSlice | None
+    arguments: Mapping[str, Any]
+    cuts: Mapping[str, Sequence[slice]]
+    """The pieces into which each field that the rank adds is cut."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}.{self.method}"
 
 
 class SlotProcess:
@@ -56,10 +74,21 @@ class SlotProcess:
         with self._doing(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
 
-    def call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
-        """Fetch what the method reads and run it; returns each field it adds (or its value), and what was measured."""
-        with self._doing(f"{role}.{method}"), translated_errors(f"{role}.{method}"):
-            return self._call(role, method, batch, arguments)
+    def call(self, order: Order) -> Any:
+        """Fetch what the method reads and run it.
+
+        Returns the pieces, by the order's cuts, of each field it adds (or, if it adds none, its value), and what was
+        measured.
+        """
+        with self._doing(order.name), translated_errors(order.name):
+            result = self._call(order)
+            if not transfers_of(type(self._workers[order.role]))[order.method].adds:
+                return result, recorder.drain()
+            assert order.batch is not None, "a method that adds fields has a batch"
+            require_declared(result, rows=len(order.batch.rows))
+            # a view would be sent with all that it is a view of
+            pieces = [result[name][rows].cpu().clone() for name, parts in order.cuts.items() for rows in parts]
+            return (*pieces, recorder.drain()) if pieces else recorder.drain()
 
     @contextmanager
     def _doing(self, call: str) -> Iterator[None]:
@@ -69,22 +98,16 @@ class SlotProcess:
         finally:
             self._running = ""
 
-    def _call(self, role: str, method: str, batch: BatchSlice | None, arguments: Mapping[str, Any]) -> Any:
-        worker = self._workers[role]
-        transfer = transfers_of(type(worker))[method]
-        name = f"{role}.{method}"
+    def _call(self, order: Order) -> Any:
+        worker = self._workers[order.role]
+        transfer = transfers_of(type(worker))[order.method]
         positional = []
-        if batch is not None:
-            with recorder.span(TRANSFER, f"{name}: fetch"):
-                positional = [batch.fetch()]
-        run = getattr(worker, method)
-        if transfer.phase:
-            with recorder.span(transfer.phase, name):
-                result = run(*positional, **arguments)
-        else:
-            result = run(*positional, **arguments)
-        values = [result[field].cpu() for field in transfer.adds] if transfer.adds else [result]
-        return (*values, recorder.drain())
+        if order.batch is not None:
+            with recorder.span(TRANSFER, f"{order.name}: fetch"):
+                positional = [order.batch.fetch()]
+        run = getattr(worker, order.method)
+        with recorder.span(transfer.phase, order.name) if transfer.phase else nullcontext():
+            return run(*positional, **order.arguments)
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import ray
 
-from rlhf_trainer.controller.batch import BatchFuture, Piece
+from rlhf_trainer.controller.readers import Readers
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.slot_process import SIDE, SlotProcess
+from rlhf_trainer.controller.shares import Batches, Share, result_of, shares_of
+from rlhf_trainer.controller.slot_process import SIDE, Order, SlotProcess
 from rlhf_trainer.controller.stacks import Seat
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.protocols import Layout
@@ -29,18 +31,21 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Values:
-    """Small values that a method returned, a reference for each collected rank."""
+    """Small values that a method returned: for each part of the result the references to its addends."""
 
-    references: Sequence[ray.ObjectRef]
+    references: Sequence[Sequence[ray.ObjectRef]]
     log: CallLog
     deadline: float
 
     def result(self) -> list[Any]:
         """Wait for the values, in the order of the ranks; the deadline begins anew with each call before that ends."""
         self.log.wait(deadline=self.deadline)
-        return get(self.references, deadline=self.deadline)
+        values = iter(get([each for part in self.references for each in part], deadline=self.deadline))
+        return [reduce(operator.add, (next(values) for _ in part)) for part in self.references]
 
 
+TOGETHER_SECONDS = 0.05
+"""Values that arrive within this time of each other are taken together; a failure is seen so much later."""
 LOOK_SECONDS = 10.0
 """How long a rank may take to say what it does; it needs no more than its interpreter for it."""
 
@@ -64,10 +69,11 @@ class Call:
 
 
 class CallLog:
-    """The calls of a step, whose reports are collected at its end."""
+    """What the groups of a run share: who reads which field, and a step's calls, whose reports its end collects."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
+        self.readers = Readers()
         self._calls: list[Call] = []
         self._drained: list[Call] = []
 
@@ -102,13 +108,16 @@ class WorkerGroup:
         environment: Mapping[str, str],
         log: CallLog,
         deadline: float,
+        layout: Layout | None = None,
     ) -> None:
         """Start the processes and join them by torchrun's contract.
 
-        `start` initialises torch.distributed from the environment; `deadline`: seconds in which some call must end.
+        `start` initialises torch.distributed from the environment; `deadline`: seconds in which some call must end;
+        `layout`: of the pool's slots, which are data-parallel ranks unless it says otherwise.
         """
         self.name = pool.name
-        self.layout = Layout(data=pool.size)
+        self.layout = layout or Layout(data=pool.size)
+        assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         self._deadline = deadline
         self._processes: list[int] = []
@@ -146,27 +155,38 @@ class WorkerGroup:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
         self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
 
-    def call(self, role: str, method: str, transfer: Transfer, batch: BatchFuture | None, arguments: Any) -> Any:
-        """Send a call to every rank; returns the batch with the fields the method adds, or its `Values`."""
-        reader = f"{role}.{method}"
-        shares = transfer.protocol.distribute(self.layout, batch.size) if batch else [range(0)] * len(self._ranks)
-        with self._log.recorder.span(CONTROLLER, f"dispatch {reader}"):
+    def reads(self, transfer: Transfer) -> None:
+        """A model of this group has such a method: what it reads is made to its measure from now on."""
+        self._log.readers.add(self.layout, transfer)
+
+    def call(self, role: str, method: str, transfer: Transfer, batch: Batches | None, arguments: Any) -> Any:
+        """Send a call to every rank; returns the batch with the fields that the method adds, or its `Values`."""
+        name = f"{role}.{method}"
+        shares = None
+        if batch is not None:
+            shares = shares_of(batch, transfer, self.layout, self._log.readers, name=name)
+        with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
             outputs = [
-                handle.call.options(num_returns=max(1, len(transfer.adds)) + 1).remote(
-                    role, method, batch.slice(rows, transfer.reads, reader=reader) if batch else None, arguments
-                )
-                for handle, rows in zip(self._ranks, shares, strict=True)
+                self._send(handle, role, method, transfer, shares[rank] if shares else None, arguments)
+                for rank, handle in enumerate(self._ranks)
             ]
-        self._log.add([Call(self.name, rank, reader, references[-1]) for rank, references in enumerate(outputs)])
-        collected = transfer.protocol.collect(self.layout)
-        if not transfer.adds or batch is None:
-            return Values([outputs[rank][0] for rank in collected], self._log, self._deadline)
-        return batch.having(
-            {
-                name: [Piece(shares[rank].start, shares[rank].stop, outputs[rank][place]) for rank in collected]
-                for place, name in enumerate(transfer.adds)
-            }
-        )
+        self._log.add([Call(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
+        if batch is not None and shares and transfer.adds:
+            return result_of(batch, transfer, self.layout, shares, outputs)
+        parts = transfer.protocol.collect(self.layout)
+        return Values([[outputs[rank][0] for rank in ranks] for ranks in parts], self._log, self._deadline)
+
+    @staticmethod
+    def _send(
+        handle: Any, role: str, method: str, transfer: Transfer, share: Share | None, arguments: Any
+    ) -> list[ray.ObjectRef]:
+        """Send one rank its part of a call; references to the pieces of its fields, or to its value, and its report."""
+        given = share.sent(transfer, reader=f"{role}.{method}") if share else None
+        places = share.places if share else {}
+        results = sum(map(len, places.values())) if transfer.adds else 1
+        order = Order(role=role, method=method, batch=given, arguments=arguments, cuts=places)
+        sent = handle.call.options(num_returns=results + 1).remote(order)
+        return sent if results else [sent]
 
     def look(self) -> list[Seat]:
         """What every rank does at this moment."""
@@ -196,11 +216,12 @@ class ModelHandle:
 
     def __init__(self, group: WorkerGroup, role: str, worker_class: type) -> None:
         for name, transfer in transfers_of(worker_class).items():
+            group.reads(transfer)
             setattr(self, name, partial(self._call, group, role, name, transfer))
 
     @staticmethod
     def _call(
-        group: WorkerGroup, role: str, name: str, transfer: Transfer, batch: BatchFuture | None = None, **arguments: Any
+        group: WorkerGroup, role: str, name: str, transfer: Transfer, batch: Batches | None = None, **arguments: Any
     ) -> Any:
         return group.call(role, name, transfer, batch, arguments)
 
@@ -217,6 +238,9 @@ def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
             arrived, pending = ray.wait(pending, timeout=deadline)
             if not arrived:
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            if pending:  # a wait costs as much as there are references: not one wait for each of them
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=TOGETHER_SECONDS)
+                arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]
     except ray.exceptions.RayTaskError as error:

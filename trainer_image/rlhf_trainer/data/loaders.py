@@ -19,7 +19,7 @@ from rlhf_api.spec import DataSource, JobSpec
 from rlhf_trainer.data import order
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.source import open_rows
-from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_prompts, encode_responses
+from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_labels, encode_prompts, encode_responses
 from rlhf_trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class Loader:
 
     responses: ClassVar[tuple[str, ...]] = ()
     """The fields of a DataSource that name its responses' columns."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Those that name columns of true and false."""
     fields: ClassVar[tuple[str, ...]]
     """What `batch` gives to a step; `row` comes with it."""
 
@@ -90,11 +92,12 @@ class Loader:
         self._tokenizer = tokenizer
         self._limits = limits
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
-        keys = ("prompt_key", *self.responses)
+        keys = ("prompt_key", *self.responses, *self.labels)
         columns = [getattr(source, key) for key in keys]
         rows = open_rows(source, path=path, keys=keys).select_columns(list(dict.fromkeys(columns)))
         parts = [self._kept(*part) for part in self._tokenised(rows, columns)]
-        self._prompts, *self._responses = (Ragged.joined(list(pieces)) for pieces in zip(*parts, strict=True))
+        self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*parts, strict=True))
+        self._responses, self._labels = others[: len(self.responses)], others[len(self.responses) :]
         if len(self) == 0:
             raise DataError(f"{path}: all {self.dropped} rows of {source.uri} are longer than {self._allowed()}")
         if self.dropped:
@@ -157,27 +160,33 @@ class Loader:
         whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
         return whole.padded(width, self._pad_id)
 
+    def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
+        """1 on the response and its end-of-text token, and 0 on every token of a row that is not valid."""
+        is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
+        return attention_mask * is_response * rows.valid[:, None]
+
     def _tokenised(self, rows: datasets.Dataset, columns: list[str]) -> Iterator[tuple[int, list[list[Ids]]]]:
-        """(first row, [ids of the prompts, ids of each kind of response]) of some thousands of rows at a time."""
-        fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses)]
+        """(first row, [ids of the prompts, of each kind of response, each label]), some thousands of rows at a time."""
+        fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses, *self.labels)]
         template = self._limits.chat_template
         for first in range(0, len(rows), ROWS_AT_ONCE):
             table = rows[first : first + ROWS_AT_ONCE]
-            prompts, *responses = (
+            prompts, *others = (
                 Column(field=field, values=list(table[column]), first_row=first)
                 for field, column in zip(fields, columns, strict=True)
             )
             ids = encode_prompts(prompts, self._tokenizer, chat_template=template)
             replies = [
                 encode_responses(prompts, ids, response, self._tokenizer, chat_template=template)
-                for response in responses
+                for response in others[: len(self.responses)]
             ]
-            yield first, [ids, *replies]
+            yield first, [ids, *replies, *map(encode_labels, others[len(self.responses) :])]
 
     def _kept(self, first: int, texts: list[list[Ids]]) -> list[Ragged]:
         """The rows within the limits; the others are counted, or a DataError."""
         tokens = [Ragged.of(ids) for ids in texts]
         most = [self._limits.max_prompt_tokens, *[self._limits.max_response_tokens] * len(self.responses)]
+        most += [1] * len(self.labels)
         fits = torch.stack([rows.lengths <= limit for rows, limit in zip(tokens, most, strict=True)])
         kept = fits.all(0)
         if kept.all():
@@ -225,26 +234,39 @@ class CompletionLoader(Loader):
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
         tokens, attention_mask = self._whole(0, rows)
-        is_response = torch.arange(tokens.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
-        response_mask = attention_mask * is_response * rows.valid[:, None]
-        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": response_mask}
+        mask = self._response_mask(attention_mask, rows)
+        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": mask}
 
 
 class PairLoader(Loader):
     """Pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
 
-    `chosen_mask` and `rejected_mask` [B, T] are their attention masks; T is the same for both.
+    `chosen_mask` and `rejected_mask` [B, T] are their attention masks, `chosen_response_mask` and
+    `rejected_response_mask` those of a CompletionLoader; T is the same for both.
     """
 
     responses = ("chosen_key", "rejected_key")
-    fields = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
+    fields: ClassVar[tuple[str, ...]] = (
+        *("chosen_tokens", "chosen_mask", "chosen_response_mask"),
+        *("rejected_tokens", "rejected_mask", "rejected_response_mask"),
+        "valid",
+    )
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        chosen_tokens, chosen_mask = self._whole(0, rows)
-        rejected_tokens, rejected_mask = self._whole(1, rows)
-        return {
-            "chosen_tokens": chosen_tokens,
-            "chosen_mask": chosen_mask,
-            "rejected_tokens": rejected_tokens,
-            "rejected_mask": rejected_mask,
-        }
+        found: dict[str, Tensor] = {}
+        for response, side in enumerate(("chosen", "rejected")):
+            tokens, mask = self._whole(response, rows)
+            found |= {f"{side}_tokens": tokens, f"{side}_mask": mask}
+            found[f"{side}_response_mask"] = self._response_mask(mask, rows)
+        return found
+
+
+class SafetyPairLoader(PairLoader):
+    """Pairs, and whether each response is safe: also `chosen_safe` and `rejected_safe` [B], 1 or 0."""
+
+    labels = ("chosen_safe_key", "rejected_safe_key")
+    fields = (*PairLoader.fields, "chosen_safe", "rejected_safe")
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        chosen_safe, rejected_safe = (label.selected(rows.examples).flat.float() for label in self._labels)
+        return {**super()._tensors(rows), "chosen_safe": chosen_safe, "rejected_safe": rejected_safe}

@@ -101,6 +101,14 @@ def encode_responses(
     return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
 
 
+def encode_labels(labels: Column) -> list[Ids]:
+    """Each true or false as a row of one number, 1 or 0; DataError, naming the row, for any other value."""
+    for index, value in enumerate(labels.values):
+        if not isinstance(value, bool):
+            raise labels.fault(index, f"holds {_kind(value)}, not true or false")
+    return [[int(bool(value))] for value in labels.values]
+
+
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id that ends a response; ConfigError if the tokenizer has none."""
     end = tokenizer.eos_token_id

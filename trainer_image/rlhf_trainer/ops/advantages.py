@@ -41,9 +41,10 @@ def token_rewards(
 ) -> Float[Tensor, "B T"]:
     """Rewards per token: -kl_coef * kl on every token of the mask, and the score on its last (arXiv:2203.02155, eq. 2).
 
-    A row without a token of the mask has no reward. kl: per-token estimate, nats.
+    A row without a token of the mask has no reward. kl: per-token estimate, nats; not read if kl_coef is 0.
     """
-    return keep(-kl_coef * kl, mask) + keep(scores[:, None].expand_as(mask), last_token(mask))
+    penalty = kl_coef * kl if kl_coef else torch.zeros_like(kl)
+    return keep(-penalty, mask) + keep(scores[:, None].expand_as(mask), last_token(mask))
 
 
 def shape_scores(
@@ -64,3 +65,23 @@ def shape_scores(
     if clip is not None:
         shaped = shaped.clamp(-clip, clip)
     return torch.where(ended > 0, shaped, shaped - missing_end_penalty)
+
+
+def overlong_penalty(
+    lengths: Float[Tensor, " B"], *, max_tokens: int, buffer_tokens: int, coefficient: float
+) -> Float[Tensor, " B"]:
+    """DAPO's soft penalty, to be subtracted from the score (arXiv:2503.14476, eq. 13).
+
+    0 up to max_tokens - buffer_tokens, then a straight line up to `coefficient` at max_tokens. lengths: in tokens.
+    """
+    return coefficient * ((lengths - (max_tokens - buffer_tokens)) / buffer_tokens).clamp(0.0, 1.0)
+
+
+def rewards_to_go(rewards: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Sum of the rewards of the mask from each of its tokens on, undiscounted; 0 outside the mask."""
+    return keep(keep(rewards, mask).flip(1).cumsum(1).flip(1), mask)
+
+
+def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """One number a response, on each of its tokens."""
+    return keep(x[:, None].expand_as(mask), mask)

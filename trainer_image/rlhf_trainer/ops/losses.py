@@ -1,17 +1,22 @@
 """The losses of the actor, the critic and the preference models, each this call's share of a global mean.
 
-`num_tokens` (`num_pairs`) is the count of the global batch, so the shares of ranks and micro-batches add up.
+`normalizer` (`num_tokens`, `num_pairs`) is that of the global batch, so the shares of ranks and micro-batches add up.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlhf_trainer.ops.aggregation import Aggregation, aggregate
 from rlhf_trainer.ops.kl import KlEstimator, kl_estimate
-from rlhf_trainer.ops.masks import keep, masked_mean
+from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
+
+Ratio = Literal["Token", "Sequence"]
+CorrectionMode = Literal["Truncate", "Mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +25,8 @@ class PolicyLoss:
 
     loss: Float[Tensor, ""]
     """The loss, with gradient."""
-    clip_fraction: Float[Tensor, ""]
-    """Tokens whose gradient the clip cuts off / num_tokens; add over micro-batches. No gradient."""
+    clipped_tokens: Float[Tensor, ""]
+    """Tokens whose gradient the clip cuts off; add over micro-batches. No gradient."""
     max_ratio_deviation: Float[Tensor, ""]
     """Largest |ratio - 1| over the mask, 0 when it is empty; take the largest over micro-batches. No gradient."""
 
@@ -32,23 +37,47 @@ def policy_loss(
     advantages: Float[Tensor, "B T"],
     mask: Float[Tensor, "B T"],
     *,
-    clip_eps: float,
-    num_tokens: int | float | Tensor,
+    clip_ranges: tuple[float, float],
+    ratio: Ratio,
+    weights: Float[Tensor, "B T"] | None,
+    aggregation: Aggregation,
+    normalizer: int | float | Tensor,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated: -sum over the mask of L / num_tokens.
+    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated and aggregated.
 
-    ratio = exp(log_probs - old_log_probs);  L = min(ratio * A, clip(ratio, 1 - clip_eps, 1 + clip_eps) * A)
+    r = exp(log_probs - old_log_probs);  L = weight * min(r * A, clip(r, 1 - low, 1 + high) * A)
+
+    clip_ranges: (low, high); they differ in DAPO (arXiv:2503.14476, eq. 8). ratio "Sequence": r is the geometric mean
+    of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as `rollout_weights`; None is 1.
     """
-    ratio = torch.exp(keep(log_probs - old_log_probs, mask))
-    gain = keep(advantages, mask)
-    unclipped = ratio * gain
-    clipped = ratio.clamp(1.0 - clip_eps, 1.0 + clip_eps) * gain
-    deviation = (ratio.detach() - 1.0).abs()
+    log_ratio = keep(log_probs - old_log_probs, mask)
+    if ratio == "Sequence":
+        mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+        log_ratio = keep(mean.expand_as(mask), mask)
+    moved = torch.exp(log_ratio)
+    gain = keep(advantages if weights is None else advantages * weights, mask)
+    low, high = clip_ranges
+    unclipped, clipped = moved * gain, moved.clamp(1.0 - low, 1.0 + high) * gain
+    deviation = (moved.detach() - 1.0).abs()
     return PolicyLoss(
-        loss=-masked_mean(torch.minimum(unclipped, clipped), mask, count=num_tokens),
-        clip_fraction=masked_mean((clipped < unclipped).to(mask.dtype), mask, count=num_tokens),
+        loss=-aggregate(torch.minimum(unclipped, clipped), mask, aggregation=aggregation, normalizer=normalizer),
+        clipped_tokens=masked_sum((clipped < unclipped).to(mask.dtype), mask),
         max_ratio_deviation=torch.cat([deviation.flatten(), deviation.new_zeros(1)]).max(),
     )
+
+
+def rollout_weights(
+    ratio: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mode: CorrectionMode, cap: float
+) -> Float[Tensor, "B T"]:
+    """Importance weights for tokens drawn from the generator and learnt from by the trainer; 0 outside the mask.
+
+    ratio: trainer's / generator's probability of each token. Truncate: min(ratio, cap) (Yao et al., "Your efficient RL
+    framework secretly brings you off-policy RL training", 2025). Mask: ratio within 1 / cap .. cap, else 0 (IcePop).
+    """
+    ratio = keep(ratio, mask)
+    if mode == "Truncate":
+        return ratio.clamp(max=cap)
+    return torch.where((ratio >= 1.0 / cap) & (ratio <= cap), ratio, 0.0)
 
 
 def value_loss(
@@ -81,15 +110,16 @@ def kl_loss(
     mask: Float[Tensor, "B T"],
     *,
     estimator: KlEstimator,
-    num_tokens: int | float | Tensor,
+    aggregation: Aggregation,
+    normalizer: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """Mean over the mask of the estimate of KL(actor || reference), as a loss of its own (arXiv:2402.03300, eq. 3, 4).
+    """The estimate of KL(actor || reference), aggregated, as a loss of its own (arXiv:2402.03300, eq. 3, 4).
 
     The gradient is that of the estimate itself; of the three only K2's is an unbiased gradient of the KL divergence
     when the tokens come from the policy of log_probs.
     """
     kl = kl_estimate(keep(log_probs, mask), keep(ref_log_probs, mask), estimator=estimator)
-    return masked_mean(kl, mask, count=num_tokens)
+    return aggregate(kl, mask, aggregation=aggregation, normalizer=normalizer)
 
 
 def sft_loss(
@@ -112,3 +142,18 @@ def pair_loss(
     """
     margin = keep(chosen - rejected, weight)
     return -(weight * logsigmoid(margin)).sum() / num_pairs
+
+
+def sign_loss(
+    costs: Float[Tensor, " N"],
+    safe: Float[Tensor, " N"],
+    weight: Float[Tensor, " N"],
+    *,
+    num_pairs: int | float | Tensor,
+) -> Float[Tensor, ""]:
+    """How well the sign of a cost says whether a response is safe (Safe RLHF, arXiv:2310.12773, section 3.2).
+
+    -sum(weight * log(sigmoid(s * cost))) / num_pairs, with s = -1 for a safe response (safe 1) and 1 for another.
+    """
+    signed = keep(torch.where(safe > 0, -costs, costs), weight)
+    return -(weight * logsigmoid(signed)).sum() / num_pairs

@@ -13,10 +13,14 @@ from rlhf_trainer.report.reading import JobRecord
 
 MEANINGS = {
     "reward/mean": "mean score of the sampled responses",
-    "cost/mean": "mean cost of the sampled responses",
+    "cost/mean": "mean cost of the sampled responses; above the limit it is weighed more",
+    "lagrange/multiplier": "weight of the cost against the reward",
     "kl/reference": "from the reference model, nats a response",
     "response_length/mean": "tokens of a sampled response",
     "accuracy/pairs": "share of the batch's pairs ranked rightly",
+    "accuracy/safety": "share of the batch's responses whose cost has the right sign",
+    "margin/pairs": "mean implicit reward of the chosen response less the rejected one's",
+    "groups/with_signal": "share of prompts whose responses differ in reward",
     "entropy": "nats a token; near 0: no exploration",
     "clip_fraction": "share of tokens at the ratio's clip",
     "response_finished/mean": "share that ended before the token limit",
@@ -35,7 +39,17 @@ PREFIXES = {
     "evaluation/": "on held-out data, during training",
     "grad_norm/": "before clipping",
 }
-LEARNING = ("evaluation/", "reward/", "cost/", "kl/reference", "response_length/", "accuracy/", "loss/")
+LEARNING = (
+    "evaluation/",
+    "reward/",
+    "cost/",
+    "lagrange/",
+    "kl/reference",
+    "response_length/",
+    "accuracy/",
+    "margin/",
+    "loss/",
+)
 """What shows whether the model learns, in the order of the page; all other metrics are about health and speed."""
 HEALTH = (
     "skipped_updates",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
@@ -23,6 +22,7 @@ from rlhf_trainer.run.folder import (
     SUMMARY,
     JobFolder,
     add_to_summary,
+    load_beside,
     model_folders,
     read_summary,
     written,
@@ -64,7 +64,7 @@ def run_file(
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
     """
-    jobs = load(manifest, overrides)
+    jobs = load_beside(output, manifest, overrides)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")
@@ -75,7 +75,7 @@ def run_file(
     with only_run_in(output), opened(options, output) as listeners:
         if restart:
             clear(output, jobs)
-        starts = from_the_start(jobs) if restart else unfinished(jobs, output)
+        starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
         for job in jobs:
             if job.name not in starts:
                 display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")

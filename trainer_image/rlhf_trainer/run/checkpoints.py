@@ -56,7 +56,7 @@ class KeptCheckpoints(Checkpoints):
         """
         self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
         self._store, self._rows = folder.checkpoints, rows
-        self._trained = [models[role] for role in job.spec.algorithm.trained]
+        self._trained = [models[role] for role in job.trained()]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0

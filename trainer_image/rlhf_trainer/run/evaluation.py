@@ -59,9 +59,12 @@ class Evaluation:
 class HeldOut(Evaluation):
     """A mean over the held-out rows, from (total, weight) of each rank."""
 
-    def __init__(self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str) -> None:
+    def __init__(
+        self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str, with_reference: bool = False
+    ) -> None:
         self._runtime, self._rows, self._measure = runtime, rows, measure
         self._evaluate = getattr(runtime.models[role], method)
+        self._reference = runtime.models["reference"] if with_reference else None
 
     def during(self) -> dict[str, float]:
         return {f"evaluation/{self._measure}": self._mean()}
@@ -71,6 +74,8 @@ class HeldOut(Evaluation):
 
     def _mean(self) -> float:
         batch = self._runtime.models["data"].load_evaluation(self._runtime.blank(FIRST_DRAW, self._rows))
+        if self._reference:
+            batch = self._reference.compute_pair_log_prob(batch)
         parts = self._evaluate(batch).result()
         self._runtime.drain()
         return finite(self._measure, sum(total for total, _ in parts) / sum(weight for _, weight in parts))
@@ -85,7 +90,8 @@ class Rollouts(Evaluation):
 
     def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str]) -> None:
         self._runtime, self._rows = runtime, rows
-        self._measures = ["reward", *functions]
+        self._costs = runtime.models.get("cost")
+        self._measures = ["reward", *(["cost"] if self._costs else []), *functions]
         self._decider = functions[0] if functions else "reward"
         self._before: list[JudgedRow] = []
         self._again: list[JudgedRow] = []
@@ -135,6 +141,8 @@ class Rollouts(Evaluation):
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
         batch = models["actor"].generate_sequences(batch)
         batch = models["reward"].compute_reward(batch)
+        if self._costs:
+            batch = self._costs.compute_cost(batch)
         parts = models["judge"].judge(batch).result()
         self._runtime.drain()
         return [row for part in parts for row in part]
@@ -167,6 +175,8 @@ def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
         return Evaluation()
     if job.spec.algorithm.name == "SFT":
         return HeldOut(runtime, rows, role="actor", method="evaluate_completions", measure="loss")
-    if job.spec.algorithm.name == "RewardModel":
-        return HeldOut(runtime, rows, role="reward", method="evaluate_pairs", measure="pair_accuracy")
+    if job.spec.algorithm.offline:
+        (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
+        options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
+        return HeldOut(runtime, rows, role=role, **options, with_reference="reference" in frozen)
     return Rollouts(runtime, rows, functions=[function.name for function in job.spec.evaluation.functions])

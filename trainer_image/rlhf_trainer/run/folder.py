@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any, Concatenate, ParamSpec
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.files import dump
+from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
@@ -35,7 +37,7 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
         try:
             folders[role] = model_folder(model.uri, output)
         except DataError as error:
-            raise DataError(f"{job.name}: spec.models.{role}.uri: {error}") from error
+            raise DataError(f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri: {error}") from error
     return folders
 
 
@@ -70,6 +72,33 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     """A whole checkpoint as the status shows it."""
     saved_at = checkpoint.saved_at or datetime.now(UTC)
     return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """A job that has succeeded in a run folder: its algorithm, and the identity of what it made."""
+
+    algorithm: str
+    identity: str
+
+
+def finished_jobs(output: Path) -> dict[str, FinishedJob]:
+    """The jobs that have succeeded in a run folder, by name."""
+    found = {}
+    for status in output.glob("*/status.json"):
+        job, inputs, model = (status.parent / name for name in (JOB_FILE, INPUTS, "model"))
+        if not (job.is_file() and inputs.is_file() and model.is_dir()):
+            continue
+        if json.loads(status.read_text())["phase"] == "Succeeded":
+            (document,) = kubectl_yaml.read(job.read_text(), "")
+            made = identity(document, json.loads(inputs.read_text()))
+            found[status.parent.name] = FinishedJob(document["spec"]["algorithm"]["name"], made)
+    return found
+
+
+def load_beside(output: Path, manifest: Path, overrides: Sequence[str]) -> list[Job]:
+    """The jobs of a manifest that is run in `output`, whose finished jobs they may read. Raises SpecError."""
+    return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
 
 def now() -> str:

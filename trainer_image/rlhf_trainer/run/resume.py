@@ -13,7 +13,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.resume import LENGTHS, changes, differing, identity
 from rlhf_trainer.checkpoint.store import Checkpoint
-from rlhf_trainer.run.folder import JobFolder
+from rlhf_trainer.run.folder import JobFolder, finished_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Start:
     """Identities of the jobs that it reads, by name."""
 
 
-def from_the_start(jobs: Sequence[Job]) -> dict[str, Start]:
+def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """All jobs, anew."""
-    made = identities(jobs)
+    made = identities(jobs, output)
     return {job.name: Start(checkpoint=None, inputs=inputs(job, made)) for job in jobs}
 
 
@@ -38,7 +38,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     A job that read what another experiment had made starts over. Raises SpecError when a job itself is another
     experiment than the one of that name which was begun here.
     """
-    made = identities(jobs)
+    made = identities(jobs, output)
     pending: dict[str, Start] = {}
     problems: list[Problem] = []
     for job in jobs:
@@ -58,9 +58,9 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     return pending
 
 
-def identities(jobs: Sequence[Job]) -> dict[str, str]:
-    """What each job makes, by name; the jobs come after those they read."""
-    made: dict[str, str] = {}
+def identities(jobs: Sequence[Job], output: Path) -> dict[str, str]:
+    """What each job makes, by name, and each that has finished in the folder; the jobs come after those they read."""
+    made = {name: finished.identity for name, finished in finished_jobs(output).items()}
     for job in jobs:
         made[job.name] = identity(kubectl_yaml.read(dump(job), "")[0], inputs(job, made))
     return made

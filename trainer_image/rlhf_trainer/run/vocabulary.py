@@ -24,6 +24,6 @@ def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
     for role, mine in words.items():
         if mine != words["actor"]:
             raise ConfigError(
-                f"{job.name}: spec.models.{role}: its tokenizer is not the actor's "
+                f"{job.name}: spec.models.{job.spec.models.source_field(role)}: its tokenizer is not the actor's "
                 f"({len(mine)} against {len(words['actor'])} entries)"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,10 +20,9 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
-from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 
@@ -96,6 +96,7 @@ class RayRuntime:
         for group in self._groups.values():
             group.wait_until_built()
         self.drain()
+        gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 
     def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
@@ -112,10 +113,12 @@ class RayRuntime:
             arguments: dict[str, Any] = {"setting": setting_of(job, role, self._folders, total_steps=total_steps)}
             if stage.generates and role == "actor":
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // pool.size)
-            workers[role] = WorkerSpec(stage.workers[role], arguments)
+            workers[role] = WorkerSpec(worker_of(job, role), arguments)
         if stage.generates and is_home:
             functions = job.spec.evaluation.functions if job.spec.evaluation else ()
             setting = setting_of(job, stage.saved, self._folders)
-            workers["advantage"] = WorkerSpec(AdvantageWorker, {"algorithm": job.spec.algorithm})
+            workers.update({name: WorkerSpec(each, {"job": job}) for name, each in stage.numbers.items()})
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting, "functions": list(functions)})
+            if "reward" not in job.models():  # it takes no slot of its own
+                workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers

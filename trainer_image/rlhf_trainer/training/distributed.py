@@ -59,3 +59,12 @@ def largest_over_ranks(value: int) -> int:
     largest = torch.tensor(value, device=device_here())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest.item())
+
+
+def rows_of_all_ranks(values: torch.Tensor, start: int) -> torch.Tensor:
+    """The rows of the whole batch, float64 [B]: this rank holds the rows from `start` on, however they are cut."""
+    total = int(sum_over_ranks([len(values)])[0])
+    rows = torch.zeros(total, dtype=torch.float64, device=device_here())
+    rows[start : start + len(values)] = values
+    dist.all_reduce(rows)
+    return rows.cpu()

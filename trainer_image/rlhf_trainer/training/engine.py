@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks, sum_over_ranks
 from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.offload import Residence
 from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
@@ -36,9 +37,19 @@ class MicroBatch:
 class Engine:
     """A model sharded over the ranks of its pool. All ranks call the same methods in the same order."""
 
-    def __init__(self, model: nn.Module, *, token_budget: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        token_budget: int,
+        role: str,
+        offload: Offload,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """role: the model's, for measurements; `offload`: what leaves the device while the model is not in use."""
         self.model = model.eval()  # no dropout: an update must see the log-probabilities that scoring saw
         self._token_budget = token_budget
+        self.residence = Residence(model, optimizer, offload=offload, role=role)
 
     def split(self, fields: Fields, lengths: Tensor) -> list[MicroBatch]:
         """Micro-batches of a batch, as many on every rank.
@@ -62,9 +73,10 @@ class Engine:
     def infer(self, fields: Fields, lengths: Tensor, compute: Callable[[nn.Module, Fields], Tensor]) -> Tensor:
         """`compute(model, micro-batch fields) -> [b, t]` of all rows: float32 [B, T], on the CPU."""
         result = torch.zeros(fields["tokens"].shape, dtype=torch.float32)
-        for micro in self.split(fields, lengths):
-            output = compute(self.model, micro.fields).float().cpu()
-            result[micro.rows, : output.shape[1]] = output[: len(micro.rows)]
+        with self.residence.in_use():
+            for micro in self.split(fields, lengths):
+                output = compute(self.model, micro.fields).float().cpu()
+                result[micro.rows, : output.shape[1]] = output[: len(micro.rows)]
         return result
 
 
@@ -80,9 +92,10 @@ class Trainer(Engine):
         total_steps: int,
         max_skipped_updates: int,
         path: str,
+        role: str,
+        offload: Offload,
     ) -> None:
-        """path: the model's field in the manifest, for messages."""
-        super().__init__(model, token_budget=token_budget)
+        """path: the model's field in the manifest, for messages; role, offload: see `Engine`."""
         self._settings = optimizer
         self._total_steps = total_steps
         self._max_skipped_updates = max_skipped_updates
@@ -95,6 +108,7 @@ class Trainer(Engine):
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
         )
+        super().__init__(model, token_budget=token_budget, role=role, offload=offload, optimizer=self._optimizer)
         self.state = TrainerState(model, self._optimizer)
 
     def learning_rate(self, step: int) -> float:
@@ -117,12 +131,17 @@ class Trainer(Engine):
         A loss or gradient that is not finite leaves weights and optimizer as they are; NumericsError when that happens
         too often in a row. All ranks see the same.
         """
-        world = dist.get_world_size()
+        with self.residence.in_use(moments=True):
+            return self._update(fields, lengths, loss, step=step)
+
+    def _update(
+        self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int
+    ) -> float:
         total = 0.0
         for micro in self.split(fields, lengths):
             share = loss(self.model, micro.fields)
             total += float(share.detach())
-            torch.autograd.backward(share * world)  # FSDP2 averages gradients over the ranks
+            torch.autograd.backward(share * dist.get_world_size())  # FSDP2 averages gradients over the ranks
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
         measured = {
             "loss": sum_over_ranks([total])[0],

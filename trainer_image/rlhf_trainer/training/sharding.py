@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.distributed import data_mesh, device_here
 from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.offload import bytes_held
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 
@@ -47,6 +48,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """(Hugging Face name, parameter) of a sharded model, in layer order."""
     wrapper = f"{next(iter(dict(model.named_children())))}."
     for name, parameter in model.named_parameters():
+        assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Residence.in_use"
         yield name.removeprefix(wrapper).replace(_CHECKPOINT_PART, ""), parameter
 
 

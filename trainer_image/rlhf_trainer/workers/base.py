@@ -13,13 +13,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
+from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
-from rlhf_trainer.training.models import load_tokenizer
+from rlhf_trainer.training.models import (
+    LanguageModel,
+    Scorer,
+    load_language_model,
+    load_scorer,
+    load_tokenizer,
+)
 from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model, writing
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.types import Batch, Fields, register
@@ -30,7 +38,7 @@ class WorkerSetting:
     """The job, and which of its models a worker holds."""
 
     job: Job
-    role: str
+    role: Role
     model: Model
     folder: str
     """Local folder of the model, or its name on the hub."""
@@ -38,8 +46,8 @@ class WorkerSetting:
 
     @property
     def path(self) -> str:
-        """The model's field in the manifest, for messages."""
-        return f"{self.job.name}: spec.models.{self.role}"
+        """The field of the manifest that says how the model is trained, for messages."""
+        return f"{self.job.name}: spec.models.{self.job.spec.models.field(self.role)}"
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -52,25 +60,53 @@ class WorkerSetting:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
+    def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
+        """The weights of a causal language model; see `load_language_model`."""
+        return load_language_model(
+            self.folder,
+            seed=self.job.spec.training.seed,
+            trust_remote_code=self.model.trust_remote_code,
+            revision=self.model.revision,
+            may_initialise=may_initialise,
+        )
+
+    def scorer(self, *, may_add_head: bool) -> Scorer:
+        """The weights of a scorer; see `load_scorer`."""
+        return load_scorer(
+            self.folder,
+            seed=self.job.spec.training.seed,
+            trust_remote_code=self.model.trust_remote_code,
+            revision=self.model.revision,
+            path=f"{self.job.name}: spec.models.{self.job.spec.models.source_field(self.role)}",
+            may_add_head=may_add_head,
+        )
+
     def engine(self, model: nn.Module) -> Engine:
         """The model, sharded, for forward passes only."""
         model.requires_grad_(False)
         sharded = shard(model, compute_dtype=self.compute_dtype, recompute_activations=False)
-        return Engine(sharded, token_budget=self.job.spec.training.micro_batch_tokens)
+        return Engine(
+            sharded,
+            token_budget=self.job.spec.training.micro_batch_tokens,
+            role=self.role,
+            offload=self.model.offload,
+        )
 
-    def trainer(self, model: nn.Module, *, token_budget: int | None = None) -> Trainer:
-        """The model, sharded, with its optimizer."""
+    def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
+        """The model, sharded, with its optimizer; an update reads so many sequences for a row of a micro-batch."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         sharded = shard(
             model, compute_dtype=self.compute_dtype, recompute_activations=self.model.gradient_checkpointing
         )
         return Trainer(
             sharded,
-            token_budget=token_budget or self.job.spec.training.micro_batch_tokens,
+            token_budget=max(1, self.job.spec.training.micro_batch_tokens // sequences_per_row),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
             path=self.path,
+            role=self.role,
+            offload=self.model.offload,
         )
 
 
@@ -85,7 +121,8 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:
         """Write the model as a Hugging Face directory."""
-        save_model(self.trainer.model, self.tokenizer, Path(folder))
+        with self.trainer.residence.in_use():
+            save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str) -> None:
@@ -94,7 +131,8 @@ class TrainedModel:
         if dist.get_rank() == 0:
             with writing("the checkpoint", staging.folder):
                 save_description(self.trainer.model, self.tokenizer, staging.folder / DESCRIPTION)
-        self.trainer.state.begin_save(staging.folder, then=staging.deliver)
+        with self.trainer.residence.in_use(moments=True):
+            self.trainer.state.begin_save(staging.folder, then=staging.deliver)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
@@ -114,7 +152,7 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
         """Go back to a checkpoint, made by any number of ranks."""
-        with fetched(f"{uri}/{self.setting.role}") as folder:
+        with fetched(f"{uri}/{self.setting.role}") as folder, self.trainer.residence.in_use(moments=True):
             self.trainer.state.load(folder)
 
 
@@ -130,6 +168,12 @@ def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
         return token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=temperature)
 
     return engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
+
+
+def side_log_probs(engine: Engine, batch: Batch, side: str) -> Tensor:
+    """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
+    texts = batch.having({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
+    return row_sums(log_probs_by(engine, texts, temperature=1.0), batch[f"{side}_response_mask"])
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

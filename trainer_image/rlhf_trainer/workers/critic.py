@@ -4,71 +4,104 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rlhf_api.spec import PPO
+from rlhf_api.algorithms import ActorCritic
 from rlhf_trainer.ops.log_probs import shift_values
 from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.mini_batches import deal
-from rlhf_trainer.training.models import load_scorer
+from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of
 
-UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "values", "returns")
+TOKEN_FIELDS = ("tokens", "attention_mask", "response_mask")
+VALUE_FIELDS = ("values", "returns")
+COST_VALUE_FIELDS = ("cost_values", "cost_returns")
 
 
 class CriticWorker(TrainedModel):
     """One rank of the critic."""
 
+    value_fields = VALUE_FIELDS
+    """Names of its values and of what they should be."""
+
     def __init__(self, setting: WorkerSetting) -> None:
-        model = load_scorer(
-            setting.folder,
-            seed=setting.job.spec.training.seed,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-            path=setting.path,
-        )
-        super().__init__(setting, setting.trainer(model))
-        assert isinstance(setting.job.spec.algorithm, PPO)
+        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
+        assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """values float32 [B, T]: values[b, t] is that of the state before token t."""
-        return {"values": self.trainer.infer({"tokens": batch["tokens"]}, lengths_of(batch), _values)}
+        return {"values": self.values_of(batch)}
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(DP_PROTO, reads=(*TOKEN_FIELDS, *VALUE_FIELDS), phase="update")
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
+        self.learn(batch)
+
+    def values_of(self, batch: Batch) -> Tensor:
+        """The value [B, T] of the state before each token."""
+        return self.trainer.infer({"tokens": batch["tokens"]}, lengths_of(batch), _values)
+
+    def record(self, loss: float, tokens: float) -> None:
+        """Measure a loss, summed over so many tokens."""
+        recorder.mean("loss/value", loss, tokens)
+
+    def record_norm(self, norm: float) -> None:
+        """Measure the norm of a gradient."""
+        recorder.maximum("grad_norm/value", norm)
+
+    def learn(self, batch: Batch) -> None:
+        """All updates of a step."""
         training = self.setting.job.spec.training
-        for epoch in range(training.update_epochs):
-            count = self.setting.job.mini_batches
-            dealt = deal(batch.rows, count=count, seed=training.seed, step=batch.step, epoch=epoch)
-            for number in range(count):
-                self._update(batch, dealt == number)
+        trained = (batch["response_mask"] > 0).any(1)
+        with self.trainer.residence.in_use(moments=True):
+            for chosen in mini_batches(trained, batch, training, size=training.mini_batch_size):
+                self._update(batch, chosen)
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
         """One optimizer step on the chosen rows."""
-        fields = {name: batch[name][chosen] for name in UPDATE_FIELDS}
+        fields = {name: batch[name][chosen] for name in (*TOKEN_FIELDS, *self.value_fields)}
         tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
-        if not tokens:  # nothing but the padding of a short last batch, on every rank
-            return
+        values, returns = self.value_fields
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             share = value_loss(
                 _values(model, micro),
-                micro["values"],
-                micro["returns"],
+                micro[values],
+                micro[returns],
                 micro["response_mask"],
                 clip_eps=self._algorithm.value_clip_range,
                 num_tokens=tokens,
             )
-            recorder.mean("loss/value", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
+            self.record(float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
         norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)
-        recorder.maximum("grad_norm/value", norm)
+        self.record_norm(norm)
+
+
+class CostCriticWorker(CriticWorker):
+    """One rank of a critic of the costs (Safe RLHF)."""
+
+    value_fields = COST_VALUE_FIELDS
+
+    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
+    def compute_values(self, batch: Batch) -> Fields:
+        """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
+        return {"cost_values": self.values_of(batch)}
+
+    @register(DP_PROTO, reads=(*TOKEN_FIELDS, *COST_VALUE_FIELDS), phase="update")
+    def update_critic(self, batch: Batch) -> None:
+        """Several epochs of mini-batch updates by the clipped value loss."""
+        self.learn(batch)
+
+    def record(self, loss: float, tokens: float) -> None:
+        recorder.mean("loss/cost_value", loss, tokens)
+
+    def record_norm(self, norm: float) -> None:
+        recorder.maximum("grad_norm/cost_value", norm)
 
 
 def _values(model: nn.Module, micro: Fields) -> Tensor:

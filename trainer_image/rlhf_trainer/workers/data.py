@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -31,15 +31,17 @@ class DataWorker:
         """`setting`: the job and the model whose tokenizer is used; evaluation batches divide by `slots`."""
         job = setting.job
         tokenizer = setting.tokenizer()
-        self._batch_size = job.spec.training.batch_size or job.spec.training.prompt_batch_size or 0
+        self._batch_size = job.rows_per_step
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
         limits = Limits.of(job.spec)
         self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", limits=limits)
+        self._loaders: list[Loader] = [self._train]
         self._held_out = None
         if job.spec.evaluation:
             path = "spec.evaluation.data"
             self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, limits=limits)
+            self._loaders.append(self._held_out)
 
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
@@ -50,8 +52,8 @@ class DataWorker:
             evaluation_rows=-(-held_out // self._slots) * self._slots,
             facts=tuple(
                 f"{loader.path}: {loader.dropped} of {loader.dropped + len(loader)} rows are too long and were dropped"
-                for loader in (self._train, self._held_out)
-                if loader and loader.dropped
+                for loader in self._loaders
+                if loader.dropped
             ),
         )
 
@@ -86,6 +88,30 @@ class PromptData(DataWorker):
         return self._held_out_rows(batch)
 
 
+PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
+
+
+class PromptAndPretrainData(PromptData):
+    """Prompts of RL, each row with a text that the actor also learns to write."""
+
+    def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
+        super().__init__(setting, slots=slots)
+        source = setting.job.spec.data.pretrain
+        assert source, "the stage's table asks for this class only then"
+        limits = replace(Limits.of(setting.job.spec), total_epochs=None)
+        self._pretrain = CompletionLoader(source, setting.tokenizer(), path="spec.data.pretrain", limits=limits)
+        self._loaders.append(self._pretrain)
+        self._sequences = setting.job.sequences_per_step
+
+    @register(DP_PROTO, adds=(*PromptLoader.fields, *PRETRAIN_FIELDS), phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """The fields of PromptData, and pretrain_tokens int64 and its two masks [B, T]."""
+        rows = slice(batch.start, batch.start + batch.size)
+        found = self._pretrain.batch(batch.step, batch_size=self._sequences, rows=rows)
+        text = {name: found[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
+        return {**self._training_rows(batch), **text}
+
+
 class CompletionData(DataWorker):
     """Prompts with their responses."""
 
@@ -113,6 +139,22 @@ class PairData(DataWorker):
         return self._training_rows(batch)
 
     @register(DP_PROTO, adds=PairLoader.fields, phase="data")
+    def load_evaluation(self, batch: Batch) -> Fields:
+        """The same fields for held-out pairs."""
+        return self._held_out_rows(batch)
+
+
+class SafetyPairData(DataWorker):
+    """Pairs of a safer and a more harmful response, and whether each is safe."""
+
+    loader_class = SafetyPairLoader
+
+    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
+    def load_batch(self, batch: Batch) -> Fields:
+        """The fields of PairData, and chosen_safe, rejected_safe [B]."""
+        return self._training_rows(batch)
+
+    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
     def load_evaluation(self, batch: Batch) -> Fields:
         """The same fields for held-out pairs."""
         return self._held_out_rows(batch)

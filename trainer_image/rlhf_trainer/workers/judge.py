@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec import EvaluationFunction
-from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
-
-Score = Callable[[list[str], list[str], list[bool]], list[float]]
-"""An evaluation function: (prompts, responses, whether each ended with end-of-text) -> a number for each."""
+from rlhf_trainer.workers.samples import SAMPLE_FIELDS, real_rows, samples_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,68 +21,40 @@ class JudgedRow:
     response: str
     finished: bool
     scores: dict[str, float]
-    """`reward`, and each evaluation function by its name."""
+    """`reward`, `cost` if there is a cost model, and each evaluation function by its name."""
 
 
 class JudgeWorker:
     """One rank's part of an evaluation."""
 
-    def __init__(self, setting: WorkerSetting, *, functions: list[EvaluationFunction]) -> None:
-        self._tokenizer: PreTrainedTokenizerBase = setting.tokenizer()
-        self._functions = {function.name: load_function(function) for function in functions}
+    def __init__(self, setting: WorkerSetting, *, functions: Sequence[EvaluationFunction]) -> None:
+        self._tokenizer = setting.tokenizer()
+        self._functions = {
+            function.name: UserFunction(
+                function.entrypoint,
+                arguments=function.arguments,
+                seconds=function.timeout_seconds,
+                deadline=setting.job.spec.training.call_deadline_seconds,
+                path="spec.evaluation.functions",
+            )
+            for function in functions
+        }
+        for function in self._functions.values():
+            function.ready()
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask", "response_mask", "finished", "scores", "valid"))
+    @register(DP_PROTO, reads=("scores", *SAMPLE_FIELDS), reads_if_there=("costs",))
     def judge(self, batch: Batch) -> list[JudgedRow]:
         """The real (not padded) rows of this rank, decoded and scored."""
-        real = [row for row, valid in enumerate(batch["valid"].tolist()) if valid]
-        prompts, responses = zip(*(self._texts(batch, row) for row in real), strict=True) if real else ((), ())
-        finished = [bool(batch["finished"][row]) for row in real]
-        columns = {"reward": [float(batch["scores"][row]) for row in real]}
-        for name, function in self._functions.items():
-            columns[name] = self._run(name, function, list(prompts), list(responses), finished)
+        samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
+        measured = {"reward": "scores", **({"cost": "costs"} if "costs" in batch.fields else {})}
+        columns = {name: batch[field][real].tolist() for name, field in measured.items()}
+        columns |= {name: function.scores(samples) for name, function in self._functions.items()}
         return [
             JudgedRow(
-                prompt=prompts[place],
-                response=responses[place],
-                finished=finished[place],
+                prompt=sample.prompt,
+                response=sample.response,
+                finished=sample.finished,
                 scores={name: column[place] for name, column in columns.items()},
             )
-            for place in range(len(real))
+            for place, sample in enumerate(samples)
         ]
-
-    def _texts(self, batch: Batch, row: int) -> tuple[str, str]:
-        """Prompt and response of a row."""
-        response = batch["response_mask"][row] > 0
-        prompt = (batch["attention_mask"][row] > 0) & ~response
-        tokens = batch["tokens"][row]
-        return (
-            self._tokenizer.decode(tokens[prompt], skip_special_tokens=True),
-            self._tokenizer.decode(tokens[response], skip_special_tokens=True),
-        )
-
-    def _run(
-        self, name: str, function: Score, prompts: list[str], responses: list[str], finished: list[bool]
-    ) -> list[float]:
-        try:
-            values = [float(value) for value in function(prompts, responses, finished)]
-        except (Exception, SystemExit) as error:  # whatever the user's code raises
-            raise UserCodeError(f"spec.evaluation.functions: {name} raised {type(error).__name__}: {error}") from error
-        if not all(map(math.isfinite, values)):
-            raise UserCodeError(f"spec.evaluation.functions: {name} returned a value that is not finite")
-        if len(values) != len(prompts):
-            raise UserCodeError(
-                f"spec.evaluation.functions: {name} returned {len(values)} values for {len(prompts)} responses"
-            )
-        return values
-
-
-def load_function(function: EvaluationFunction) -> Score:
-    """Import `module:function`; UserCodeError when there is none."""
-    module, _, attribute = function.entrypoint.partition(":")
-    try:
-        found: Score = getattr(import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever the user's module does
-        raise UserCodeError(
-            f"spec.evaluation.functions: {function.entrypoint} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    return found

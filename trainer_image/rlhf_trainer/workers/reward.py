@@ -1,25 +1,27 @@
-"""The reward model: scores whole responses in RL, and is trained on pairs by the Bradley-Terry loss."""
+"""The reward and the cost model: they score whole responses in RL, and are trained on pairs of them."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
-from rlhf_trainer.ops.losses import pair_loss
+from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.models import Scorer, load_scorer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, lengths_of
 
 PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
+SAFE_FIELDS = ("chosen_safe", "rejected_safe")
 
 
 class RewardWorker:
     """One rank of a frozen reward model."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        self._engine = setting.engine(_scorer(setting, may_add_head=False))
+        self._engine = setting.engine(setting.scorer(may_add_head=False))
 
     @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
@@ -28,65 +30,115 @@ class RewardWorker:
         return {"scores": at_last_token(scores, batch["attention_mask"])}
 
 
-class RewardTrainer(TrainedModel):
-    """One rank of a reward model in training (Ouyang et al., arXiv:2203.02155, eq. 1)."""
+class CostWorker(RewardWorker):
+    """One rank of a frozen cost model."""
+
+    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("costs",), phase="scoring")
+    def compute_cost(self, batch: Batch) -> Fields:
+        """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
+        return {"costs": self.compute_reward(batch)["scores"]}
+
+
+class PairTrainer(TrainedModel):
+    """One rank of a scorer that learns from pairs of responses."""
+
+    fields: ClassVar[tuple[str, ...]] = PAIR_FIELDS
 
     def __init__(self, setting: WorkerSetting) -> None:
-        budget = max(1, setting.job.spec.training.micro_batch_tokens // 2)  # a row of a micro-batch is two responses
-        super().__init__(setting, setting.trainer(_scorer(setting, may_add_head=True), token_budget=budget))
+        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True), sequences_per_row=2))
 
-    @register(DP_PROTO, reads=PAIR_FIELDS, phase="update")
-    def update_reward(self, batch: Batch) -> None:
-        """One optimizer step on a batch of pairs."""
-        fields, lengths = _pairs(batch)
+    def update(self, batch: Batch) -> float:
+        """One optimizer step on a batch of pairs; returns the gradient's norm."""
+        fields, lengths = self._pairs(batch)
         pairs = sum_over_ranks([fields["valid"].sum()])[0]
         recorder.add("tokens", float(fields["chosen_mask"].sum() + fields["rejected_mask"].sum()))
 
         def loss(model: nn.Module, micro: Fields) -> Tensor:
             chosen, rejected = _pair_scores(model, micro)
-            share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
-            here = float(micro["valid"].sum())
-            recorder.mean("loss/reward_model", float(share.detach()) * pairs, here)
-            recorder.mean("accuracy/pairs", float(((chosen > rejected) * micro["valid"]).sum()), here)
-            return share
+            right = (self.is_right(chosen, rejected) * micro["valid"]).sum()
+            recorder.mean("accuracy/pairs", right, micro["valid"].sum())
+            return self.loss(chosen, rejected, micro, num_pairs=pairs)
 
-        norm = self.trainer.update(fields, lengths, loss, step=batch.step)
-        recorder.maximum("grad_norm/reward_model", norm)
+        return self.trainer.update(fields, lengths, loss, step=batch.step)
 
-    @register(DP_PROTO, reads=PAIR_FIELDS)
-    def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
-        """(pairs whose chosen response scores higher, pairs) of this rank's rows."""
-        fields, lengths = _pairs(batch)
+    def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
+        """This micro-batch's share of the loss, from the scores [b] of both responses."""
+        raise NotImplementedError
+
+    def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """1.0 where the scores [b] are in the order of the pair."""
+        raise NotImplementedError
+
+    def accuracy(self, batch: Batch) -> tuple[float, float]:
+        """(pairs whose scores are in the right order, pairs) of this rank's rows."""
+        fields, lengths = self._pairs(batch)
 
         def right(model: nn.Module, micro: Fields) -> Tensor:
-            chosen, rejected = _pair_scores(model, micro)
-            return (chosen > rejected).float()[:, None]
+            return self.is_right(*_pair_scores(model, micro))[:, None]
 
         is_right = self.trainer.infer({**fields, "tokens": fields["chosen_tokens"]}, lengths, right)[:, 0]
         return float((is_right * fields["valid"]).sum()), float(fields["valid"].sum())
 
+    def _pairs(self, batch: Batch) -> tuple[Fields, Tensor]:
+        """The fields of a batch of pairs, and the longer length of each pair: int64 [B]."""
+        fields = {name: batch[name] for name in self.fields}
+        lengths = [fields[name].sum(1).long() for name in ("chosen_mask", "rejected_mask")]
+        return fields, lengths[0].maximum(lengths[1])
 
-def _scorer(setting: WorkerSetting, *, may_add_head: bool) -> Scorer:
-    return load_scorer(
-        setting.folder,
-        seed=setting.job.spec.training.seed,
-        trust_remote_code=setting.model.trust_remote_code,
-        revision=setting.model.revision,
-        path=setting.path,
-        may_add_head=may_add_head,
-    )
+
+class RewardTrainer(PairTrainer):
+    """One rank of a reward model in training (Ouyang et al., arXiv:2203.02155, eq. 1)."""
+
+    @register(DP_PROTO, reads=PAIR_FIELDS, phase="update")
+    def update_reward(self, batch: Batch) -> None:
+        """One optimizer step on a batch of pairs."""
+        recorder.maximum("grad_norm/reward_model", self.update(batch))
+
+    @register(DP_PROTO, reads=PAIR_FIELDS)
+    def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
+        """(pairs whose chosen response scores higher, pairs) of this rank's rows."""
+        return self.accuracy(batch)
+
+    def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
+        share = pair_loss(chosen, rejected, micro["valid"], num_pairs=num_pairs)
+        recorder.mean("loss/reward_model", float(share.detach()) * num_pairs, micro["valid"].sum())
+        return share
+
+    def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return (chosen > rejected).float()
+
+
+class CostTrainer(PairTrainer):
+    """One rank of a cost model in training; the rejected response of a pair is the more harmful one."""
+
+    fields = (*PAIR_FIELDS, *SAFE_FIELDS)
+
+    @register(DP_PROTO, reads=fields, phase="update")
+    def update_cost(self, batch: Batch) -> None:
+        """One optimizer step on a batch of pairs."""
+        recorder.maximum("grad_norm/cost_model", self.update(batch))
+
+    @register(DP_PROTO, reads=fields)
+    def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
+        """(pairs whose rejected response costs more, pairs) of this rank's rows."""
+        return self.accuracy(batch)
+
+    def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
+        valid = micro["valid"]
+        share = pair_loss(rejected, chosen, valid, num_pairs=num_pairs)
+        for costs, safe in ((chosen, micro["chosen_safe"]), (rejected, micro["rejected_safe"])):
+            share = share + sign_loss(costs, safe, valid, num_pairs=num_pairs)
+            recorder.mean("accuracy/safety", (((costs < 0) == (safe > 0)) * valid).sum(), valid.sum())
+        recorder.mean("loss/cost_model", float(share.detach()) * num_pairs, valid.sum())
+        return share
+
+    def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return (chosen < rejected).float()
 
 
 def _scores(model: nn.Module, micro: Fields) -> Tensor:
     scores: Tensor = model(micro["tokens"])
     return scores
-
-
-def _pairs(batch: Batch) -> tuple[Fields, Tensor]:
-    """The fields of a batch of pairs, and the longer length of each pair: int64 [B]."""
-    fields = {name: batch[name] for name in PAIR_FIELDS}
-    lengths = [fields[name].sum(1).long() for name in ("chosen_mask", "rejected_mask")]
-    return fields, lengths[0].maximum(lengths[1])
 
 
 def _pair_scores(model: nn.Module, micro: Fields) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of, log_probs_by
 
@@ -21,14 +20,7 @@ class SupervisedActorWorker(TrainedModel):
     """One rank of an actor that learns from written responses; a model without weights starts from the seed."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        model = load_language_model(
-            setting.folder,
-            seed=setting.job.spec.training.seed,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-            may_initialise=True,
-        )
-        super().__init__(setting, setting.trainer(model))
+        super().__init__(setting, setting.trainer(setting.language_model(may_initialise=True)))
 
     @register(DP_PROTO, reads=COMPLETION_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec import DataSource, JobSpec
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
@@ -77,6 +77,25 @@ def test_the_two_responses_of_a_pair_are_equally_wide(write: Write, plain: PreTr
     assert batch["rejected_tokens"].tolist() == [[a, c, END, PAD, PAD], [b, c, c, c, END]]
     assert batch["chosen_mask"].sum(1).tolist() == [4, 2]
     assert batch["rejected_mask"].sum(1).tolist() == [3, 5]
+    assert batch["chosen_response_mask"].tolist() == [[0, 1, 1, 1, 0], [0, 1, 0, 0, 0]]
+    assert batch["rejected_response_mask"].tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 1, 1]]
+
+
+def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    rows: list[dict[str, object]] = [
+        {"prompt": "a", "chosen": "b", "rejected": "c", "chosen_safe": True, "rejected_safe": False},
+        {"prompt": "a" * 200, "chosen": "b", "rejected": "c", "chosen_safe": True, "rejected_safe": True},
+        {"prompt": "b", "chosen": "b", "rejected": "c", "chosen_safe": False, "rejected_safe": False},
+    ]
+    loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS)
+    batch = loader.ordered(multiple=3)
+    assert loader.dropped == 1
+    assert batch["chosen_safe"].tolist() == [1, 0, 1]
+    assert batch["rejected_safe"].tolist() == [0, 0, 0]
+    rows[0]["rejected_safe"] = "no"
+    sentence = r"spec.data.train.rejectedSafeKey: row 0 \(counted from 0\) holds a value of type str, not true or false"
+    with pytest.raises(DataError, match=sentence):
+        SafetyPairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS)
 
 
 def test_a_tokenizer_without_padding_pads_with_the_end(write: Write, plain: PreTrainedTokenizerFast) -> None:

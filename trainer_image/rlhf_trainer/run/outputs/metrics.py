@@ -68,7 +68,7 @@ METRICS = (
         "rlhf_loss",
         "gauge",
         "1",
-        "Loss over the step's updates: sft and reward_model in nats, policy and value as in PPO.",
+        "Loss over the step's updates: sft, pretrain and those of preference models in nats, others as in PPO.",
         "objective",
     ),
     StepMetric(
@@ -84,10 +84,48 @@ METRICS = (
         "rlhf_pair_accuracy_ratio",
         "gauge",
         "ratio",
-        "Share of the step's pairs whose chosen response scores higher.",
+        "Share of the step's pairs whose responses are scored in the right order.",
     ),
     StepMetric(
-        "reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward model over the step's responses."
+        "margin/pairs",
+        "rlhf_pair_margin",
+        "gauge",
+        "1",
+        "Mean of the step's pairs of the chosen response's implicit reward less the rejected one's (DPO).",
+    ),
+    StepMetric(
+        "accuracy/safety",
+        "rlhf_safety_accuracy_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's responses whose cost has the sign that says whether they are safe.",
+    ),
+    StepMetric("reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward over the step's responses."),
+    StepMetric(
+        "reward_part/*",
+        "rlhf_reward_part_mean",
+        "gauge",
+        "1",
+        "Mean score of a part of a reward that is a sum, before its weight, over the sampled responses.",
+        "part",
+    ),
+    StepMetric(
+        "reward/greedy",
+        "rlhf_reward_greedy",
+        "gauge",
+        "1",
+        "Mean score of the reward over the step's greedy responses (ReMax).",
+    ),
+    StepMetric("cost/mean", "rlhf_cost_mean", "gauge", "1", "Mean score of the cost model over the step's responses."),
+    StepMetric(
+        "lagrange/multiplier", "rlhf_lagrange_multiplier", "gauge", "1", "Weight of the cost against the reward."
+    ),
+    StepMetric(
+        "groups/with_signal",
+        "rlhf_groups_with_signal_ratio",
+        "gauge",
+        "ratio",
+        "Share of the step's prompts whose responses differ in reward.",
     ),
     StepMetric(
         "response_length/mean", "rlhf_response_length_tokens", "gauge", "tokens", "Mean length of the step's responses."
@@ -115,6 +153,20 @@ METRICS = (
         "gauge",
         "nats per token",
         "Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.",
+    ),
+    StepMetric(
+        "ratio/rollout_max",
+        "rlhf_rollout_ratio_max",
+        "gauge",
+        "1",
+        "Largest ratio of the trainer's to the generator's probability of a token.",
+    ),
+    StepMetric(
+        "corrected_fraction",
+        "rlhf_corrected_tokens_ratio",
+        "gauge",
+        "ratio",
+        "Share of the response tokens whose rollout correction is truncated or masked.",
     ),
     StepMetric(
         "ratio/first_max_deviation",
@@ -153,11 +205,26 @@ METRICS = (
         "Tensor bytes that the controller (de)serialised; 0 by design.",
     ),
     StepMetric(
+        "bytes/transfer",
+        "rlhf_transfer_bytes_total",
+        "counter",
+        "bytes",
+        "Bytes of fields that all ranks fetched for their calls.",
+    ),
+    StepMetric(
         "bytes/reshard",
         "rlhf_reshard_bytes_total",
         "counter",
         "bytes",
         "Bytes of weights that the ranks handed to their generators.",
+    ),
+    StepMetric(
+        "idle_bytes/*",
+        "rlhf_idle_model_bytes",
+        "gauge",
+        "bytes",
+        "Most bytes of a model's shard and moments that a rank's device held after a use of the model.",
+        "model",
     ),
     StepMetric(
         "evaluation/*",

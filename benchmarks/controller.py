@@ -1,0 +1,256 @@
+"""What a PPO step costs the controller, by workers and by bytes: python benchmarks/controller.py [--json PATH].
+
+Workers that only give zeros of the declared shapes, on one pool: the time of a step is that of dispatch and collection.
+Up to 16 are Ray's (each a process), and up to 1,024 simulated: objects in this process in the place of Ray's module,
+which answer at once, so that what is left is the controller's own code. CPU seconds are those of all threads of this
+process; the first steps of each setting are left out and of the others the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import ray
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_trainer.algorithms import ppo
+from rlhf_trainer.controller import worker_group
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.payload import PayloadMeter
+from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.fields import FIELDS, Width
+from rlhf_trainer.run.session import ray_session
+from rlhf_trainer.run.stages import STAGES
+from rlhf_trainer.telemetry import Report
+from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
+
+ROWS, TOKENS, DEADLINE = 4, 16, 300.0
+"""Rows of a worker, and tokens of a row where the batch is the smallest."""
+TIMES = (1, 16, 256)
+"""The sizes of the batch that are compared."""
+REAL, SIMULATED = (2, 4, 8, 16), (2, 4, 8, 16, 64, 256, 1024)
+WARM_UP, STEPS = 3, 7
+Figures = dict[str, float]
+
+
+def stand_in(worker_class: type, tokens: int) -> type:
+    """A worker with the same marked methods, which add nothing but zeros."""
+    marks = transfers_of(worker_class).items()
+    return type("StandIn", (), {name: standing_in(transfer, tokens) for name, transfer in marks})
+
+
+def standing_in(transfer: Transfer, tokens: int) -> Callable[..., Fields]:
+    """The method for such a mark."""
+    types = {name: FIELDS[name] for name in transfer.adds}
+
+    def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
+        shapes = {
+            name: [batch.size] if each.width is Width.ONE else [batch.size, tokens] for name, each in types.items()
+        }
+        return {name: torch.zeros(shapes[name], dtype=each.dtype) for name, each in types.items()}
+
+    setattr(call, TRANSFER_MARK, transfer)
+    return call
+
+
+def rank_here() -> int:
+    """The rank of a worker; no process group is needed."""
+    return int(os.environ["RANK"])
+
+
+class Reference:
+    """A value that is there at once."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Method:
+    """A remote method of a simulated worker."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._results = 1
+
+    def options(self, *, num_returns: int = 1) -> Method:
+        """The method with so many results, the last of which is a report."""
+        chosen = Method(self._value)
+        chosen._results = num_returns
+        return chosen
+
+    def remote(self, *_: Any, **__: Any) -> Any:
+        references = [Reference(self._value) for _ in range(self._results)]
+        return references if self._results > 1 else references[0]
+
+
+class Worker:
+    """A simulated process of a slot."""
+
+    def __init__(self) -> None:
+        self.call = Method(Report())
+        self.rendezvous = Method(("localhost", 1))
+        self.join = self.build = Method(0)
+
+
+class Simulated:
+    """What the controller uses of Ray's module."""
+
+    exceptions = ray.exceptions
+    ObjectRef = Reference
+
+    def remote(self, **_: Any) -> Callable[[type], Any]:
+        return lambda _: self
+
+    def options(self, **_: Any) -> Any:
+        made = Method(None)
+        setattr(made, "remote", lambda **_: Worker())  # noqa: B010
+        return made
+
+    @staticmethod
+    def wait(pending: list[Reference], *, num_returns: int = 1, **_: Any) -> tuple[list[Reference], list[Reference]]:
+        return pending[:num_returns], pending[num_returns:]
+
+    @staticmethod
+    def get(references: Sequence[Reference], **_: Any) -> list[Any]:
+        return [reference.value for reference in references]
+
+
+class Slots(ResourcePool):
+    """Slots that nobody has to set aside."""
+
+    def slots(self) -> list[tuple[Any, int]]:
+        return [(None, rank) for rank in range(self.size)]
+
+
+@contextmanager
+def simulated(workers: int) -> Iterator[WorkerGroup]:
+    """A group of simulated workers."""
+    setattr(worker_group, "ray", Simulated())  # noqa: B010
+    try:
+        yield group_on(Slots([workers], name="all", device="CPU"))
+    finally:
+        setattr(worker_group, "ray", ray)  # noqa: B010
+
+
+@contextmanager
+def real(workers: int) -> Iterator[WorkerGroup]:
+    """A group of Ray's workers."""
+    with ray_session(None, cpu_slots=workers), PayloadMeter().watching():
+        pool = ResourcePool([workers], name="all", device="CPU")
+        pool.reserve(deadline=DEADLINE)
+        group = group_on(pool)
+        yield group
+        group.stop()
+
+
+def group_on(pool: ResourcePool) -> WorkerGroup:
+    environment = {"OMP_NUM_THREADS": "1"}
+    return WorkerGroup(pool, start=rank_here, environment=environment, log=CallLog(), deadline=DEADLINE)
+
+
+def models_of(group: WorkerGroup, tokens: int) -> dict[str, Any]:
+    """PPO's models in a group."""
+    stage = STAGES["PPO"]
+    classes = {"data": stage.data, **stage.workers, **stage.numbers}
+    workers = {f"{name}-{tokens}": stand_in(each, tokens) for name, each in classes.items()}
+    group.build({name: WorkerSpec(each, {}) for name, each in workers.items()})
+    group.wait_until_built()
+    return {name.partition("-")[0]: ModelHandle(group, name, each) for name, each in workers.items()}
+
+
+def measure(group: WorkerGroup, workers: int, times: int) -> Figures:
+    """Seconds of a step: CPU of dispatch and of collection, and wall; and the calls of a step on each worker."""
+    models = models_of(group, TOKENS * times)
+    data = models.pop("data")
+    gc.freeze()  # as the wiring of a run does
+    log = group._log  # noqa: SLF001 the run's wiring holds it too
+    log.drain(deadline=DEADLINE)
+    samples: list[Figures] = []
+    for step in range(1, WARM_UP + STEPS + 1):
+        wall, began = time.perf_counter(), time.process_time()
+        ppo.step(data.load_batch(BatchFuture(step=step, size=ROWS * workers)), **models)
+        dispatched = time.process_time()
+        reports = log.drain(deadline=DEADLINE)
+        ended = time.process_time()
+        samples.append(
+            {
+                "dispatch": dispatched - began,
+                "collect": ended - dispatched,
+                "wall": time.perf_counter() - wall,
+                "calls": (len(reports) - 1) / workers,
+            }
+        )
+    kept = samples[WARM_UP:]
+    return {name: median(sample[name] for sample in kept) for name in kept[0]}
+
+
+def figures(
+    group_of: Callable[[int], Any], sizes: Sequence[int], many_times: Sequence[int]
+) -> dict[int, dict[int, Figures]]:
+    """Workers -> times the smallest batch -> figures."""
+    found: dict[int, dict[int, Figures]] = {}
+    for workers in sizes:
+        with group_of(workers) as group:
+            found[workers] = {times: measure(group, workers, times) for times in many_times}
+    return found
+
+
+def cpu(figure: Figures) -> float:
+    """Seconds of dispatch and collection."""
+    return figure["dispatch"] + figure["collect"]
+
+
+def slope(found: dict[int, dict[int, Figures]]) -> float:
+    """CPU seconds that a further worker costs, between the fewest and the most."""
+    few, many = min(found), max(found)
+    return (cpu(found[many][1]) - cpu(found[few][1])) / (many - few)
+
+
+def show(kind: str, found: dict[int, dict[int, Figures]]) -> None:
+    """The table of one kind of workers."""
+    table = Table(title=f"one PPO step, {kind} workers: CPU of the controller")
+    further = [times for times in next(iter(found.values())) if times > 1]
+    bytes_columns = [f"bytes x{times}" for times in further]
+    for column in ("workers", "dispatch", "collect", "CPU a worker", *bytes_columns, "wall"):
+        table.add_column(column, justify="right")
+    for workers, by_size in found.items():
+        first = by_size[1]
+        ratios = [f"{cpu(by_size[times]) / cpu(first):.2f} of it" for times in further]
+        cells = [f"{1e3 * first[name]:.1f} ms" for name in ("dispatch", "collect")]
+        each = f"{1e3 * cpu(first) / workers:.3f} ms"
+        table.add_row(str(workers), *cells, each, *ratios, f"{1e3 * first['wall']:.1f} ms")
+    Console(width=100).print(table)
+    calls = next(iter(found.values()))[1]["calls"]
+    print(f"{kind}: a further worker costs {1e3 * slope(found):.3f} ms of CPU a step, for {calls:.0f} calls\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--most", type=int, default=max(REAL), help="most of Ray's workers; 0 leaves them out")
+    options = parser.parse_args(arguments)
+    results = {"simulated": figures(simulated, SIMULATED, TIMES[:1])}
+    show("simulated", results["simulated"])
+    if sizes := [workers for workers in REAL if workers <= options.most]:
+        results["Ray's"] = figures(real, sizes, TIMES)
+        show("Ray's", results["Ray's"])
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Arithmetic, whose answers can be checked without a reward model."""

@@ -1,0 +1,130 @@
+"""Every example but 01, shortened, on the models of the shortened example 01: what each algorithm leaves behind.
+
+The documents of several examples run in one `rlhf run`, so that they share a Ray; they are the examples' own bytes.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.chain.conftest import only_ppo_left, records, rlhf
+
+STEPS = 2
+SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
+DEFAULT = ("02-helpful-grpo", "09-safe-rlhf", "10-helpful-dpo", "11-helpful-online-dpo")
+ALWAYS = {"reward/mean", "response_length/mean"}
+POLICY = ALWAYS | {"kl/reference", "kl/rollout", "ratio/first_max_deviation", "loss/policy", "entropy"}
+OF = {
+    "CostModel": {"loss/cost_model", "accuracy/pairs", "accuracy/safety"},
+    "DPO": {"loss/dpo", "accuracy/pairs", "margin/pairs"},
+    "GRPO": POLICY | {"groups/with_signal"},
+    "OnlineDPO": ALWAYS | {"loss/dpo", "margin/pairs", "groups/with_signal"},
+    "PPO": POLICY | {"loss/value"},
+    "REINFORCEPP": POLICY,
+    "RLOO": POLICY,
+    "ReMax": POLICY | {"reward/greedy"},
+    "SafeRLHF": POLICY | {"loss/value", "loss/cost_value", "cost/mean", "lagrange/multiplier"},
+}
+"""Metrics of every step, by algorithm."""
+OPTIONAL = {
+    "helpful-dapo": {"corrected_fraction"},
+    "helpful-ppo-ptx": {"loss/pretrain"},
+}
+"""Metrics of every step that an example's options add."""
+
+ONE_SLOT = "--set=resources.slotsPerNode=1"
+"""For those that always run: a job's processes start in half the time."""
+
+pytestmark = pytest.mark.timeout(900)
+
+Run = tuple[Path, list[Job], Path]
+
+
+def is_default(path: Path) -> bool:
+    return path.stem in DEFAULT
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="four algorithms"), pytest.param(False, id="the others", marks=pytest.mark.slow)],
+)
+def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """(run folder, its jobs, that of example 01) of some of the examples."""
+    paths = [path for path in EXAMPLES[1:] if is_default(path) == request.param]
+    folder = tmp_path_factory.mktemp("examples")
+    manifest, output = folder / "examples.yaml", only_ppo_left(chain, folder / "run")
+    manifest.write_text("---\n".join(path.read_text() for path in paths))
+    done = rlhf("run", manifest, f"--output={output}", *SHORT, *([ONE_SLOT] if request.param else []), deadline=800)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stdout
+    return output, load(manifest, finished=FINISHED), chain[0]
+
+
+def test_every_step_measures_what_the_algorithm_is_about(run: Run) -> None:
+    for job in run[1]:
+        lines = records(run[0] / job.name)
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        for line in lines:
+            missing = (OF[job.spec.algorithm.name] | OPTIONAL.get(job.name, set())) - line.keys()
+            assert not missing, job.name
+            assert all(math.isfinite(value) for value in line.values()), job.name
+            assert line["bytes/controller"] == line["skipped_updates"] == 0, job.name
+            assert line.get("ratio/first_max_deviation", 0.0) < 1e-3, job.name
+            assert line.get("kl/rollout", 0.0) < 1e-6, job.name
+
+
+def test_the_actor_starts_as_the_reference_and_leaves_it(run: Run) -> None:
+    for job in run[1]:
+        first, second = records(run[0] / job.name)
+        if "loss/dpo" in first:
+            assert first["loss/dpo"] == pytest.approx(math.log(2), abs=1e-4), job.name
+            assert abs(first["margin/pairs"]) < 1e-3 < abs(second["margin/pairs"]), job.name
+        elif "kl/reference" in first:
+            assert abs(first["kl/reference"]) < 1e-3 < abs(second["kl/reference"]), job.name
+        if "groups/with_signal" in first:
+            assert 0 < first["groups/with_signal"] <= 1, job.name
+
+
+def test_the_multiplier_rises_while_the_cost_is_above_its_limit(run: Run) -> None:
+    for job in run[1]:
+        if job.spec.algorithm.name != "SafeRLHF":
+            continue
+        before, limit = job.spec.algorithm.lagrange.initial, job.spec.algorithm.cost_limit
+        for line in records(run[0] / job.name):
+            assert (line["lagrange/multiplier"] > before) == (line["cost/mean"] > limit)
+            before = line["lagrange/multiplier"]
+
+
+def test_what_is_measured_on_held_out_data_is_in_the_summary(run: Run) -> None:
+    summary: dict[str, dict[str, Any]] = json.loads((run[0] / "summary.json").read_text())
+    assert list(summary) == [job.name for job in run[1]]
+    for job in run[1]:
+        measured = summary[job.name]
+        if job.spec.algorithm.offline:
+            assert 0 <= measured["pair_accuracy"] <= 1
+            continue
+        assert job.spec.evaluation
+        scores = ["reward", *(function.name for function in job.spec.evaluation.functions)]
+        scores += ["cost"] if job.spec.models.cost else []
+        assert measured.keys() >= {f"{score}_{when}" for score in scores for when in ("before", "after")}
+        assert 0 <= measured["win_rate"] <= 1
+
+
+def test_the_saved_model_loads_and_is_not_the_one_it_began_with(run: Run) -> None:
+    tokens = torch.tensor([[5, 6, 7]])
+    start = AutoModelForCausalLM.from_pretrained(run[2] / "helpful-sft" / "model")(tokens).logits
+    for job in run[1]:
+        folder = run[0] / job.name / "model"
+        if job.spec.algorithm.name == "CostModel":
+            cost = AutoModelForSequenceClassification.from_pretrained(folder)
+            assert cost(tokens).logits.shape == (1, 1)
+        else:
+            assert not torch.equal(AutoModelForCausalLM.from_pretrained(folder)(tokens).logits, start), job.name

@@ -1,0 +1,184 @@
+"""Every algorithm's step on a real Ray, with workers that only give what they declare: calls and bytes of its graph.
+
+The workers of all algorithms live on pools of two and three slots, whose shares of a batch differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_mapper.mapping import MappedPool, Mapping
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.graph import Edge, Graph
+from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.fields import FIELDS, Width
+from rlhf_trainer.protocols import blocks
+from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.session import ray_session
+from rlhf_trainer.run.stages import stage_of, worker_of
+from rlhf_trainer.telemetry import Report, Span, merge
+from rlhf_trainer.training.distributed import start
+from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+
+DEADLINE = 120.0
+SLOTS = {"left": 2, "right": 3}
+WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11}
+SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]
+JOBS = {job.name: job for path in EXAMPLES for job in load(path, SMALL, FINISHED)}
+
+
+def stand_in(worker_class: type) -> type:
+    """A worker with the same marked methods, which add nothing but zeros, as wide as they can be."""
+    return type("StandIn", (), {name: standing_in(transfer) for name, transfer in transfers_of(worker_class).items()})
+
+
+def standing_in(transfer: Transfer) -> Any:
+    """The method for such a mark; the ranks do not take equally long."""
+    added = {name: (FIELDS[name].dtype, WIDTHS[FIELDS[name].width]) for name in transfer.adds}
+    flat = {name for name in added if FIELDS[name].width is Width.ONE}
+
+    def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
+        from rlhf_trainer.telemetry import recorder  # that of the process, not a copy sent along with this function
+
+        with recorder.span("stand-in"):
+            time.sleep(0.01 * (1 + recorder.rank))
+            return {
+                name: torch.zeros(batch.size if name in flat else (batch.size, width), dtype=dtype)
+                for name, (dtype, width) in added.items()
+            }
+
+    setattr(call, TRANSFER_MARK, transfer)
+    return call
+
+
+def placed(job: Job) -> Mapping:
+    """The saved model on the left, and every other one of the rest."""
+    saved = stage_of(job).saved
+    others = [role for role in job.models() if role != saved]
+    return Mapping(
+        device="CPU",
+        pools=(
+            MappedPool(name="left", models=(saved, *others[1::2]), slots_per_machine=(SLOTS["left"],)),
+            MappedPool(name="right", models=tuple(others[::2]), slots_per_machine=(SLOTS["right"],)),
+        ),
+    )
+
+
+class Pools:
+    """The pools, each with its group."""
+
+    def __init__(self) -> None:
+        self.log = CallLog()
+        self.slots = [ResourcePool([slots], name=name, device="CPU") for name, slots in SLOTS.items()]
+        for pool in self.slots:
+            pool.reserve(deadline=DEADLINE)
+        self.groups = {
+            pool.name: WorkerGroup(
+                pool,
+                start=partial(start, "CPU", DEADLINE),
+                environment={"OMP_NUM_THREADS": "1"},
+                log=self.log,
+                deadline=DEADLINE,
+            )
+            for pool in self.slots
+        }
+
+    def models(self, job: Job) -> dict[str, Any]:
+        """A job's models, where `placed` puts them; what has no place lives with the saved model."""
+        stage = stage_of(job)
+        pool_of: dict[str, str] = {role: pool.name for pool in placed(job).pools for role in pool.models}
+        workers: dict[str, type] = {"data": stage.data, **stage.numbers}
+        workers |= {role: worker_of(job, role) for role in job.models()}
+        models: dict[str, Any] = {}
+        for name, worker_class in workers.items():
+            group, role, each = self.groups[pool_of.get(name, "left")], f"{job.name}.{name}", stand_in(worker_class)
+            group.build({role: WorkerSpec(each, {})})
+            models[name] = ModelHandle(group, role, each)
+        for group in self.groups.values():
+            group.wait_until_built()
+        self.log.drain(deadline=DEADLINE)
+        return models
+
+    def stop(self) -> None:
+        for group in self.groups.values():
+            group.stop()
+        for pool in self.slots:
+            pool.release()
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    with ray_session(None, cpu_slots=sum(SLOTS.values())):
+        made = Pools()
+        yield made
+        made.stop()
+
+
+def run_step(pools: Pools, job: Job) -> list[tuple[str, int, Report]]:
+    """Run a step: pool, rank and report of each call on each rank, in the order in which they were made."""
+    models = pools.models(job)
+    batch = models.pop("data").load_batch(BatchFuture(step=1, size=job.sequences_per_step))
+    stage_of(job).step(batch, **models)
+    calls = list(pools.log._calls)
+    reports = pools.log.drain(deadline=DEADLINE)[: len(calls)]
+    return [(call.pool, call.rank, report) for call, report in zip(calls, reports, strict=True)]
+
+
+def work_of(graph: Graph, done: list[tuple[str, int, Report]]) -> dict[tuple[int, int], Span]:
+    """(number of the call, rank) -> when it worked; `done` holds as many reports a call as its pool has slots."""
+    spans: dict[tuple[int, int], Span] = {}
+    reports = iter(done)
+    for call in graph.calls:
+        for rank in range(SLOTS[call.pool]):
+            pool, its_rank, report = next(reports)
+            assert (pool, its_rank) == (call.pool, rank)
+            (spans[call.number, rank],) = [span for span in report.spans if span.phase == "stand-in"]
+    assert next(reports, None) is None
+    return spans
+
+
+def dependent(graph: Graph, edge: Edge) -> Iterator[tuple[int, int]]:
+    """(rank of the producer, rank of the consumer) for all that have rows in common."""
+    made, read = (blocks(graph.rows, SLOTS[graph.calls[end].pool]) for end in (edge.producer, edge.consumer))
+    for (producer, theirs), (consumer, mine) in product(enumerate(made), enumerate(read)):
+        if max(mine.start, theirs.start) < min(mine.stop, theirs.stop):
+            yield producer, consumer
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_calls_and_bytes_are_those_of_the_graph(pools: Pools, name: str) -> None:
+    job = JOBS[name]
+    graph = graph_of(job, placed(job))
+    done = run_step(pools, job)
+    assert merge(report for *_, report in done)["bytes/transfer"] == graph.bytes > 0
+    spans = work_of(graph, done)
+    for pool, slots in SLOTS.items():
+        mine = [call for call in graph.by_level if call.pool == pool]
+        assert len({call.level for call in mine}) == len(mine), "one call a level"
+        for rank in range(slots):
+            times = [moment for call in mine for moment in bounds(spans[call.number, rank])]
+            assert times == sorted(times), f"rank {rank} of {pool} runs its calls in the order of their levels"
+    for edge in graph.edges:
+        assert graph.calls[edge.producer].level < graph.calls[edge.consumer].level
+        for producer, consumer in dependent(graph, edge):
+            assert spans[edge.producer, producer].end <= spans[edge.consumer, consumer].start, edge
+
+
+def bounds(span: Span) -> tuple[float, float]:
+    return span.start, span.end
+
+
+def test_every_field_that_a_worker_adds_is_declared() -> None:
+    for job in JOBS.values():
+        assert all(call.adds.keys() <= FIELDS.keys() for call in graph_of(job, placed(job)).calls)

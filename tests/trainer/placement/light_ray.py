@@ -1,0 +1,168 @@
+"""Stands where Ray would, for sweeps: a worker is a process forked from the test's, and a folder is the object store.
+
+Only what the controller asks of Ray is here. What runs on it is the product: pools, worker groups, slot processes,
+batches of references, torch.distributed by torchrun's contract. Bytes in the controller are not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from rlhf_trainer.controller import resource_pool
+from rlhf_trainer.run import wiring
+
+LOOK_AGAIN_SECONDS = 0.001
+SLOTS = 64
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An object that is or will be a file."""
+
+    path: Path
+
+    def put(self, value: object) -> None:
+        """Write the value; the file appears whole."""
+        unfinished = self.path.with_suffix(".unfinished")
+        unfinished.write_bytes(pickle.dumps(value))
+        unfinished.rename(self.path)
+
+    def get(self) -> Any:
+        """The value; an error of the worker is raised as itself."""
+        ok, value = pickle.loads(self.path.read_bytes())
+        if not ok:
+            raise value
+        return value
+
+
+class LightRay:
+    """Actors and objects in a folder of their own; `patched` puts it in Ray's place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+        self.processes: list[Any] = []
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """The controller finds this where it looks for Ray; no process is left when the block ends."""
+        self._folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("remote", "get", "wait", "kill"):
+                patch.setattr(ray, name, getattr(self, name))
+            patch.setattr(ray, "cluster_resources", lambda: {"CPU": SLOTS})
+            patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(ready=self._done))
+            patch.setattr(resource_pool, "remove_placement_group", lambda _: None)
+            meter = SimpleNamespace(watching=nullcontext, read=lambda: 0)
+            patch.setattr(wiring, "PayloadMeter", lambda: meter)
+            try:
+                yield
+            finally:
+                for process in self.processes:
+                    process.kill()
+
+    def new(self) -> Reference:
+        return Reference(self._folder / f"object-{next(self._numbers)}")
+
+    def _done(self) -> Reference:
+        reference = self.new()
+        reference.put((True, None))
+        return reference
+
+    def remote(self, **_: Any) -> Any:
+        """`ray.remote(**options)(Class)`: what makes actors."""
+        return lambda actor_class: SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=partial(self._start, actor_class))
+        )
+
+    def _start(self, actor_class: type, **arguments: Any) -> Actor:
+        actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
+        process: Any = multiprocessing.get_context("fork").Process(
+            target=serve, args=(actor.inbox, actor_class, arguments), daemon=True
+        )
+        process.start()
+        self.processes.append(process)
+        actor.process = process
+        return actor
+
+    @staticmethod
+    def kill(actor: Actor) -> None:
+        actor.process.kill()
+        actor.process.join()
+
+    def get(self, references: Any, timeout: float | None = None) -> Any:
+        """`ray.get`."""
+        wanted = [references] if isinstance(references, Reference) else list(references)
+        _, late = self.wait(wanted, num_returns=len(wanted), timeout=timeout)
+        if late:
+            raise ray.exceptions.GetTimeoutError
+        values = [reference.get() for reference in wanted]
+        return values[0] if isinstance(references, Reference) else values
+
+    @staticmethod
+    def wait(
+        references: Sequence[Reference], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Reference], list[Reference]]:
+        """`ray.wait`: (those that are there, the others)."""
+        until = time.monotonic() + (1e9 if timeout is None else timeout)
+        while True:
+            there = [reference for reference in references if reference.path.exists()][:num_returns]
+            if len(there) >= num_returns or time.monotonic() >= until:
+                return there, [reference for reference in references if reference not in there]
+            time.sleep(LOOK_AGAIN_SECONDS)
+
+
+class Actor:
+    """Handle of a worker: `actor.method.remote(...)` and `actor.method.options(...).remote(...)` return references."""
+
+    process: Any
+
+    def __init__(self, light: LightRay, inbox: Path) -> None:
+        self._light, self.inbox = light, inbox
+        self._calls = itertools.count()
+        inbox.mkdir()
+
+    def __getattr__(self, method: str) -> Any:
+        send = partial(self._send, method)
+        return SimpleNamespace(
+            remote=partial(send, 1),
+            options=lambda num_returns=1, **_: SimpleNamespace(remote=partial(send, num_returns)),
+        )
+
+    def _send(self, method: str, num_returns: int, *arguments: Any, **named: Any) -> Any:
+        references = [self._light.new() for _ in range(num_returns)]
+        Reference(self.inbox / str(next(self._calls))).put((method, arguments, named, references))
+        return references[0] if num_returns == 1 else references
+
+
+def serve(inbox: Path, actor_class: type, arguments: Any) -> None:
+    """The process of an actor: its calls one at a time, in order."""
+    actor = actor_class(**arguments)
+    for number in itertools.count():
+        letter = inbox / str(number)
+        while not letter.exists():
+            time.sleep(LOOK_AGAIN_SECONDS)
+        method, given, named, references = pickle.loads(letter.read_bytes())
+        try:
+            value = getattr(actor, method)(*given, **named)
+        except BaseException as error:  # noqa: BLE001 it is told to whoever asks
+            error.add_note(traceback.format_exc())
+            for reference in references:
+                reference.put((False, error))
+            continue
+        for reference, part in zip(references, value if len(references) > 1 else [value], strict=True):
+            reference.put((True, part))

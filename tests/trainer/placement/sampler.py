@@ -1,0 +1,57 @@
+"""Stands where vLLM would: a plain sampler on the model that the actor trains, which takes its weights like vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from rlhf_api.spec import Rollout
+from rlhf_trainer.generation.engine import Response
+
+LONGEST = 6
+"""Tokens of a response."""
+
+
+class PlainSampler:
+    """Draws each response by itself, from a generator of its own seed."""
+
+    def __init__(self, *_: Any, config: PreTrainedConfig, rollout: Rollout, eos_token: int, **__: Any) -> None:
+        with torch.random.fork_rng():
+            self._model = AutoModelForCausalLM.from_config(config).eval()
+        self._temperature, self._eos_token = rollout.temperature, eos_token
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights in place."""
+        places = dict(self._model.named_parameters())
+        for name, weight in weights:
+            places.pop(name).copy_(weight)
+        assert not places, f"no weights came for {', '.join(places)}"
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
+    ) -> list[Response]:
+        """One response a prompt, in order."""
+        longest = min(max_tokens, LONGEST)
+        return [
+            self._response(prompt, None if greedy else seed, longest)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+    def _response(self, prompt: Sequence[int], seed: int | None, longest: int) -> Response:
+        """Drawn from `seed`, or without one the likeliest tokens."""
+        drawn = torch.Generator().manual_seed(seed or 0)
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        while len(tokens) < longest and self._eos_token not in tokens:
+            logits = self._model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+            spread = torch.log_softmax(logits / self._temperature, -1)
+            next_token = spread.argmax() if seed is None else torch.multinomial(spread.exp(), 1, generator=drawn)
+            tokens.append(int(next_token))
+            log_probs.append(float(spread[tokens[-1]]))
+        return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)

@@ -1,0 +1,177 @@
+"""All 15 partitions of PPO's models over pools and all 52 of SafeRLHF's: the same measurements over three steps.
+
+Pools have two slots and one in turn, so sums are taken in another order: the tolerance is 1e-5 relative, 1e-6 absolute.
+Real workers, batches of references and torch.distributed; light processes in Ray's place, a plain sampler in vLLM's.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.placement.sweep import (
+    ROLES,
+    STEPS,
+    Outcome,
+    Partition,
+    name_of,
+    partitions,
+    pools_of,
+    run,
+    small_job,
+)
+from tests.trainer.tiny import save_tiny
+
+BY_PLACEMENT = ("time/", "bytes/", "padding/", "idle_bytes/")
+"""Measurements of where and when, not of what."""
+ALWAYS = 3
+"""Partitions of each algorithm in every test run: together, apart, and one between."""
+Runs = Callable[..., Outcome]
+
+
+def cases() -> Iterator[object]:
+    for algorithm, roles in ROLES.items():
+        found = list(partitions(roles))
+        always = found[:: (len(found) - 1) // (ALWAYS - 1)]
+        assert len(always) == ALWAYS
+        for partition in found:
+            marks = () if partition in always else pytest.mark.slow
+            yield pytest.param(algorithm, partition, id=f"{algorithm}: {name_of(partition)}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def runs(folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """`runs(algorithm, partition, *slots)`."""
+
+    def outcome(algorithm: str, partition: Partition, *slots: int, offload: bool = False) -> Outcome:
+        folder = tmp_path_factory.mktemp("run")
+        job = small_job(folder, algorithm, folders, pools_of(partition, slots=slots), offload=offload)
+        return run(folder, job, folders)
+
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
+    """A tiny model for each role."""
+    root = tmp_path_factory.mktemp("models")
+    language = save_tiny(root / "language", seed=3)
+    reward = save_tiny(root / "reward", seed=4, labels=1)
+    cost = save_tiny(root / "cost", seed=5, labels=1)
+    folders: dict[Role, str] = {"actor": language, "reference": language, "critic": reward, "reward": reward}
+    return {**folders, "cost": cost, "cost_critic": cost}
+
+
+@pytest.fixture(scope="module")
+def together(runs: Runs) -> Callable[[str], Outcome]:
+    """All models on one slot."""
+    return cache(lambda algorithm: runs(algorithm, [ROLES[algorithm]], 1))
+
+
+def measured(record: Mapping[str, float]) -> dict[str, float]:
+    """What must not depend on the placement."""
+    return {name: value for name, value in record.items() if not name.startswith(BY_PLACEMENT)}
+
+
+def require_same(apart: Outcome, together: Outcome) -> None:
+    for record, other in zip(apart.records, together.records, strict=True):
+        assert measured(record) == pytest.approx(measured(other), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("algorithm", "partition"), list(cases()))
+def test_a_partition_gives_the_losses_of_one_slot(
+    algorithm: str, partition: Partition, runs: Runs, together: Callable[[str], Outcome]
+) -> None:
+    apart = runs(algorithm, partition, 2, 1)
+    assert apart.processes == sum((2, 1)[number % 2] for number in range(len(partition)))
+    one = together(algorithm)
+    assert len(one.records) == STEPS
+    assert {"loss/policy", "loss/value", "reward/mean", "kl/reference", "entropy"} <= one.records[0].keys()
+    require_same(apart, one)
+
+
+def test_there_are_as_many_partitions_as_there_should_be() -> None:
+    found = {algorithm: [sorted(map(sorted, each)) for each in partitions(roles)] for algorithm, roles in ROLES.items()}
+    assert {algorithm: len(each) for algorithm, each in found.items()} == {"PPO": 15, "SafeRLHF": 52}
+    for algorithm, each in found.items():
+        assert all(each.count(one) == 1 for one in each)
+        assert all(sorted(role for group in one for role in group) == sorted(ROLES[algorithm]) for one in each)
+
+
+@pytest.mark.parametrize("algorithm", ROLES)
+def test_the_losses_change_with_what_is_learned(algorithm: str, together: Callable[[str], Outcome]) -> None:
+    """Else the comparisons above would compare nothing."""
+    first, *_, last = (measured(record) for record in together(algorithm).records)
+    for name in ("loss/policy", "loss/value", "kl/reference", "entropy"):
+        assert first[name] != pytest.approx(last[name], rel=1e-4), name
+
+
+def require_same_bits(one: Outcome, other: Outcome) -> None:
+    assert [measured(record) for record in one.records] == [measured(record) for record in other.records]
+    assert all(one.weights[name].equal(weight) for name, weight in other.weights.items())
+
+
+SPLIT = [["actor", "reward"], ["critic", "reference"]]
+
+
+@pytest.fixture(scope="module")
+def split(runs: Runs) -> Outcome:
+    """PPO on a pool of two slots and one of one."""
+    return runs("PPO", SPLIT, 2, 1)
+
+
+def test_two_runs_give_the_same_bits(runs: Runs, split: Outcome) -> None:
+    require_same_bits(runs("PPO", SPLIT, 2, 1), split)
+
+
+def test_offloaded_models_give_the_same_bits(runs: Runs, split: Outcome) -> None:
+    """Every model leaves its device; generation, updates and the saved model are what they were."""
+    offloaded = runs("PPO", SPLIT, 2, 1, offload=True)
+    require_same_bits(offloaded, split)
+    for role in ROLES["PPO"]:
+        assert all(record[f"idle_bytes/{role}"] > 0 for record in split.records)
+        assert all(record[f"idle_bytes/{role}"] == 0 for record in offloaded.records)
+
+
+def test_pools_of_one_slot_give_the_bits_of_one_pool(runs: Runs, together: Callable[[str], Outcome]) -> None:
+    """Where no sum is taken in another order, nothing differs at all."""
+    require_same_bits(runs("PPO", [[role] for role in ROLES["PPO"]], 1), together("PPO"))
+
+
+SMALL = ("data.train.limit=40", "training.totalSteps=2", "training.callDeadlineSeconds=60", "evaluation=")
+JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
+QUICK = ("helpful-grpo",)
+
+
+def pools_in_turn(job: Job, groups: Partition) -> str:
+    """The override that puts groups of a job's models on pools of two slots and one."""
+    pools = json.dumps(pools_of(groups, slots=(2, 1)))
+    return f"{job.name}:placement={{mode: Manual, pools: {pools}}}"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [pytest.param(path, name, id=name, marks=() if name in QUICK else pytest.mark.slow) for path, name in JOBS],
+)
+def test_every_algorithm_runs_split_and_standalone(
+    path: Path, name: str, folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The examples' jobs: all models on one pool; the trained ones and the frozen ones; each by itself."""
+
+    def outcome(groups: Partition) -> Outcome:
+        placement = pools_in_turn(one, groups)
+        placed = next(job for job in load(path, [*SMALL, placement], FINISHED) if job.name == name)
+        return run(tmp_path_factory.mktemp("run"), placed, folders)
+
+    one = next(job for job in load(path, SMALL, FINISHED) if job.name == name)
+    roles = [role for role in one.models() if role != "cost_critic"]
+    trained = [role for role in roles if role in one.trained()]
+    together = outcome([roles])
+    for groups in ([trained, [role for role in roles if role not in trained]], [[role] for role in roles]):
+        require_same(outcome(groups), together)

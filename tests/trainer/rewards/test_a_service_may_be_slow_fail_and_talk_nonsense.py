@@ -1,0 +1,260 @@
+"""A reward from a real HTTP server on this machine that does everything a service should not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
+from rlhf_trainer.rewards import service
+from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.service import ServiceClient
+
+TOKEN = "planted000009"
+
+
+def sample(row: int, response: str = "hello") -> Sample:
+    return Sample(step=2, row=row, prompt="q", response=response, finished=True)
+
+
+class Server(ThreadingHTTPServer):
+    """Scores a response by its length, unless `behave` writes another answer; sees how many requests are under way."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behave: Callable[[Handler, dict[str, Any]], None] = lambda handler, call: handler.score(call)
+        self.seen: list[dict[str, Any]] = []
+        self.tokens: list[str | None] = []
+        self.under_way, self.most_under_way = 0, 0
+        self.lock = threading.Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no concern of the tests'."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.seen.append(call)
+            self.server.tokens.append(self.headers.get("Authorization"))
+            self.server.under_way += 1
+            self.server.most_under_way = max(self.server.most_under_way, self.server.under_way)
+        try:
+            self.server.behave(self, call)
+        finally:
+            with self.server.lock:
+                self.server.under_way -= 1
+
+    def answer(self, body: bytes, code: int = 200) -> None:
+        self.send_response(code, "the server's own words")
+        self.send_header("Content-Length", str(len(body)))
+        if body.startswith(b"\x1f\x8b"):
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def score(self, call: dict[str, Any]) -> None:
+        self.answer(json.dumps({"score": len(call["response"])}).encode())
+
+    def drip(self) -> None:
+        """A byte now and then, for ever: no single read takes long."""
+        self.send_response(200)
+        self.end_headers()
+        while True:
+            self.wfile.write(b" ")
+            time.sleep(0.05)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(service, "FIRST_PAUSE_SECONDS", 0.01)
+    made = Server()
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def client(server: Server, **changes: Any) -> ServiceClient:
+    settings = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None, **changes}
+    url = f"http://127.0.0.1:{server.server_port}/score"
+    return ServiceClient(url=url, path="job: spec.models.reward", **settings)
+
+
+def test_scores_come_back_in_the_order_of_the_samples(server: Server) -> None:
+    given = [sample(row, "x" * (row % 7)) for row in range(30)]
+    assert client(server).scores(given) == [row % 7 for row in range(30)]
+    assert {"prompt": "q", "response": "x", "finished": True} in server.seen
+    assert client(server).scores([]) == []
+
+
+def test_no_more_requests_are_under_way_than_allowed(server: Server) -> None:
+    def slowly(handler: Handler, call: dict[str, Any]) -> None:
+        time.sleep(0.02)
+        handler.score(call)
+
+    server.behave = slowly
+    client(server, concurrency=3).scores([sample(row) for row in range(12)])
+    assert server.most_under_way == 3
+
+
+def test_a_service_that_recovers_is_forgiven(server: Server) -> None:
+    codes = iter([503, 429])
+
+    def recover(handler: Handler, call: dict[str, Any]) -> None:
+        code = next(codes, None)
+        handler.answer(b"", code) if code else handler.score(call)
+
+    server.behave = recover
+    assert client(server).scores([sample(0)]) == [5.0]
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("behave", "told", "requests"),
+    {
+        "fails": (
+            lambda handler, _: handler.answer(b"", 500),
+            "answered 500 Internal Server Error (3 attempts)",
+            3,
+        ),
+        "hangs up": (
+            lambda handler, _: handler.connection.close(),
+            "cannot be reached: RemoteProtocolError (3 attempts)",
+            3,
+        ),
+        "is slow": (lambda *_: time.sleep(2), "did not answer within 0.3 s (3 attempts)", 3),
+        "drips": (lambda handler, _: handler.drip(), "did not answer within 0.3 s (3 attempts)", 3),
+    }.values(),
+)
+def test_a_service_that_stays_away_is_a_problem_of_the_environment(
+    server: Server, behave: Any, told: str, requests: int
+) -> None:
+    server.behave = behave
+    asked = client(server, seconds=0.3)
+    with pytest.raises(EnvironmentProblem) as raised:
+        asked.scores([sample(7)])
+    place = 'the sample is row 7 of step 2, prompt "q", response "hello"'
+    assert str(raised.value) == f"job: spec.models.reward: {asked.url} {told}; {place}"
+    assert len(server.seen) == requests
+
+
+NONSENSE = 'answered something else than {"score": a finite number (float32)}'
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    {
+        "text": (b"fine", 200, NONSENSE),
+        "no score": (b'{"reward": 1}', 200, NONSENSE),
+        "a list": (b"[1.0]", 200, NONSENSE),
+        "a number as text": (b'{"score": "1"}', 200, NONSENSE),
+        "true": (b'{"score": true}', 200, NONSENSE),
+        "not a number": (b'{"score": NaN}', 200, NONSENSE),
+        "a number beyond floats": (b'{"score": 1' + b"0" * 400 + b"}", 200, NONSENSE),
+        "a number beyond float32": (b'{"score": 1e300}', 200, NONSENSE),
+        "packed": (gzip.compress(b'{"score": 1}' + b" " * 70000), 200, NONSENSE),
+        "deep": (b"[" * 60000, 200, NONSENSE),
+        "binary": (b"\xff\xfe", 200, NONSENSE),
+        "too much": (b" " * 70000, 200, "answered more than 65536 bytes"),
+        "not found": (b"", 404, "answered 404 Not Found"),
+        "not allowed": (TOKEN.encode(), 401, "answered 401 Unauthorized"),
+        "elsewhere": (b"", 307, "answered 307 Temporary Redirect"),
+        "a code of its own": (b"", 299, "answered 299"),
+    }.values(),
+)
+def test_nonsense_is_told_at_once_and_never_repeated(server: Server, body: bytes, code: int, told: str) -> None:
+    server.behave = lambda handler, _: handler.answer(body, code)
+    with pytest.raises(UserCodeError) as raised:
+        client(server).scores([sample(7)])
+    assert f"/score {told}; the sample is row 7 of step 2, " in str(raised.value)
+    assert len(server.seen) == 1
+    assert "own words" not in str(raised.value)
+
+
+def test_one_failure_ends_the_other_requests(server: Server) -> None:
+    def one_is_bad(handler: Handler, call: dict[str, Any]) -> None:
+        if call["response"] == "bad":
+            handler.answer(b"", 400)
+        else:
+            time.sleep(1)
+
+    server.behave = one_is_bad
+    given = [sample(0), sample(1, "bad"), *(sample(row) for row in range(2, 40))]
+    with pytest.raises(UserCodeError, match="the sample is row 1 of step 2"):
+        client(server, concurrency=2).scores(given)
+    assert len(server.seen) < 6
+
+
+def test_the_token_is_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", TOKEN)
+    asked = client(server, token_variable="SCORER_TOKEN")
+    asked.ready()
+    asked.scores([sample(0)])
+    assert server.tokens == [f"Bearer {TOKEN}"]
+    server.behave = lambda handler, _: handler.answer(b'{"error": "' + TOKEN.encode() + b' is wrong"}', 200)
+    with pytest.raises(UserCodeError) as raised:
+        asked.scores([sample(0)])
+    assert TOKEN not in str(raised.value) + repr(asked)
+
+
+def test_a_token_that_is_not_there_is_told_before_the_first_request(server: Server) -> None:
+    with pytest.raises(EnvironmentProblem) as raised:
+        client(server, token_variable="NO_SUCH_TOKEN").ready()
+    sentence = "job: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set"
+    assert str(raised.value) == sentence
+    assert server.seen == []
+
+
+def test_a_token_from_a_file_loses_its_last_newline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", f"{TOKEN}\n")
+    client(server, token_variable="SCORER_TOKEN").scores([sample(0)])
+    assert server.tokens == [f"Bearer {TOKEN}"]
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}é", f"{TOKEN} x", f"{TOKEN}\nx", f"{TOKEN}\x7f"])
+def test_a_token_that_cannot_be_sent_is_told_before_the_first_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("SCORER_TOKEN", token)
+    with pytest.raises(EnvironmentProblem) as raised:
+        client(server, token_variable="SCORER_TOKEN").ready()
+    told = "the environment variable SCORER_TOKEN holds characters that a token cannot have"
+    assert str(raised.value) == f"job: spec.models.reward.tokenVariable: {told}"
+    assert server.seen == []
+
+
+def test_half_a_surrogate_pair_is_sent_as_a_question_mark(server: Server) -> None:
+    client(server).scores([sample(0, "ü\ud800")])
+    assert server.seen[0]["response"] == "ü?"
+
+
+def test_pauses_grow_and_stay_below_the_longest() -> None:
+    assert 0.25 <= service.pause(1) <= 0.5
+    assert 2.0 <= service.pause(4) <= 4.0
+    assert 15.0 <= service.pause(20) <= 30.0
+
+
+def test_it_works_inside_a_thread(server: Server) -> None:
+    """Ray runs the calls of a worker in a thread."""
+    scores: list[float] = []
+    thread = threading.Thread(target=lambda: scores.extend(client(server).scores([sample(0)])))
+    thread.start()
+    thread.join()
+    assert scores == [5.0]

@@ -1,0 +1,180 @@
+"""The worker that an algorithm calls: a sum of a model, a function and a service, the same on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.protocols import blocks
+from rlhf_trainer.run.stages import worker_of
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.judge import JudgeWorker
+from rlhf_trainer.workers.reward import RewardWorker
+from rlhf_trainer.workers.scoring import ScoringWorker
+from tests.trainer.chain.mistakes import FUNCTIONS, MISTAKES, PPO, Mistake
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import save_tiny
+
+ROWS, WIDTH, PROMPT = 5, 8, 3
+FIELDS = {
+    "tokens": torch.arange(20, 20 + ROWS * WIDTH).reshape(ROWS, WIDTH),
+    "attention_mask": torch.ones(ROWS, WIDTH),
+    "response_mask": torch.cat([torch.zeros(ROWS, PROMPT), torch.ones(ROWS, WIDTH - PROMPT)], dim=1),
+    "finished": torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0]),
+    "valid": torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]),
+    "sampled": torch.ones(ROWS),
+}
+LENGTHS = f"entrypoint: '{FUNCTIONS}:lengths'"
+ANSWERING = pytest.mark.parametrize("ranks", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest's folder with tiny models."""
+    made = tmp_path_factory.mktemp("rewards")
+    for name, labels in {"language": None, "reward": 1}.items():
+        save_tiny(made / "models" / name, seed=1, labels=labels)
+    return made
+
+
+def job_with(folder: Path, *sets: str) -> Job:
+    path = folder / "job.yaml"
+    path.write_text(PPO)
+    return load(path, sets)[0]
+
+
+def setting(job: Job, folder: Path, role: Role) -> WorkerSetting:
+    model = "language" if role == "actor" else "reward"
+    given: Any = job.models()
+    return WorkerSetting(job=job, role=role, model=given[role], folder=str(folder / "models" / model), total_steps=1)
+
+
+def batch_here(step: int = 1) -> Batch:
+    """This rank's rows."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rows = blocks(ROWS, world)[rank]
+    fields = {name: field[rows.start : rows.stop] for name, field in FIELDS.items()}
+    return Batch(step=step, start=rows.start, size=len(rows), fields=fields)
+
+
+def score(job: Job, folder: Path, sampled: float = 1.0) -> tuple[list[float], dict[str, tuple[float, float]]]:
+    """(scores of this rank's rows, what was measured)."""
+    role: Role = "reward" if "reward" in job.models() else "actor"
+    worker = worker_of(job, "reward")(setting(job, folder, role))
+    batch = batch_here()
+    batch = batch.having({"sampled": torch.full((batch.size,), sampled)})
+    scores = worker.compute_reward(batch)["scores"].tolist()
+    return scores, recorder.drain().means
+
+
+def all_scores(ranks: int, job: Job, folder: Path) -> list[float]:
+    return [value for scores, _ in run_ranks(ranks, score, job, folder) for value in scores]
+
+
+def test_a_bare_model_keeps_its_own_worker(folder: Path) -> None:
+    assert worker_of(job_with(folder), "reward") is RewardWorker
+    assert worker_of(job_with(folder, f"models.reward={{{LENGTHS}}}"), "reward") is ScoringWorker
+
+
+@ANSWERING
+def test_a_function_scores_the_real_rows(folder: Path, ranks: int) -> None:
+    job = job_with(folder, f"models.reward={{{LENGTHS}, arguments: {{scale: 0.5}}}}")
+    scores = all_scores(ranks, job, folder)
+    assert scores[-1] == 0.0, "padding"
+    assert all(value >= 2.5 for value in scores[:-1])
+    assert [value % 0.5 for value in scores] == [0.0] * ROWS
+
+
+@ANSWERING
+def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
+    model = all_scores(1, job_with(folder), folder)
+    function = all_scores(1, job_with(folder, f"models.reward={{{LENGTHS}}}"), folder)
+    terms = "[{name: model, weight: 2, reward: {uri: 'file://models/reward'}}, "
+    terms += f"{{name: length, weight: -0.1, reward: {{{LENGTHS}}}}}]"
+    job = job_with(folder, f"models.reward={{sum: {terms}}}")
+    results = run_ranks(ranks, score, job, folder)
+    valid = FIELDS["valid"].tolist()
+    expected = [ok * (2 * one - 0.1 * other) for ok, one, other in zip(valid, model, function, strict=True)]
+    assert [value for scores, _ in results for value in scores] == pytest.approx(expected, abs=1e-4)
+    measured = [means["reward_part/length"] for _, means in results]
+    assert sum(total for total, _ in measured) == pytest.approx(sum(function[:-1]), abs=1e-4)
+    assert sum(weight for _, weight in measured) == ROWS - 1
+
+
+def test_parts_of_greedy_responses_are_scored_and_not_reported(folder: Path) -> None:
+    job = job_with(
+        folder, f"models.reward={{sum: [{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{{LENGTHS}}}}}]}}"
+    )
+    ((sampled, measured),), ((greedy, nothing),) = (
+        run_ranks(1, score, job, folder),
+        run_ranks(1, score, job, folder, 0.0),
+    )
+    assert greedy == sampled
+    assert measured["reward_part/a"] == (sum(sampled) / 2, ROWS - 1)
+    assert nothing["reward_part/a"] == nothing["reward_part/b"] == (0.0, 0.0)
+
+
+def test_a_message_about_a_sums_model_names_its_field(folder: Path) -> None:
+    terms = f"[{{name: length, reward: {{{LENGTHS}}}}}, {{name: model, reward: {{uri: 'file://models/language'}}}}]"
+    job = job_with(folder, f"models.reward={{sum: {terms}}}")
+    made = WorkerSetting(
+        job=job, role="reward", model=job.models()["reward"], folder=str(folder / "models" / "language"), total_steps=1
+    )
+    with pytest.raises(
+        TrainerError, match=r"^ppo: spec\.models\.reward\.sum\.1\.reward: .* without a trained score head"
+    ):
+        made.scorer(may_add_head=False)
+
+
+def judge(job: Job, folder: Path) -> list[dict[str, float]]:
+    assert job.spec.evaluation is not None
+    worker = JudgeWorker(setting(job, folder, "actor"), functions=job.spec.evaluation.functions)
+    batch = batch_here(step=0)
+    return [row.scores for row in worker.judge(batch.having({"scores": torch.ones(batch.size)}))]
+
+
+def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:
+    evaluation = f"{{data: {{uri: hf://x}}, functions: [{{name: rule, {LENGTHS}, arguments: {{scale: 2}}}}]}}"
+    job = job_with(folder, f"evaluation={evaluation}")
+    function = all_scores(1, job_with(folder, f"models.reward={{{LENGTHS}}}"), folder)
+    rows = [row for part in run_ranks(2, judge, job, folder) for row in part]
+    assert rows == [{"reward": 1.0, "rule": 2 * value} for value in function[:-1]]
+
+
+def sentence(job: Job, folder: Path) -> tuple[str, int]:
+    """(sentence, exit code) with which scoring ends."""
+    try:
+        score(job, folder)
+    except TrainerError as error:
+        return str(error), error.exit_code
+    return "", 0
+
+
+def is_cheap(mistake: Mistake) -> bool:
+    return mistake.how == "run" and any(change.startswith("models.reward={") for change in mistake.sets)
+
+
+@pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if is_cheap(mistake)])
+def test_the_mistakes_of_rewards_are_told_as_troubleshooting_says(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole runs of tests/trainer/chain take a minute each; this is the part of them that tells."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    mistake = MISTAKES[name]
+    ((told, code),) = run_ranks(1, sentence, job_with(folder, *mistake.sets), folder)
+    assert mistake.matches(told), told
+    assert code == mistake.code
+
+
+def test_there_are_such_mistakes() -> None:
+    assert sum(map(is_cheap, MISTAKES.values())) >= 6

@@ -1,0 +1,200 @@
+"""A user's function runs in a process of its own: it may crash, hang or lie, and the sentence names the sample."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards import function as function_module
+from rlhf_trainer.rewards.function import UserFunction
+from rlhf_trainer.rewards.sample import Sample
+from tests.trainer.rewards.user_functions import BAD
+
+HERE = "tests.trainer.rewards.user_functions"
+OFFENDER = 'the sample is row 12 of step 3, prompt "q2", response "bad"'
+SECONDS, PATIENT = 2.0, 60.0
+"""Time limits of the functions that never return, and of all others."""
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [
+        Sample(step=3, row=row, prompt=f"q{row - 10}", response=response, finished=True)
+        for row, response in enumerate(responses, start=10)
+    ]
+
+
+GOOD, WITH_ONE_BAD = samples("a", "b", "c"), samples("a", "b", BAD, "c")
+
+
+@contextmanager
+def function(
+    name: str, *, seconds: float = PATIENT, deadline: float = 1000.0, **arguments: float
+) -> Iterator[UserFunction]:
+    """The function, whose processes must be gone at the end."""
+    path = "job: spec.models.reward"
+    made = UserFunction(f"{HERE}:{name}", arguments=arguments, seconds=seconds, deadline=deadline, path=path)
+    before = psutil.Process().children(recursive=True)
+    try:
+        yield made
+    finally:
+        made.close()
+    _, alive = psutil.wait_procs(before, timeout=10)
+    assert not alive
+    assert not psutil.Process().children(recursive=True), "a process is left, or a zombie"
+
+
+def sentence(name: str, given: list[Sample]) -> str:
+    with function(name, seconds=SECONDS if name in ("never_returns", "sleeps") else PATIENT) as made:
+        made.ready()
+        with pytest.raises(UserCodeError) as raised:
+            made.scores(given)
+    text = str(raised.value)
+    assert text.startswith(f"job: spec.models.reward: {HERE}:{name} ")
+    assert "\n" not in text
+    return text.removeprefix(f"job: spec.models.reward: {HERE}:{name} ")
+
+
+def test_a_number_comes_back_for_each_sample_and_arguments_are_passed() -> None:
+    with function("lengths", scale=2.0) as made:
+        made.ready()
+        assert made.scores(samples("a", "bcd")) == [2.0 * (2 + 1 + 1), 2.0 * (2 + 3 + 1)]
+        assert made.scores([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    {
+        "raises": r"raised ZeroDivisionError: nothing to divide by at all \(.*user_functions\.py:\d+\)",
+        "exits": r"raised SystemExit: enough \(.*\)",
+        "leaves": r"ended its process with exit code 3",
+        "is_killed": r"was ended by signal 9 \(SIGKILL\)",
+        "kills_its_guard": r"was ended by signal 9 \(SIGKILL\)",
+        "kills_its_group": r"was ended by signal 9 \(SIGKILL\)",
+        "crashes": r"was ended by signal 11 \(SIGSEGV\)",
+        "never_returns": r"did not return within 2 s",
+        "sleeps": r"did not return within 2 s",
+        "closes_everything": r"ended its process with exit code 1",
+        "is_ended_in_real_time": r"was ended by signal 35",
+        "raises_half_a_character": r"raised ValueError: half a pair: \\ud800 \(.*\)",
+        "nan": r"returned nan, expected a finite number \(float32\)",
+        "beyond_float32": r"returned 1e\+300, expected a finite number \(float32\)",
+        "huge_number": r"returned a value of type int, expected a number",
+        "text": r"returned a value of type str, expected a number",
+        "nothing": r"returned None, expected a number",
+    }.items(),
+)
+def test_what_it_does_at_one_sample_is_told_with_the_sample(name: str, told: str) -> None:
+    assert re.fullmatch(f"{told}; {re.escape(OFFENDER)}", text := sentence(name, WITH_ONE_BAD)), text
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    {
+        "one_number": "returned a value of type float, expected a list with a number for each response; ",
+        "a_set": "returned a value of type set, expected a list with a number for each response; ",
+        "one_for_all": "returned 1 values for 3 responses; no sample does it by itself, the first of the 3 is row 10 ",
+        "without_end": "returned more than 1 values for 1 responses; the sample is row 10 of step 3, ",
+    }.items(),
+)
+def test_a_wrong_answer_to_all_of_them_is_told(name: str, told: str) -> None:
+    assert sentence(name, GOOD).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "told"),
+    {
+        "no.such.module:score": "cannot be imported: ModuleNotFoundError: No module named 'no'",
+        f"{HERE}:missing": f"cannot be imported: AttributeError: module '{HERE}' has no attribute 'missing'",
+        f"{HERE}:not_a_function": "cannot be imported: TypeError: it is a value of type int, not a function",
+    }.items(),
+)
+def test_a_function_that_is_not_there_is_told_before_the_first_call(entrypoint: str, told: str) -> None:
+    made = UserFunction(entrypoint, arguments={}, seconds=SECONDS, deadline=PATIENT, path="spec.evaluation.functions")
+    with pytest.raises(UserCodeError) as raised:
+        made.ready()
+    made.close()
+    assert str(raised.value) == f"spec.evaluation.functions: {entrypoint} {told}"
+
+
+def test_a_function_that_shuts_its_connection_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_module, "GUARD_SECONDS", 0.5)
+    assert sentence("shuts_its_sockets", WITH_ONE_BAD) == f"closed its connection to the trainer; {OFFENDER}"
+
+
+def test_a_function_that_comes_back_in_two_processes_answers_each_call_once() -> None:
+    with function("comes_back_twice") as made:
+        for length in (1, 2, 3):
+            assert made.scores(samples("x" * length)) == [float(length)]
+            time.sleep(0.3)  # the other process comes back now
+
+
+def test_the_search_ends_before_the_call_counts_as_hung() -> None:
+    with function("sleeps", seconds=1.0, deadline=1.5) as made, pytest.raises(UserCodeError) as raised:
+        made.scores(WITH_ONE_BAD)
+    told = "did not return within 1 s; there was no time to find the sample, the first of the 4 is row 10 of step 3"
+    assert told in str(raised.value)
+
+
+def test_half_a_surrogate_pair_in_a_sample_can_be_shown() -> None:
+    shown = str(Sample(step=1, row=0, prompt="\ud800", response="ü", finished=True))
+    assert shown.encode().decode() == 'row 0 of step 1, prompt "\\ud800", response "ü"'
+
+
+def test_a_module_is_imported_once_for_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTE_IMPORTS", str(tmp_path / "note"))
+    with function("lengths") as made:
+        made.ready()
+        for _ in range(3):
+            made.scores(GOOD)
+    assert (tmp_path / "note").read_text() == "imported\n"
+
+
+def test_a_long_import_is_no_part_of_a_call_or_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPORT_TAKES", "2")
+    with function("is_killed", seconds=0.5) as made, pytest.raises(UserCodeError) as raised:
+        made.scores(WITH_ONE_BAD)
+    assert str(raised.value).endswith(f"was ended by signal 9 (SIGKILL); {OFFENDER}")
+
+
+def test_what_it_prints_disturbs_nothing() -> None:
+    with function("shouts") as made:
+        assert made.scores(WITH_ONE_BAD) == [1.0, 1.0, 5.0, 1.0]
+
+
+def test_processes_that_it_leaves_end_with_it() -> None:
+    with function("leaves_processes") as made:
+        assert made.scores(WITH_ONE_BAD) == [1.0, 1.0, 2.0, 1.0]
+        family = psutil.Process().children(recursive=True)
+        assert len(family) >= 5  # the guard, the function, and three that it has left
+        made.close()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+def test_a_trainer_that_is_killed_takes_the_function_with_it() -> None:
+    code = f"""
+import sys
+from rlhf_trainer.rewards.function import UserFunction
+made = UserFunction("{HERE}:never_returns", arguments={{}}, seconds=1000.0, deadline=2000.0, path="")
+made.ready()
+print("ready", flush=True)
+from rlhf_trainer.rewards.sample import Sample
+made.scores([Sample(step=1, row=0, prompt="", response="bad", finished=True)])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with psutil.Popen([sys.executable, "-c", code], env=environment, stdout=-1) as trainer:
+        assert trainer.stdout.readline() == b"ready\n"
+        family = trainer.children(recursive=True)
+        assert len(family) == 2
+        trainer.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

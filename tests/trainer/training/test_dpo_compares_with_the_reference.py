@@ -1,0 +1,116 @@
+"""DPO with a tiny model: its loss by hand from known log-ratios, and pairs chosen among an actor's responses."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_trainer.protocols import blocks
+from rlhf_trainer.telemetry import merge, recorder
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.preference import PairChooser, PreferenceActorWorker
+from rlhf_trainer.workers.reference import ReferenceWorker
+from tests.trainer.jobs import job
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import save_tiny
+
+DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}}
+MASK = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+RESPONSE = MASK * torch.tensor([0.0, 1.0, 1.0, 1.0])
+SIDES = ("chosen", "rejected")
+
+
+def pairs() -> dict[str, Tensor]:
+    fields = {"valid": torch.ones(2)}
+    for place, side in enumerate(SIDES):
+        tokens = torch.arange(3, 11).reshape(2, 4) + 20 * place
+        fields |= {f"{side}_tokens": tokens, f"{side}_mask": MASK, f"{side}_response_mask": RESPONSE}
+    return fields
+
+
+def dpo(folder: str, shifts: dict[str, float]) -> tuple[dict[str, float], tuple[float, float], tuple[float, float]]:
+    """What one update measures, and the accuracy before and after it; reference log-probabilities are shifted."""
+    spec = {
+        "algorithm": {"name": "DPO", "beta": 0.1},
+        "models": {"actor": {"uri": f"file://{folder}", "optimizer": {"learningRate": 1e-2}}},
+        "data": DATA,
+        "training": {"totalSteps": 1, "batchSize": 2},
+    }
+    made = job(Path(folder), "job", spec)
+    models = made.models()
+    actor = PreferenceActorWorker(
+        WorkerSetting(job=made, role="actor", model=models["actor"], folder=folder, total_steps=1)
+    )
+    reference = ReferenceWorker(
+        WorkerSetting(job=made, role="reference", model=models["reference"], folder=folder, total_steps=1)
+    )
+    batch = Batch(step=1, start=0, size=2, fields=pairs())
+    batch = batch.having(reference.compute_pair_log_prob(batch))
+    batch = batch.having({f"ref_{side}": batch[f"ref_{side}"] - shifts[side] for side in SIDES})
+    before = actor.evaluate_pairs(batch)
+    recorder.drain()
+    actor.update_actor(batch)
+    return merge([recorder.drain()]), before, actor.evaluate_pairs(batch)
+
+
+def test_the_loss_by_hand(tmp_path: Path) -> None:
+    """The actor is the reference, so its log-ratios are the shifts: 3 for the chosen, -2 for the rejected responses."""
+    folder = save_tiny(tmp_path / "model", seed=3)
+    ((record, before, _),) = run_ranks(1, dpo, folder, {"chosen": 3.0, "rejected": -2.0})
+    assert record["margin/pairs"] == pytest.approx(0.1 * 5.0, abs=1e-5)
+    assert record["loss/dpo"] == pytest.approx(math.log(1 + math.exp(-0.5)), abs=1e-5)
+    assert record["accuracy/pairs"] == 1.0
+    assert before == (2.0, 2.0)
+
+
+def test_an_update_makes_the_chosen_likelier_than_the_rejected(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", seed=3)
+    ((record, before, after),) = run_ranks(1, dpo, folder, {"chosen": 0.0, "rejected": 0.0})
+    assert record["loss/dpo"] == pytest.approx(math.log(2.0), abs=1e-5)
+    assert before[0] == 0.0  # a tie is no win
+    assert after == (2.0, 2.0)
+
+
+SCORES = torch.tensor([1.0, 5.0, 3.0, 2.0, 2.0, 2.0, -1.0, 0.0, -2.0, 1.0, 2.0, 3.0])
+
+
+def choose(folder: str) -> dict[str, Tensor]:
+    """Pairs among three responses to each of four prompts; the fourth is padding."""
+    import torch.distributed as dist
+
+    spec = {
+        "algorithm": {"name": "OnlineDPO"},
+        "models": {role: {"uri": "hf://x"} for role in ("actor", "reward")},
+        "data": DATA,
+        "rollout": {"samplesPerPrompt": 3},
+        "training": {"totalSteps": 1, "promptBatchSize": 4},
+    }
+    chooser = PairChooser(job(Path(folder), f"job-{dist.get_rank()}", spec))
+    tokens = torch.arange(24).reshape(12, 2) + 1
+    fields = {
+        "tokens": tokens,
+        "attention_mask": torch.ones(12, 2),
+        "response_mask": torch.tensor([[0.0, 1.0]]).expand(12, 2),
+        "scores": SCORES,
+        "valid": torch.tensor([1.0] * 9 + [0.0] * 3),
+    }
+    rows = blocks(12, dist.get_world_size())[dist.get_rank()]
+    here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
+    return chooser.choose_pairs(Batch(step=1, start=rows.start, size=len(rows), fields=here))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_best_and_the_worst_response_make_a_pair(ranks: int, tmp_path: Path) -> None:
+    parts: list[Any] = run_ranks(ranks, choose, str(tmp_path))
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    assert found["valid"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0] + [0.0] * 5
+    assert found["chosen_tokens"][0].tolist() == [3, 4]  # row 1 has the best score, 5
+    assert found["rejected_tokens"][0].tolist() == [1, 2]
+    assert found["chosen_tokens"][6].tolist() == [15, 16]  # row 7, score 0
+    assert found["rejected_tokens"][6].tolist() == [17, 18]  # row 8, score -2
+    assert found["chosen_response_mask"][6].tolist() == [0.0, 1.0]
+    assert found["chosen_mask"].sum() == found["rejected_mask"].sum() == 4.0

@@ -1,0 +1,109 @@
+"""Each algorithm's step with its real workers on two ranks; in the generator's place stands one that draws tokens."""
+
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from rlhf_api.files import load
+from rlhf_api.names import Role
+from rlhf_trainer.generation.engine import Response
+from rlhf_trainer.protocols import blocks
+from rlhf_trainer.run.outputs.metrics import metric_of
+from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.spmd import LocalModel
+from rlhf_trainer.telemetry import Report, merge, recorder
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers import rollout
+from rlhf_trainer.workers.rollout import GeneratingActor
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import save_tiny
+
+END = 2
+SMALL = ["data.train.limit=40", "training.totalSteps=2"]
+NOT_IN_THE_TABLE = {"tokens"}
+
+
+class Drawing:
+    """Stands where vLLM would: a response is up to six tokens drawn from its seed."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def load_weights(self, weights: Iterable[Any]) -> None:
+        for _ in weights:
+            pass
+
+    def generate(self, _: Sequence[Sequence[int]], seeds: Sequence[int], **options: Any) -> list[Response]:
+        return [self._response(0 if options["greedy"] else seed) for seed in seeds]
+
+    @staticmethod
+    def _response(seed: int) -> Response:
+        drawn = random.Random(seed)
+        tokens = [*(drawn.randrange(3, 512) for _ in range(drawn.randrange(1, 6))), END]
+        return Response(tokens=tokens, log_probs=[-6.0] * len(tokens), finished=True)
+
+
+def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report], list[Any]]:
+    """Two steps of a job on this rank's rows: what each measured, and the counters after them."""
+    import torch.distributed as dist
+
+    setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
+    world = dist.get_world_size()
+    job = next(job for job in load(path, SMALL, FINISHED) if job.name == name)
+    stage, roles = stage_of(job), job.models()
+    data: Any = stage.data(setting_of(job, stage.saved, folders), slots=world)
+    models: dict[str, Any] = {name: LocalModel(each(job)) for name, each in stage.numbers.items()}
+    for role in roles:
+        options = {"max_sequences": 64} if issubclass(stage.workers[role], GeneratingActor) else {}
+        models[role] = LocalModel(stage.workers[role](setting_of(job, role, folders, total_steps=2), **options))
+    rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
+    reports = []
+    for step in (1, 2):
+        recorder.drain()
+        blank = Batch(step=step, start=rows.start, size=len(rows))
+        stage.step(blank.having(data.load_batch(blank)), **models)
+        reports.append(recorder.drain())
+    return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
+
+
+JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, finished=FINISHED)]
+
+
+@pytest.mark.parametrize(("path", "name"), JOBS, ids=[name for _, name in JOBS])
+def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tmp_path: Path) -> None:
+    language = save_tiny(tmp_path / "language", seed=3)
+    scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
+    folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
+    (first, counters), (second, others) = run_ranks(2, steps, path, name, folders)
+    assert counters == others
+    for pair in zip(first, second, strict=True):
+        record = merge(pair)
+        assert not [measured for measured in record.keys() - NOT_IN_THE_TABLE if metric_of(measured) is None]
+        norms = [value for measured, value in record.items() if measured.startswith("grad_norm/")]
+        assert norms
+        assert all(norm > 0 for norm in norms)
+        assert record["skipped_updates"] == 0
+
+
+def drawn(path: Path, folder: str) -> list[list[float]]:
+    """Which responses of a batch say that they were sampled, of a sampled batch and of a greedy one."""
+    setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
+    (job,) = load(path, SMALL, FINISHED)
+    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
+    fields = {
+        "prompt_ids": torch.ones(2, 3, dtype=torch.int64),
+        "prompt_mask": torch.ones(2, 3),
+        "valid": torch.ones(2),
+    }
+    batch = Batch(step=1, start=0, size=2, fields=fields)
+    return [actor.generate_sequences(batch, do_sample=do_sample)["sampled"].tolist() for do_sample in (True, False)]
+
+
+def test_a_response_says_whether_it_was_sampled(tmp_path: Path) -> None:
+    path = next(path for path in EXAMPLES if "remax" in path.name)
+    assert run_ranks(1, drawn, path, save_tiny(tmp_path, seed=3)) == [[[1.0, 1.0], [0.0, 0.0]]]

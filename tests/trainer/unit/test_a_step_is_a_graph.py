@@ -1,0 +1,188 @@
+"""The graph of a step: its levels and bytes, worked out by hand, and the drawings that `rlhf plan --graph` makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_mapper.mapping import Inventory
+from rlhf_mapper.place import place
+from rlhf_trainer.cli import app
+from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
+from rlhf_trainer.fields import Width, require_declared
+from rlhf_trainer.protocols import THREE_D_PROTO, Layout, Spread, typed
+from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.graph_svg import svg_of
+from rlhf_trainer.run.graph_text import spread_of, text_of
+from rlhf_trainer.types import register
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+
+LEFT, RIGHT = "{name: left, models: [actor, reference]", "{name: right, models: [critic, reward]"
+SPLIT = [
+    "helpful-ppo:placement.mode=Manual",
+    f"helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 2}}]",
+]
+ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
+PARTIAL = typed("PARTIAL", takes={"data": Spread.SPLIT}, gives={"data": Spread.SPLIT, "tensor": Spread.SUM})
+PICTURE = EXAMPLES[0].parents[1] / "docs" / "images" / "ppo-step.svg"
+ROW = 16 * 8
+"""Bytes of 16 tokens."""
+
+
+def ppo(*overrides: str) -> Job:
+    return next(job for job in load(EXAMPLES[0], overrides) if job.name == "helpful-ppo")
+
+
+def traced(job: Job) -> Graph:
+    return graph_of(job, place(job, Inventory(gpus_per_machine=(0,))))
+
+
+def levels(graph: Graph) -> list[set[str]]:
+    """The calls of each level."""
+    return [
+        {call.name for call in graph.calls if call.level == level} for level in {call.level for call in graph.calls}
+    ]
+
+
+def test_calls_of_one_pool_are_one_after_another() -> None:
+    graph = traced(ppo())
+    assert [call.level for call in graph.calls] == list(range(10))
+    assert [call.name for call in graph.calls][-3:] == [
+        "critic.update_critic",
+        "actor.compute_loss",
+        "actor.update_actor",
+    ]
+
+
+def test_calls_of_two_pools_share_a_level_where_neither_waits_for_the_other() -> None:
+    assert levels(traced(ppo(*SPLIT))) == [
+        {"data.load_batch"},
+        {"actor.generate_sequences"},
+        {"actor.compute_log_prob", "critic.compute_values"},
+        {"reference.compute_log_prob", "reward.compute_reward"},
+        {"advantage.compute_advantage"},
+        {"actor.compute_loss", "critic.update_critic"},
+        {"actor.update_actor"},
+    ]
+
+
+def test_an_edge_holds_the_bytes_of_full_rows() -> None:
+    job = ppo("data.maxPromptTokens=10", "data.maxResponseTokens=30")
+    graph, rows = traced(job), job.sequences_per_step
+    (edge,) = [edge for edge in graph.edges if (edge.producer, edge.consumer) == (1, 3)]
+    assert {moved.name: moved.bytes for moved in edge.fields} == {
+        "tokens": rows * 40 * 8,
+        "attention_mask": rows * 40 * 4,
+    }
+    assert graph.calls[0].adds == {"prompt_ids": rows * 10 * 8, "prompt_mask": rows * 10 * 4, "valid": rows * 4}
+
+
+class Sharded:
+    """A model of any layout."""
+
+    @register(THREE_D_PROTO, adds=("tokens",))
+    def make(self) -> None: ...
+
+    @register(PARTIAL, adds=("tokens",))
+    def make_addends(self) -> None: ...
+
+    @register(THREE_D_PROTO, reads=("tokens",))
+    def read(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("made_by", "typed_as", "copies"), [("make", "S(0)/2 B*2", 2), ("make_addends", "S(0)/2 B*2 P+2", 4)]
+)
+def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: str, copies: int) -> None:
+    """Actor (1,2,3) -> critic (2,1,2): two blocks, each for both stages; addends of two tensor ranks come twice."""
+    tracer = Tracer(rows=6, widths={Width.TEXT: 16})
+    actor = tracer.model("actor", Sharded, Place("left", Layout(pipeline=1, tensor=2, data=3)))
+    critic = tracer.model("critic", Sharded, Place("right", Layout(pipeline=2, tensor=1, data=2)))
+    critic.read(getattr(actor, made_by)(ShapeFuture()))
+    (edge,) = tracer.graph().edges
+    assert spread_of(edge) == typed_as
+    assert tracer.graph().bytes == copies * 6 * ROW
+
+
+def test_a_step_that_looks_at_a_value_has_no_static_graph() -> None:
+    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("actor", Sharded, Place("all", Layout(data=1)))
+    value = model.read(model.make(ShapeFuture()))
+    with pytest.raises(TypeError, match="waits for a value"):
+        value.result()
+
+
+def test_a_call_that_reads_what_nobody_added_is_named() -> None:
+    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("critic", Sharded, Place("all", Layout(data=1)))
+    with pytest.raises(KeyError, match=r"critic\.read reads tokens; the batch holds nothing"):
+        model.read(ShapeFuture())
+
+
+def test_a_field_in_another_form_than_declared_is_refused() -> None:
+    require_declared({"scores": torch.zeros(2), "mine": torch.zeros(5, 5, dtype=torch.bool)}, rows=2)
+    for wrong in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)):
+        with pytest.raises(ValueError, match=r"scores of 2 rows is torch\.float.*, declared as float32 \[B\]"):
+            require_declared({"scores": wrong}, rows=2)
+
+
+@pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])
+def test_the_drawings_show_every_call_and_every_field(job: Job) -> None:
+    graph = traced(job)
+    text = text_of(graph, title=job.name)
+    assert max(map(len, text.splitlines())) <= 100
+    assert [line.split()[0] for line in text.splitlines() if " all " in line] == [
+        str(call.number) for call in graph.calls
+    ]
+    assert text.count(" -> ") == len(graph.edges)
+    drawn = ET.fromstring(svg_of(graph, title=job.name, pools=["all"]))
+    said = [str(title.text) for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert len([what for what in said if " adds " in what]) == sum(len(call.adds) for call in graph.calls)
+    assert len([what for what in said if " reads " in what]) == sum(len(edge.fields) for edge in graph.edges)
+
+
+def plan(*arguments: object) -> tuple[int, str]:
+    """Exit code and all output of `rlhf plan`."""
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_plan_prints_the_graph_and_draws_it(tmp_path: Path) -> None:
+    svg = tmp_path / "ppo.svg"
+    sets = [each for override in SPLIT for each in ("--set", override)]
+    code, shown = plan(EXAMPLES[0], "helpful-ppo", "--graph", "--svg", svg, *sets)
+    assert code == 0, shown
+    assert "helpful-sft" not in shown
+    assert "left: 2 CPU slots (actor, reference)" in " ".join(shown.split())
+    assert svg.read_text() == PICTURE.read_text(), "docs/architecture.md names the command that draws it"
+    assert plan(EXAMPLES[0], "--graph")[1].count(", a step of ") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["nobody", "--graph"], 2, "error: JOB: is nobody; the manifest has helpful-sft, helpful-rm, helpful-ppo"),
+        (["--graph", "--svg", "x.svg"], 2, "error: --svg: draws one job; name one of helpful-sft, helpful-rm"),
+        (["helpful-sft", "--graph", "--svg", "/nowhere/x.svg"], 4, "error: /nowhere/x.svg: cannot be written: No such"),
+        ([], 2, "Missing option '--graph'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[Any], code: int, sentence: str) -> None:
+    found, shown = plan(EXAMPLES[0], *arguments)
+    assert found == code
+    assert sentence in shown
+
+
+def test_without_torch_it_says_what_is_missing() -> None:
+    program = f"import sys; sys.modules['torch'] = None; sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, '--graph']; "
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"

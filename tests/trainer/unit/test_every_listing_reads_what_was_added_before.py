@@ -1,0 +1,80 @@
+"""Each algorithm's step, run with its workers' declarations alone: no field is read that nobody has added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rlhf_trainer.run.stages import STAGES, Stage
+from rlhf_trainer.types import Transfer, prefixed, transfers_of
+from rlhf_trainer.workers.data import PromptAndPretrainData
+
+
+@dataclass(frozen=True)
+class Names:
+    """A batch of which only the fields' names are known: name -> the call that added it."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def beside(self, **others: Names) -> Names:
+        return Names({**self.fields, **prefixed(others)})
+
+
+class Declared:
+    """A model whose methods do what their marks say, and are written down."""
+
+    def __init__(self, name: str, worker_class: type, calls: list[str]) -> None:
+        for method, transfer in transfers_of(worker_class).items():
+            setattr(self, method, partial(self._call, f"{name}.{method}", transfer, calls))
+
+    @staticmethod
+    def _call(name: str, transfer: Transfer, calls: list[str], batch: Names, **options: Any) -> Names | None:
+        missing = set(transfer.reads) - batch.fields.keys()
+        assert not missing, f"{name} reads {missing}"
+        calls.append(name + (f"({options})" if options else ""))
+        return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds else None
+
+
+def calls_of(stage: Stage, load: type, *, without: tuple[str, ...] = ()) -> list[str]:
+    """The calls that one step of a stage makes."""
+    calls: list[str] = []
+    models = {name: Declared(name, each, calls) for name, each in {**stage.workers, **stage.numbers}.items()}
+    loaded = Names(dict.fromkeys(transfers_of(load)["load_batch"].adds, "data"))
+    stage.step(loaded, **{name: model for name, model in models.items() if name not in without})
+    return calls
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_field_that_is_read_was_added_before(name: str) -> None:
+    stage = STAGES[name]
+    calls = calls_of(stage, stage.data)
+    asked = {call.partition(".")[0] for call in calls}
+    assert asked == stage.workers.keys() | stage.numbers.keys()
+
+
+def test_safe_rlhf_runs_with_one_critic_and_ppo_with_pretraining_rows() -> None:
+    safe, ppo = STAGES["SafeRLHF"], STAGES["PPO"]
+    assert "cost_critic.update_critic" not in calls_of(safe, safe.data, without=("cost_critic",))
+    assert calls_of(ppo, PromptAndPretrainData) == calls_of(ppo, ppo.data)
+
+
+def test_safe_rlhf_is_ppo_and_what_costs() -> None:
+    ppo, safe = (calls_of(STAGES[name], STAGES[name].data) for name in ("PPO", "SafeRLHF"))
+    assert [call for call in safe if call not in ppo] == [
+        "cost_critic.compute_values",
+        "cost.compute_cost",
+        "cost_critic.update_critic",
+    ]
+    assert [call for call in safe if call in ppo] == ppo
+
+
+def test_remax_generates_and_scores_twice() -> None:
+    calls = calls_of(STAGES["ReMax"], STAGES["ReMax"].data)
+    assert calls.count("reward.compute_reward") == 2
+    assert [call for call in calls if "generate" in call] == [
+        "actor.generate_sequences",
+        "actor.generate_sequences({'do_sample': False})",
+    ]

@@ -1,0 +1,209 @@
+"""One step as a graph, recorded with futures that have shapes only: the step is called, and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from rlhf_trainer.fields import FIELDS, FieldType, Widths
+from rlhf_trainer.protocols import Layout, TransferProtocol
+from rlhf_trainer.types import Transfer, prefixed, transfers_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A node: one call of a method of a model."""
+
+    number: int
+    """Place in the order of the calls, from 0."""
+    name: str
+    """model.method."""
+    arguments: Mapping[str, Any]
+    phase: str
+    pool: str
+    protocol: str
+    level: int
+    """A call waits for calls of lower levels only; of one level there is at most one in a pool."""
+    adds: Mapping[str, int]
+    """Field -> its bytes, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A field on an edge."""
+
+    name: str
+    """As it is read."""
+    added_as: str
+    """Its name where it was added; another one if `beside` gave it a prefix."""
+    bytes: int
+    """What all ranks of the consumer fetch of it together, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """What a call reads of the fields that another one added."""
+
+    producer: int
+    consumer: int
+    fields: tuple[Moved, ...]
+    split: int
+    """S(0): into so many blocks of rows the consumer's protocol cuts the batch."""
+    broadcast: int
+    """B: so many ranks of the consumer get each row."""
+    summed: int
+    """P: so many ranks of the producer hold addends of each row."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(moved.bytes for moved in self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """The calls of a step in their order, and what moves between them."""
+
+    rows: int
+    calls: tuple[Call, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def by_level(self) -> list[Call]:
+        """The calls in the order of their levels."""
+        return sorted(self.calls, key=lambda call: (call.level, call.number))
+
+    def producers(self, call: Call) -> list[int]:
+        """Numbers of the calls whose fields a call reads."""
+        return [edge.producer for edge in self.edges if edge.consumer == call.number]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all ranks fetch in a step, at most."""
+        return sum(edge.bytes for edge in self.edges)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A field, and the call that added it."""
+
+    name: str
+    type: FieldType
+    producer: int
+    summed: int
+
+
+@dataclass(frozen=True)
+class ShapeFuture:
+    """A batch of which only the shapes are known."""
+
+    fields: Mapping[str, Origin] = field(default_factory=dict)
+
+    def beside(self, **others: ShapeFuture) -> ShapeFuture:
+        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        return replace(self, fields={**self.fields, **prefixed(others)})
+
+
+class NoValue:
+    """The value of a call that does not run."""
+
+    def result(self) -> Any:
+        raise TypeError("the step waits for a value of a call, so what it calls is not known before it runs")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model lives."""
+
+    pool: str
+    layout: Layout
+
+
+class Tracer:
+    """Records the calls that a step makes on its models, for batches of `rows` rows that are as wide as they can be."""
+
+    def __init__(self, *, rows: int, widths: Widths) -> None:
+        self._rows = rows
+        self._widths = widths
+        self._calls: list[Call] = []
+        self._edges: list[Edge] = []
+        self._last: dict[str, int] = {}
+
+    def model(self, name: str, worker_class: type, place: Place) -> Any:
+        """A handle like `ModelHandle`'s, whose calls are recorded."""
+        return TracedModel(
+            {
+                method: partial(self._call, f"{name}.{method}", transfer, place)
+                for method, transfer in transfers_of(worker_class).items()
+            }
+        )
+
+    def graph(self) -> Graph:
+        """What was recorded."""
+        return Graph(rows=self._rows, calls=tuple(self._calls), edges=tuple(self._edges))
+
+    def _call(
+        self, name: str, transfer: Transfer, place: Place, batch: ShapeFuture | None = None, **arguments: Any
+    ) -> Any:
+        """Record a call; KeyError if it reads a field that nobody has added, or adds one that is not declared."""
+        number, fields = len(self._calls), batch.fields if batch else {}
+        if missing := [key for key in transfer.reads if key not in fields]:
+            raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
+        edges = self._edges_of(number, {key: fields[key] for key in transfer.read_of(fields)}, transfer, place.layout)
+        before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(place.pool, -1)]
+        added = {key: FIELDS[key] for key in transfer.adds}
+        call = Call(
+            number=number,
+            name=name,
+            arguments=arguments,
+            phase=transfer.phase,
+            pool=place.pool,
+            protocol=transfer.protocol.name,
+            level=1 + max(before),
+            adds={key: self._rows * each.row_bytes(self._widths) for key, each in added.items()},
+        )
+        self._calls.append(call)
+        self._edges += edges
+        self._last[place.pool] = call.level
+        if batch is None or not transfer.adds:
+            return NoValue()
+        summed = max(map(len, transfer.protocol.collect(place.layout)))
+        made = {key: Origin(key, each, number, summed) for key, each in added.items()}
+        return replace(batch, fields={**fields, **made})
+
+    def _edges_of(self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: Layout) -> list[Edge]:
+        """An edge from each producer of the fields that are read."""
+        split, fetched = spread(transfer.protocol, layout, self._rows)
+        edges = []
+        for producer in sorted({origin.producer for origin in read.values()}):
+            mine = {key: origin for key, origin in read.items() if origin.producer == producer}
+            summed = max(origin.summed for origin in mine.values())
+            moved = tuple(
+                Moved(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
+                for key, each in mine.items()
+            )
+            edges.append(
+                Edge(
+                    producer=producer,
+                    consumer=consumer,
+                    fields=moved,
+                    split=split,
+                    broadcast=fetched // self._rows,
+                    summed=summed,
+                )
+            )
+        return edges
+
+
+class TracedModel:
+    """A model whose methods are recorded."""
+
+    def __init__(self, methods: Mapping[str, Callable[..., Any]]) -> None:
+        self.__dict__.update(methods)
+
+
+def spread(protocol: TransferProtocol, layout: Layout, rows: int) -> tuple[int, int]:
+    """(different blocks of rows that a protocol makes of a batch, rows that all ranks get together)."""
+    shares = protocol.distribute(layout, rows)
+    return len({(share.start, share.stop) for share in shares}), sum(map(len, shares))

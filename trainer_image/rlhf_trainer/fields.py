@@ -1,0 +1,70 @@
+"""The fields of a batch and what a row of each is: results are held to it, and the graph of a step counts by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+
+class Width(Enum):
+    """How many values a row of a field has."""
+
+    ONE = "[B]"
+    PROMPT = "[B, P]"
+    """The longest prompt of the batch."""
+    TEXT = "[B, T]"
+    """The longest prompt with its response."""
+
+
+Widths = Mapping[Width, int]
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """Type and shape of a field."""
+
+    dtype: torch.dtype
+    width: Width
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.width.value}"
+
+    def row_bytes(self, widths: Widths) -> int:
+        """Bytes of a row where each width has so many values."""
+        return self.dtype.itemsize * widths[self.width]
+
+    def fits(self, tensor: Tensor, *, rows: int) -> bool:
+        """Whether a tensor is this field of so many rows."""
+        dims = 1 if self.width is Width.ONE else 2
+        return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
+
+
+NUMBER = FieldType(torch.float32, Width.ONE)
+PER_TOKEN = FieldType(torch.float32, Width.TEXT)
+TOKENS = FieldType(torch.int64, Width.TEXT)
+
+FIELDS: Mapping[str, FieldType] = {
+    "prompt_ids": FieldType(torch.int64, Width.PROMPT),
+    "prompt_mask": FieldType(torch.float32, Width.PROMPT),
+    **dict.fromkeys(("tokens", "pretrain_tokens", "chosen_tokens", "rejected_tokens"), TOKENS),
+    **dict.fromkeys(("attention_mask", "pretrain_attention_mask", "chosen_mask", "rejected_mask"), PER_TOKEN),
+    **dict.fromkeys(("response_mask", "pretrain_response_mask"), PER_TOKEN),
+    **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
+    **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), PER_TOKEN),
+    **dict.fromkeys(("values", "cost_values", "advantages", "returns", "cost_returns"), PER_TOKEN),
+    **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
+    **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
+}
+"""The fields of the algorithms; a method may add others, of which nothing is known."""
+
+
+def require_declared(added: Mapping[str, Tensor], *, rows: int) -> None:
+    """ValueError if a method added a field in another form than declared."""
+    for name, tensor in added.items():
+        if name in FIELDS and not FIELDS[name].fits(tensor, rows=rows):
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{name} of {rows} rows is {found}, declared as {FIELDS[name]}")

@@ -1,0 +1,31 @@
+"""The graph of a job's step: which worker lives on which pool, and what the algorithm's listing calls on them."""
+
+from __future__ import annotations
+
+from rlhf_api.job import Job
+from rlhf_mapper.mapping import MappedPool
+from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
+from rlhf_trainer.fields import Width
+from rlhf_trainer.protocols import Layout
+from rlhf_trainer.run.stages import stage_of, worker_of
+
+
+def graph_of(job: Job, placed: PlacedModels) -> Graph:
+    """One step of a job on these pools, the loading of its batch included; nothing runs."""
+    data = job.spec.data
+    text = data.max_prompt_tokens + data.max_response_tokens
+    widths = {Width.ONE: 1, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
+    stage, tracer = stage_of(job), Tracer(rows=job.sequences_per_step, widths=widths)
+    workers: dict[str, type] = {"data": stage.data, **stage.numbers}
+    workers |= {role: worker_of(job, role) for role in (*job.models(), *(("reward",) if stage.generates else ()))}
+    home = next(pool for pool in placed.pools if stage.saved in pool.models)
+    pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
+    models = {name: tracer.model(name, each, _place(pools.get(name, home))) for name, each in workers.items()}
+    batch = models.pop("data").load_batch(ShapeFuture())
+    stage.step(batch, **models)
+    return tracer.graph()
+
+
+def _place(pool: MappedPool) -> Place:
+    return Place(pool=pool.name, layout=Layout(data=pool.size))

@@ -1,0 +1,133 @@
+"""DPO (arXiv:2305.18290, eq. 7): the actor learns from pairs of responses, from the data or chosen among its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_api.algorithms import DPO, OnlineDPO
+from rlhf_api.job import Job
+from rlhf_trainer.data.loaders import PairLoader
+from rlhf_trainer.ops.groups import SIGNAL
+from rlhf_trainer.ops.log_probs import token_log_probs
+from rlhf_trainer.ops.losses import pair_loss
+from rlhf_trainer.ops.masks import row_sums
+from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import sum_over_ranks
+from rlhf_trainer.training.engine import Trainer
+from rlhf_trainer.training.mini_batches import mini_batches
+from rlhf_trainer.types import Batch, Fields, concatenate, register
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, side_log_probs
+from rlhf_trainer.workers.rollout import GeneratingActor
+
+UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
+
+
+class PreferenceActorWorker(TrainedModel):
+    """One rank of an actor that learns from the pairs of the data."""
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__(setting, setting.trainer(setting.language_model(), sequences_per_row=2))
+
+    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    def update_actor(self, batch: Batch) -> None:
+        """One optimizer step on a batch of pairs."""
+        recorder.add("tokens", float(batch["chosen_mask"].sum() + batch["rejected_mask"].sum()))
+        learn(self.trainer, self.setting.job, batch)
+
+    @register(DP_PROTO, reads=UPDATE_FIELDS)
+    def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
+        """(pairs whose chosen response has the higher implicit reward, pairs) of this rank's rows."""
+        chosen, rejected = (
+            side_log_probs(self.trainer, batch, side) - batch[f"ref_{side}"] for side in ("chosen", "rejected")
+        )
+        return float(((chosen > rejected) * batch["valid"]).sum()), float(batch["valid"].sum())
+
+
+class OnlinePreferenceActorWorker(GeneratingActor):
+    """One rank of an actor that learns from pairs of its own responses."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2)
+
+    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    def update_actor(self, batch: Batch) -> None:
+        """Several epochs of mini-batch updates on the pairs that were chosen."""
+        learn(self.trainer, self.setting.job, batch)
+        self.policy_version += 1
+
+
+class PairChooser:
+    """One rank's part of choosing pairs; it needs all responses to a prompt, which the placement sees to."""
+
+    def __init__(self, job: Job) -> None:
+        self._group_size = job.spec.rollout.samples_per_prompt
+
+    @register(
+        DP_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "scores", "valid"),
+        adds=PairLoader.fields,
+        phase="advantage",
+    )
+    def choose_pairs(self, batch: Batch) -> Fields:
+        """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3).
+
+        The first row of a prompt holds its pair, and the others nothing (valid 0); so does a prompt whose responses
+        have equal scores.
+        """
+        size = self._group_size
+        assert batch.start % size == batch.size % size == 0, "the responses to a prompt are on several ranks"
+        scores = batch["scores"].reshape(-1, size)
+        first = torch.arange(0, batch.size, size)
+        differ = (scores.amax(1) - scores.amin(1) > SIGNAL) & (batch["valid"][first] > 0)
+        recorder.mean("reward/mean", (batch["scores"] * batch["valid"]).sum(), batch["valid"].sum())
+        recorder.mean("groups/with_signal", differ.sum(), batch["valid"][first].sum())
+        pairs: Fields = {"valid": torch.zeros(batch.size)}
+        pairs["valid"][first] = differ.float()
+        for side, row in (("chosen", scores.argmax(1)), ("rejected", scores.argmin(1))):
+            for name, source in (("tokens", "tokens"), ("mask", "attention_mask"), ("response_mask", "response_mask")):
+                field = torch.zeros_like(batch[source])
+                field[first] = batch[source][first + row] * differ[:, None].to(field.dtype)
+                pairs[f"{side}_{name}"] = field
+        return pairs
+
+
+def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
+    """The updates of a step on its pairs, the rows that are valid; there is none if no prompt's responses differ."""
+    training = job.spec.training
+    pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
+    with trainer.residence.in_use(moments=True):
+        for chosen in mini_batches(batch["valid"] > 0, batch, training, size=pairs):
+            _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
+
+
+def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
+    """One optimizer step: -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
+    assert isinstance(job.spec.algorithm, DPO | OnlineDPO)
+    beta = job.spec.algorithm.beta
+    pairs = sum_over_ranks([fields["valid"].sum()])[0]
+
+    def loss(model: nn.Module, micro: Fields) -> Tensor:
+        chosen, rejected = _pair_log_probs(model, micro)
+        chosen, rejected = beta * (chosen - micro["ref_chosen"]), beta * (rejected - micro["ref_rejected"])
+        share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
+        here = micro["valid"].sum()
+        recorder.mean("loss/dpo", float(share.detach()) * pairs, here)
+        recorder.mean("accuracy/pairs", ((chosen > rejected) * micro["valid"]).sum(), here)
+        recorder.mean("margin/pairs", ((chosen - rejected).detach() * micro["valid"]).sum(), here)
+        return share
+
+    lengths = fields["chosen_mask"].sum(1).maximum(fields["rejected_mask"].sum(1)).long()
+    norm = trainer.update(fields, lengths, loss, step=step)
+    recorder.maximum("grad_norm/dpo", norm)
+
+
+def _pair_log_probs(model: nn.Module, micro: Fields) -> tuple[Tensor, Tensor]:
+    """(log-probabilities of the chosen, of the rejected responses), each [b], from one forward pass."""
+    tokens = concatenate([micro["chosen_tokens"], micro["rejected_tokens"]])
+    mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
+    sums = row_sums(token_log_probs(model(tokens), tokens), mask)
+    half = len(sums) // 2
+    return sums[:half], sums[half:]

@@ -1,0 +1,160 @@
+"""What every actor in RL does besides learning: it generates responses and recomputes their log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
+from rlhf_trainer.ops.kl import kl_estimate
+from rlhf_trainer.ops.masks import keep, masked_sum
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import device_here, largest_over_ranks
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.sharding import full_weights
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
+
+ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""KL to the rollout, a token, that rounding explains."""
+
+
+class GeneratingActor(TrainedModel):
+    """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int, sequences_per_row: int = 1) -> None:
+        """`max_sequences`: the most responses that this rank generates at once; sequences_per_row: see `trainer`."""
+        job = setting.job.spec
+        model = setting.language_model()
+        max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
+        longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
+        if longest < max_tokens:
+            raise ConfigError(
+                f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
+                f"the model {setting.folder} reads {longest} tokens at most"
+            )
+        super().__init__(setting, setting.trainer(model, sequences_per_row=sequences_per_row))
+        self._generator = GenerationEngine(
+            setting.folder,
+            config=inner(model).config,
+            rollout=job.rollout,
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            eos_token=int(self.tokenizer.eos_token_id),
+            device=device_here(),
+            dtype=setting.compute_dtype,
+            trust_remote_code=setting.model.trust_remote_code,
+            revision=setting.model.revision,
+        )
+        self.policy_version = 0
+        self._generator_version = -1
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        return {**super().counters(), "policy_version": self.policy_version}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        super().set_counters(counters=counters)
+        self.policy_version, self._generator_version = counters["policy_version"], -1
+
+    @register(
+        DP_PROTO,
+        reads=("prompt_ids", "prompt_mask", "valid"),
+        adds=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "finished", "sampled"),
+    )
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+        """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
+
+        Without `do_sample` each token is the likeliest one.
+        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B] and
+        sampled [B] (0 without `do_sample`).
+        """
+        self._reshard()
+        seed = self.setting.job.spec.training.seed
+        lengths = batch["prompt_mask"].sum(1).long().tolist()
+        prompts = [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
+        with recorder.span("generation", "actor.generate_sequences"):
+            responses = self._generator.generate(
+                prompts,
+                [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
+                max_tokens=self.setting.job.spec.data.max_response_tokens,
+                greedy=not do_sample,
+            )
+        fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
+        fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
+        fields["sampled"] = torch.full((batch.size,), float(do_sample))
+        recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
+        if do_sample:
+            recorder.maximum("policy_version", self.policy_version)
+            recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
+            recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
+        return fields
+
+    def _reshard(self) -> None:
+        """Give the generator the weights of the current policy version, if it has older ones."""
+        recorder.add("bytes/reshard", 0)
+        with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
+            if self._generator_version != self.policy_version:
+                self._generator.load_weights(_counted(full_weights(self.trainer.model)))
+                self._generator_version = self.policy_version
+
+    @register(
+        DP_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs"),
+        adds=("old_log_probs",),
+        phase="scoring",
+    )
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """Log-probabilities before the first update, by the trainer's own forward pass: old_log_probs [B, T]."""
+        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
+        mask = batch["response_mask"]
+        kl = kl_estimate(batch["rollout_log_probs"], old, estimator="K3")
+        total, tokens = float(masked_sum(kl, mask)), float(mask.sum())
+        recorder.mean("kl/rollout", total, tokens)
+        recorder.maximum("ratio/rollout_max", float(keep(old - batch["rollout_log_probs"], mask).exp().max()))
+        if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
+            recorder.warn("kl/rollout", message)
+        return {"old_log_probs": old}
+
+    def _samples_everything(self) -> bool:
+        """Whether responses are drawn from the whole distribution; else their log-probabilities differ by design."""
+        rollout = self.setting.job.spec.rollout
+        return rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
+
+
+def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> Fields:
+    """Prompt and response of each row side by side from position 0, padded on the right to the longest of any rank."""
+    longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
+    width = largest_over_ranks(longest)  # so that rows fit together however another pool cuts them
+    shape = (len(prompts), width)
+    tokens = torch.full(shape, pad_token, dtype=torch.int64)
+    attention_mask, response_mask, log_probs = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        start, end = len(prompt), len(prompt) + len(response.tokens)
+        tokens[row, :end] = torch.tensor([*prompt, *response.tokens])
+        attention_mask[row, :end] = 1.0
+        response_mask[row, start:end] = 1.0
+        log_probs[row, start:end] = torch.tensor(response.log_probs)
+    return {
+        "tokens": tokens,
+        "attention_mask": attention_mask,
+        "response_mask": response_mask,
+        "rollout_log_probs": log_probs,
+        "finished": torch.tensor([float(response.finished) for response in responses]),
+    }
+
+
+def _counted(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The weights as they pass, their bytes counted."""
+    for name, weight in weights:
+        recorder.add("bytes/reshard", weight.numel() * weight.element_size())
+        yield name, weight
