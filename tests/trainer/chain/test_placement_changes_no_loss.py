@@ -49,6 +49,7 @@ def test_two_pools_give_the_losses_of_one(chain: tuple[Path, str], tmp_path: Pat
         assert all(together[f"idle_bytes/{role}"] > 0 for together in one)
 
 
+@pytest.mark.slow
 def test_safe_rlhf_has_the_same_losses_on_one_pool_and_on_two(chain: tuple[Path, str], tmp_path: Path) -> None:
     manifest = tmp_path / "safe.yaml"
     manifest.write_text(SAFE)
