@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,15 @@ def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProce
     return subprocess.run(
         command, capture_output=True, text=True, timeout=deadline, check=False, cwd=ROOT, env=environment
     )
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """`rlhf run` sets handlers for the signals of its process; for tests in which that is the one of the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def records(job_folder: Path) -> list[dict[str, Any]]:

@@ -315,6 +315,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Shorten the responses; on GPUs raise `spec.rollout.gpuMemoryUtilization`, which the sentence names.",
     ),
     "a loss that is not finite": Mistake(
+        slow=True,
         sets=(*ENDLESS, "models.actor.optimizer={learningRate: 1e30}", "training.maxSkippedUpdates=2"),
         code=ExitCode.NUMERICS,
         sentence="helpful-sft: spec.models.actor: step 4: the … is nan, and 3 updates in a row failed, more than "

@@ -20,8 +20,10 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from rlhf_trainer.checkpoint.store import CheckpointStore
+from rlhf_trainer.cli import app
 from rlhf_trainer.training.state import whole_weights
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 from tests.trainer.chain.leftovers import MARK, marked
@@ -161,10 +163,11 @@ def test_a_run_that_was_stopped_and_then_killed_goes_on_as_if_it_never_had(
     assert_same_bits(output, chain[0])
 
 
+@pytest.mark.usefixtures("handlers")
 def test_a_finished_run_says_so_and_does_nothing(chain: tuple[Path, str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in chain[0].rglob("*.json*")}
-    again = rlhf("run", MANIFEST, f"--output={chain[0]}", *SHORT)
-    assert (again.returncode, again.stdout.count("already finished")) == (0, 3)
+    again = CliRunner().invoke(app, ["run", str(MANIFEST), f"--output={chain[0]}", *SHORT])
+    assert (again.exit_code, again.stdout.count("already finished")) == (0, 3)
     assert {path: path.stat().st_mtime_ns for path in chain[0].rglob("*.json*")} == before
 
 
@@ -180,6 +183,7 @@ def test_it_goes_on_with_other_numbers_of_ranks(
     assert mine == pytest.approx(theirs, abs=0.05), "a token or two may be sampled otherwise"
 
 
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
@@ -190,8 +194,8 @@ def test_it_goes_on_with_other_numbers_of_ranks(
 def test_another_experiment_is_refused(stopped: Path, tmp_path: Path, option: str, sentence: str) -> None:
     output = tmp_path / "run"
     shutil.copytree(stopped, output)
-    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, option)
-    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    done = CliRunner().invoke(app, ["run", str(MANIFEST), f"--output={output}", *SHORT, option])
+    assert (done.exit_code, sentence in done.stderr) == (2, True), done.stderr
     assert steps_done(output) == 2, "nothing is lost"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,15 +35,6 @@ def test_validate_tells(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["validate", str(manifest), *options])
     assert done.exit_code == mistake.code
     assert told(done.stderr, mistake), done.stderr
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """`rlhf run` sets handlers for the signals of its process, which here is that of the tests."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("handlers")
