@@ -1,7 +1,7 @@
 """REINFORCE++ (Hu et al., arXiv:2501.03262).
 
 A_t = score - beta * (KL of the tokens from t on), normalised by mean and deviation of the whole batch; no critic. The
-baseline variant first subtracts the mean return of the prompt's responses.
+baseline variant first subtracts the mean score of the prompt's responses.
 """
 
 from __future__ import annotations
