@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rlhf_api.algorithms import GRPO, KL, ActorCritic, OnlineDPO, PolicyGradient, SafeRLHF
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, choice
-from rlhf_api.spec import JobSpec, Model, RewardSum, Rollout, Training
+from rlhf_api.spec import JobSpec, Model, Parallelism, RewardSum, Rollout, Training
 
 MIN_COMPARED = 2
 """Responses to a prompt that can be compared."""
@@ -42,6 +42,21 @@ def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
             if model.offload in ("Optimizer", "All"):
                 message = f"is {model.offload}, but {_untrained(spec, role)}; expected None or Parameters"
                 yield Problem(f"{path}.offload", message)
+
+
+def _generation_sizes_divide_those_of_training(spec: JobSpec) -> Iterator[Problem]:
+    """A rank's training shard lies in its generation shard (HybridFlow section 5.3)."""
+    actor = spec.models.actor
+    asked = actor.parallelism if actor and actor.parallelism else Parallelism()
+    for name, size, whole in (
+        ("tensorParallel", spec.rollout.tensor_parallel or 1, asked.tensor),
+        ("pipelineParallel", spec.rollout.pipeline_parallel, asked.pipeline),
+    ):
+        if whole % size:
+            field = name.removesuffix("Parallel")
+            yield Problem(
+                f"rollout.{name}", f"is {size}, which does not divide models.actor.parallelism.{field}, {whole}"
+            )
 
 
 def _the_reward_is_one_that_the_algorithm_can_use(spec: JobSpec) -> Iterator[Problem]:
@@ -238,6 +253,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _the_multiplier_begins_within_its_bounds,
     _the_batch_divides_into_mini_batches,
     _the_shortest_response_fits,
+    _generation_sizes_divide_those_of_training,
     _pools_are_given_with_manual,
     _every_model_has_one_pool,
     _user_code_ends_before_a_call_counts_as_hung,

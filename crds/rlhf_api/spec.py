@@ -48,6 +48,19 @@ class Optimizer(Spec):
 Offload = Literal["None", "Parameters", "Optimizer", "All"]
 
 
+class Parallelism(Spec):
+    """How a model is cut over the slots of its pool in forward passes and training; their product is the slots."""
+
+    pipeline: Annotated[Count, Field(description="Pipeline stages (p).")] = 1
+    tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")] = 1
+    data: Annotated[
+        Count | None, Field(description="Data-parallel ranks (d); unset means all slots that p and t leave.")
+    ] = None
+    replicas: Annotated[
+        Count, Field(description="Copies of the weights among the data-parallel ranks, each sharded over the others.")
+    ] = 1
+
+
 class Model(Spec):
     """One model: where it comes from and, if it is trained, how."""
 
@@ -66,6 +79,9 @@ class Model(Spec):
             "Optimizer (its moments) and All for trained models only."
         ),
     ] = "None"
+    parallelism: Annotated[
+        Parallelism | None, Field(description="How the model is cut over its pool; unset means by data alone.")
+    ] = None
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 
@@ -229,6 +245,12 @@ class Rollout(Spec):
         AfterValidator(_some_tokens),
     ] = -1
     min_response_tokens: Annotated[int, Field(ge=0, description="No end token before this many tokens.")] = 0
+    tensor_parallel: Annotated[
+        Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
+    ] = None
+    pipeline_parallel: Annotated[
+        Count, Field(description="Pipeline stages in generation; a divisor of the actor's.")
+    ] = 1
     gpu_memory_utilization: Annotated[
         float, Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take.")
     ] = 0.4

@@ -33,8 +33,26 @@ class MappedPool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How a model is cut over the slots of its pool: p-t-d, and p_g-t_g in generation (HybridFlow section 5)."""
+
+    pipeline: int
+    tensor: int
+    data: int
+    replicas: int
+    """Copies of the weights among the data-parallel slots (HSDP)."""
+    generation_pipeline: int
+    generation_tensor: int
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}-{self.tensor}-{self.data}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mapping:
     """The answer: every model of the job is in exactly one pool."""
 
     device: Device
     pools: tuple[MappedPool, ...]
+    sizes: dict[Role, Sizes]
+    """Of every model of the job."""

@@ -6,8 +6,8 @@ from rlhf_api.algorithms import OnlineDPO
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Pool
-from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping
+from rlhf_api.spec import Parallelism, Pool
+from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping, Sizes
 
 
 def place(job: Job, inventory: Inventory) -> Mapping:
@@ -27,10 +27,37 @@ def place(job: Job, inventory: Inventory) -> Mapping:
         slots_per_machine = (slots,) * job.spec.resources.nodes
         pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
     problems = _too_few_gpus(job, pools, inventory) if device == "GPU" else []
+    sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
+    problems += [problem for pool in pools for role in pool.models for problem in _does_not_fill(job, role, pool)]
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
     if problems:
         raise SpecError(problems)
-    return Mapping(device=device, pools=pools)
+    return Mapping(device=device, pools=pools, sizes=sizes)
+
+
+def _sizes(job: Job, role: Role, pool: MappedPool) -> Sizes:
+    """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
+    asked = job.models()[role].parallelism or Parallelism()
+    generates = role == "actor"
+    return Sizes(
+        pipeline=asked.pipeline,
+        tensor=asked.tensor,
+        data=asked.data or max(1, pool.size // (asked.pipeline * asked.tensor)),
+        replicas=asked.replicas,
+        generation_pipeline=job.spec.rollout.pipeline_parallel if generates else asked.pipeline,
+        generation_tensor=job.spec.rollout.tensor_parallel or asked.tensor if generates else asked.tensor,
+    )
+
+
+def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
+    """Sizes whose product is not the slots of the pool, or replicas that do not divide d."""
+    sizes, path = _sizes(job, role, pool), f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
+    product = sizes.pipeline * sizes.tensor * sizes.data
+    if product != pool.size:
+        return [Problem(path, f"p-t-d {sizes} takes {product} slots, but pool {pool.name} has {pool.size}")]
+    if sizes.data % sizes.replicas:
+        return [Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")]
+    return []
 
 
 def _riders(job: Job, pool: Pool) -> tuple[Role, ...]:

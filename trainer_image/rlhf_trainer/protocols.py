@@ -22,7 +22,7 @@ class Layout:
 
     Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. Each replica generates as
     d_g = p t / (p_g t_g) micro data-parallel ones, whose ranks are picked at intervals, so that a rank's training
-    shard lies in its generation shard. ValueError if p_g or t_g does not divide p or t.
+    shard lies in its generation shard. ValueError if p_g or t_g does not divide p or t, or `replicas` d.
     """
 
     data: int
@@ -32,12 +32,17 @@ class Layout:
     """p_g; 0 stands for p."""
     generation_tensor: int = 0
     """t_g; 0 stands for t."""
+    replicas: int = 1
+    """Copies of the training weights among the data-parallel ranks; each is sharded over d / replicas of them (HSDP).
+    Rank i of the data axis is shard i mod (d / replicas)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "generation_pipeline", self.generation_pipeline or self.pipeline)
         object.__setattr__(self, "generation_tensor", self.generation_tensor or self.tensor)
         if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
             raise ValueError(f"the generation sizes of {self} do not divide its training sizes")
+        if self.data % self.replicas:
+            raise ValueError(f"the replicas of {self} do not divide its data-parallel ranks")
 
     @property
     def world_size(self) -> int:

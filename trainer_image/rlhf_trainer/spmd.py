@@ -23,11 +23,12 @@ import typer
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec import Parallelism
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
-from rlhf_trainer.protocols import blocks
+from rlhf_trainer.protocols import THREE_D_PROTO, Layout
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
@@ -44,31 +45,34 @@ PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostMode
 
 
 class LocalValues:
-    """What a method returned on each rank; `result` is a collective."""
+    """What a method returned on the ranks; `result` is a collective."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Any, counted: Sequence[int]) -> None:
+        """counted: the ranks whose values make up the result."""
+        self._value, self._counted = value, counted
 
     def result(self) -> list[Any]:
-        """The values of all ranks, in order."""
+        """The values of those ranks, in order."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, self._value)
-        return gathered
+        return [gathered[rank] for rank in self._counted]
 
 
 class LocalModel:
     """A worker of this rank with the methods that a `ModelHandle` has: they run here, at once, on this rank's rows."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, layout: Layout) -> None:
         for name, transfer in transfers_of(type(worker)).items():
-            setattr(self, name, partial(self._call, getattr(worker, name), transfer))
+            setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
     @staticmethod
-    def _call(method: Any, transfer: Transfer, batch: Batch | None = None, **arguments: Any) -> Any:
-        with recorder.span(transfer.phase) if transfer.phase else nullcontext():
+    def _call(method: Any, transfer: Transfer, layout: Layout, batch: Batch | None = None, **arguments: Any) -> Any:
+        counted = [rank for ranks in transfer.protocol.collect(layout) for rank in ranks]
+        timed = recorder.span(transfer.phase) if transfer.phase else nullcontext()
+        with timed, recorder.counting(dist.get_rank() in counted):
             result = method(*([] if batch is None else [batch]), **arguments)
         if batch is None or not transfer.adds:
-            return LocalValues(result)
+            return LocalValues(result, counted)
         require_declared(result, rows=batch.size)
         return batch.having(result)
 
@@ -76,17 +80,17 @@ class LocalModel:
 class SpmdRuntime:
     """The models of one rank."""
 
-    def __init__(self, models: Mapping[str, Any]) -> None:
-        self.models = models
+    def __init__(self, models: Mapping[str, Any], layout: Layout) -> None:
+        self.models, self._layout = models, layout
 
     def blank(self, step: int, size: int) -> Batch:
         """This rank's rows of a batch of `size` rows, without fields."""
-        rows = blocks(size, dist.get_world_size())[dist.get_rank()]
+        rows = THREE_D_PROTO.distribute(self._layout, size)[dist.get_rank()]
         return Batch(step=step, start=rows.start, size=len(rows))
 
     def drain(self) -> Sequence[Report]:
         """What every rank measured since the last call; a collective."""
-        reports: list[Report] = LocalValues(recorder.drain()).result()
+        reports: list[Report] = LocalValues(recorder.drain(), range(dist.get_world_size())).result()
         return reports
 
 
@@ -115,24 +119,25 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         raise SpecError([Problem(str(output / job.name), problem)])
     folders = model_folders(job, output)
     device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
+    layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:
-            run_rank(job, folders, None, model_folder=folder.model.resolve())
+            run_rank(job, folders, None, layout=layout, model_folder=folder.model.resolve())
             return
         with only_run_in(output):
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
             with publisher.telling_the_end():
-                summary = run_rank(job, folders, publisher, model_folder=folder.model.resolve())
+                summary = run_rank(job, folders, publisher, layout=layout, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)
     finally:
         dist.destroy_process_group()
 
 
 def run_rank(
-    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, model_folder: Path
+    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: Layout, model_folder: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the stage."""
     stage = stage_of(job)
@@ -143,10 +148,12 @@ def run_rank(
             publisher.say(fact)
     total_steps = job.total_steps_for(shape.rows)
     models: dict[str, LocalModel] = {
-        role: LocalModel(stage.workers[role](setting_of(job, role, folders, total_steps=total_steps)))
+        role: LocalModel(
+            stage.workers[role](setting_of(job, role, folders, total_steps=total_steps, layout=layout)), layout
+        )
         for role in job.models()
     }
-    runtime = SpmdRuntime({"data": LocalModel(data), **models})
+    runtime = SpmdRuntime({"data": LocalModel(data, layout), **models}, layout)
     return run_stage(
         job,
         runtime,
@@ -156,6 +163,20 @@ def run_rank(
         publisher=publisher,
         checkpoints=Checkpoints(),
     )
+
+
+def layout_here(job: Job, world_size: int) -> Layout:
+    """How torchrun's ranks are cut, the same for all models of the job; SpecError if the manifest says otherwise."""
+    asked = {role: model.parallelism or Parallelism() for role, model in job.models().items()}
+    first = next(iter(asked.values()))
+    path = f"{job.name}: spec.models.{next(iter(asked))}.parallelism"
+    if any(other != first for other in asked.values()):
+        raise SpecError([Problem(path, "differs from that of another model; under torchrun all are cut alike")])
+    data, rest = divmod(world_size, first.pipeline * first.tensor)
+    if rest or data != (first.data or data) or data % first.replicas:
+        sizes = f"pipeline {first.pipeline}, tensor {first.tensor}, data {first.data or 'unset'}"
+        raise SpecError([Problem(path, f"is {sizes}, replicas {first.replicas}, which do not fill {world_size} ranks")])
+    return Layout(data=data, pipeline=first.pipeline, tensor=first.tensor, replicas=first.replicas)
 
 
 def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:

@@ -58,9 +58,21 @@ class Recorder:
         self.rank = 0
         self.pool = ""
         self._report = Report()
+        self._counts = True
+
+    @contextmanager
+    def counting(self, counts: bool) -> Iterator[None]:
+        """Whether means and sums of the block are kept: of ranks with the same rows only one counts."""
+        before, self._counts = self._counts, counts
+        try:
+            yield
+        finally:
+            self._counts = before
 
     def mean(self, name: str, total: SupportsFloat, weight: SupportsFloat) -> None:
         """Add to a weighted mean; the record holds sum(total) / sum(weight) over all ranks and calls."""
+        if not self._counts:
+            return
         old_total, old_weight = self._report.means.get(name, (0.0, 0.0))
         self._report.means[name] = (old_total + float(total), old_weight + float(weight))
 
@@ -69,7 +81,8 @@ class Recorder:
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum over all ranks and calls."""
-        self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
+        if self._counts:
+            self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
     def warn(self, name: str, message: str) -> None:
         """Something that should hold and does not; the run goes on and says so once a step, whatever the ranks."""

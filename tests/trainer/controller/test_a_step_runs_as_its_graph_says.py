@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_mapper.mapping import MappedPool, Mapping
+from rlhf_mapper.mapping import MappedPool, Mapping, Sizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import Edge, Graph
 from rlhf_trainer.controller.resource_pool import ResourcePool
@@ -66,13 +66,13 @@ def placed(job: Job) -> Mapping:
     """The saved model on the left, and every other one of the rest."""
     saved = stage_of(job).saved
     others = [role for role in job.models() if role != saved]
-    return Mapping(
-        device="CPU",
-        pools=(
-            MappedPool(name="left", models=(saved, *others[1::2]), slots_per_machine=(SLOTS["left"],)),
-            MappedPool(name="right", models=tuple(others[::2]), slots_per_machine=(SLOTS["right"],)),
-        ),
+    pools = (
+        MappedPool(name="left", models=(saved, *others[1::2]), slots_per_machine=(SLOTS["left"],)),
+        MappedPool(name="right", models=tuple(others[::2]), slots_per_machine=(SLOTS["right"],)),
     )
+    by_data = {"pipeline": 1, "tensor": 1, "replicas": 1, "generation_pipeline": 1, "generation_tensor": 1}
+    sizes = {role: Sizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
+    return Mapping(device="CPU", pools=pools, sizes=sizes)
 
 
 class Pools:

@@ -3,6 +3,7 @@
 With epsilon 1 and learning rate 1, the first step of AdamW is the gradient itself, nearly: equal weights mean equal
 """
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.names import Role
-from rlhf_trainer.protocols import blocks
+from rlhf_trainer.protocols import THREE_D_PROTO, Layout
 from rlhf_trainer.telemetry import Report, merge, recorder
-from rlhf_trainer.training.sharding import full_weights
+from rlhf_trainer.training.sharding import weights_on_first_rank
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
@@ -26,7 +27,7 @@ from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
-from tests.trainer.tiny import save_tiny
+from tests.trainer.tiny import FAMILIES, divisible_config, save_tiny
 
 ROWS, PROMPT = 8, 4
 NOISE = (
@@ -134,9 +135,9 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
 
 
 def update(
-    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None
+    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None, layout: Layout
 ) -> tuple[Report, dict[str, Tensor]]:
-    """One update on this rank's rows: what was measured, and the whole weights."""
+    """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
     import torch.distributed as dist
 
     algorithm, role, worker_class, method = CASES[case]
@@ -153,34 +154,37 @@ def update(
         spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     arguments: dict[str, Any] = {"max_sequences": 8} if issubclass(worker_class, GeneratingActor) else {}
-    setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4)
+    setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4, layout=layout)
     worker = worker_class(setting, **arguments)
     fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
     if algorithm == "PPO-ptx":
         text = sequences(7, 2 * extra)
         names = ("tokens", "attention_mask", "response_mask")
         fields |= {f"pretrain_{each}": text[each][torch.tensor([5, 2, 7, 0, 1, 6, 4, 3])] for each in names}
-    rows = blocks(ROWS, dist.get_world_size())[dist.get_rank()]
+    rows = THREE_D_PROTO.distribute(layout, ROWS)[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
     recorder.drain()
-    getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))
-    return recorder.drain(), {name: weight.clone() for name, weight in full_weights(worker.trainer.model)}
+    with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):
+        getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))
+    return recorder.drain(), weights_on_first_rank(worker.trainer.model)
 
 
 def measured(
     case: str,
     folder: str,
     *,
-    ranks: int,
-    budget: int,
+    ranks: int = 1,
+    layout: Layout | None = None,
+    budget: int = 100_000,
     extra: int = 0,
     recompute: bool = False,
     mini_batch: int | None = 4,
 ) -> Any:
     """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
-    results = run_ranks(ranks, update, case, folder, budget, extra, recompute, mini_batch)
+    layout = layout or Layout(data=ranks)
+    results = run_ranks(layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout)
     record = merge(report for report, _ in results)
     record.pop("padding/waste")
     return {name: value for name, value in record.items() if not name.startswith("idle_bytes/")}, results[0][1]
@@ -198,11 +202,53 @@ def test_an_update_is_the_same_however_it_is_cut(case: str, tmp_path: Path) -> N
         "two ranks, small micro-batches, recomputed activations": {"ranks": 2, "budget": 40, "recompute": True},
     }
     for name, variant in variants.items():
-        other, moved = measured(case, folder, **variant)
-        assert other == pytest.approx(record, rel=1e-5, abs=1e-6), name
-        assert moved.keys() == weights.keys()
-        for weight in weights:
-            torch.testing.assert_close(moved[weight], weights[weight], rtol=0, atol=2e-6, msg=f"{name}: {weight}")
+        require_same(name, measured(case, folder, **variant), (record, weights))
+
+
+def require_same(name: str, one: Any, other: Any) -> None:
+    """Equal measurements and weights, up to rounding."""
+    (record, weights), (expected, expected_weights) = one, other
+    assert record == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+    assert weights.keys() == expected_weights.keys()
+    for weight, value in expected_weights.items():
+        torch.testing.assert_close(weights[weight], value, rtol=0, atol=2e-6, msg=f"{name}: {weight}")
+
+
+SMALL_LAYOUTS = [
+    Layout(data=1, tensor=2),
+    Layout(data=1, pipeline=2),
+    Layout(data=2, pipeline=2, tensor=2),
+    Layout(data=4, replicas=2),
+]
+LARGE_LAYOUTS = [
+    Layout(data=d, pipeline=p, tensor=t, replicas=r)
+    for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
+    if 1 < p * t * d <= 8 and d % r == 0
+]
+CUT = ("SFT", "cost model", "PPO critic", "PPO-ptx actor", "PPO-ptx report", "DPO actor")
+"""Of every kind of loss one: of tokens, of pairs, of values, and one that reads two texts."""
+
+
+def named(layout: Layout) -> str:
+    return f"{layout.pipeline}-{layout.tensor}-{layout.data}" + f" in {layout.replicas}" * (layout.replicas > 1)
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_an_update_is_the_same_for_any_p_t_d(case: str, tmp_path: Path) -> None:
+    labels = None if CASES[case][1] == "actor" else 1
+    folder = save_tiny(tmp_path / "model", seed=3, labels=labels, config=divisible_config())
+    whole = measured(case, folder)
+    for layout in SMALL_LAYOUTS:
+        require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LARGE_LAYOUTS, ids=named)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_the_same_in_every_layout(family: str, tied: bool, layout: Layout, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", seed=3, config=divisible_config(family, tied=tied))
+    require_same("", measured("SFT", folder, layout=layout, budget=40), measured("SFT", folder))
 
 
 def test_an_update_moves_the_weights(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.telemetry import recorder
@@ -14,7 +14,7 @@ from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.save import save_model
-from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.sharding import ShardedModel, full_weights, shard
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
@@ -37,13 +37,13 @@ class Seen:
     measured: float
 
 
-def language_model(folder: str) -> nn.Module:
+def language_model(folder: str, *, trained: bool = True) -> ShardedModel:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
-    return shard(model, compute_dtype=torch.float32, recompute_activations=False)
+    return shard(model.requires_grad_(trained), compute_dtype=torch.float32, recompute_activations=False)
 
 
-def log_softmax(model: nn.Module, micro: Fields) -> Tensor:
-    return torch.log_softmax(model(micro["tokens"]), -1)[..., 7]
+def log_softmax(logits: Tensor, _: Fields) -> Tensor:
+    return torch.log_softmax(logits, -1)[..., 7]
 
 
 def life(folder: str, output: str, offload: Offload) -> Seen:
@@ -61,14 +61,14 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
     outputs: list[Tensor] = []
 
     def held() -> tuple[int, int]:
-        return bytes_held(trainer.model.parameters()), bytes_held(trainer.residence._moments())
+        return bytes_held(trainer.model.module.parameters()), bytes_held(trainer.residence._moments())
 
     def train(steps: range) -> None:
         for step in steps:
             tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(step))
 
-            def loss(model: nn.Module, micro: Fields) -> Tensor:
-                share = -log_softmax(model, micro).mean() / torch.distributed.get_world_size()
+            def loss(logits: Tensor, micro: Fields) -> Tensor:
+                share = -log_softmax(logits, micro).mean() / torch.distributed.get_world_size()
                 outputs.append(share.detach())
                 return share
 
@@ -137,7 +137,7 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
     """(scores, those of the same model offloaded, bytes it holds at rest, whether its weights can be read there)."""
     tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(1))
     engines = [
-        Engine(language_model(folder).requires_grad_(False), token_budget=1024, role="reference", offload=kind)
+        Engine(language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind)
         for kind in ("None", "Parameters")
     ]
     here, away = (engine.infer({"tokens": tokens}, LENGTHS, log_softmax) for engine in engines)
@@ -146,7 +146,7 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
         readable = True
     except AssertionError:
         readable = False
-    return here, away, bytes_held(engines[1].model.parameters()), readable
+    return here, away, bytes_held(engines[1].model.module.parameters()), readable
 
 
 def test_a_frozen_model_leaves_too_and_cannot_be_read_by_mistake(model: str) -> None:

@@ -53,7 +53,7 @@ def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, compute_dtype=torch.bfloat16, recompute_activations=False)
     engine = Engine(sharded, token_budget=100, role="actor", offload="None")
-    engine.infer({"tokens": TOKENS}, torch.tensor([5]), lambda model, micro: model(micro["tokens"])[..., 0])
+    engine.infer({"tokens": TOKENS}, torch.tensor([5]), lambda logits, micro: logits[..., 0])
     save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
 
 

@@ -35,6 +35,8 @@ class Order:
     arguments: Mapping[str, Any]
     cuts: Mapping[str, Sequence[slice]]
     """The pieces into which each field that the rank adds is cut."""
+    counts: bool
+    """Whether what the method measures here counts; see `Recorder.counting`."""
 
     @property
     def name(self) -> str:
@@ -106,7 +108,8 @@ class SlotProcess:
             with recorder.span(TRANSFER, f"{order.name}: fetch"):
                 positional = [order.batch.fetch()]
         run = getattr(worker, order.method)
-        with recorder.span(transfer.phase, order.name) if transfer.phase else nullcontext():
+        timed = recorder.span(transfer.phase, order.name) if transfer.phase else nullcontext()
+        with timed, recorder.counting(order.counts):
             return run(*positional, **order.arguments)
 
 

@@ -27,6 +27,8 @@ class WorkerSpec:
 
     worker_class: type
     arguments: Mapping[str, Any]
+    layout: Layout | None = None
+    """Of the model over the ranks, if it is not the group's."""
 
 
 @dataclass(frozen=True)
@@ -155,36 +157,45 @@ class WorkerGroup:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
         self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
 
-    def reads(self, transfer: Transfer) -> None:
+    def reads(self, transfer: Transfer, layout: Layout) -> None:
         """A model of this group has such a method: what it reads is made to its measure from now on."""
-        self._log.readers.add(self.layout, transfer)
+        self._log.readers.add(layout, transfer)
 
-    def call(self, role: str, method: str, transfer: Transfer, batch: Batches | None, arguments: Any) -> Any:
+    def call(
+        self, role: str, method: str, transfer: Transfer, layout: Layout, batch: Batches | None, arguments: Any
+    ) -> Any:
         """Send a call to every rank; returns the batch with the fields that the method adds, or its `Values`."""
         name = f"{role}.{method}"
         shares = None
         if batch is not None:
-            shares = shares_of(batch, transfer, self.layout, self._log.readers, name=name)
+            shares = shares_of(batch, transfer, layout, self._log.readers, name=name)
+        parts = transfer.protocol.collect(layout)
+        counted = {rank for ranks in parts for rank in ranks}
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
             outputs = [
-                self._send(handle, role, method, transfer, shares[rank] if shares else None, arguments)
+                self._send(handle, role, method, transfer, shares[rank] if shares else None, arguments, rank in counted)
                 for rank, handle in enumerate(self._ranks)
             ]
         self._log.add([Call(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
         if batch is not None and shares and transfer.adds:
-            return result_of(batch, transfer, self.layout, shares, outputs)
-        parts = transfer.protocol.collect(self.layout)
+            return result_of(batch, transfer, layout, shares, outputs)
         return Values([[outputs[rank][0] for rank in ranks] for ranks in parts], self._log, self._deadline)
 
     @staticmethod
     def _send(
-        handle: Any, role: str, method: str, transfer: Transfer, share: Share | None, arguments: Any
+        handle: Any,
+        role: str,
+        method: str,
+        transfer: Transfer,
+        share: Share | None,
+        arguments: Any,
+        counts: bool,
     ) -> list[ray.ObjectRef]:
         """Send one rank its part of a call; references to the pieces of its fields, or to its value, and its report."""
         given = share.sent(transfer, reader=f"{role}.{method}") if share else None
         places = share.places if share else {}
         results = sum(map(len, places.values())) if transfer.adds else 1
-        order = Order(role=role, method=method, batch=given, arguments=arguments, cuts=places)
+        order = Order(role=role, method=method, batch=given, arguments=arguments, cuts=places, counts=counts)
         sent = handle.call.options(num_returns=results + 1).remote(order)
         return sent if results else [sent]
 
@@ -214,16 +225,24 @@ class WorkerGroup:
 class ModelHandle:
     """A model of a worker group: each marked method of its worker class is a method here, and returns futures."""
 
-    def __init__(self, group: WorkerGroup, role: str, worker_class: type) -> None:
+    def __init__(self, group: WorkerGroup, role: str, worker_class: type, *, layout: Layout | None = None) -> None:
+        """`layout`: of the model over the group's ranks, if it is not the group's."""
+        layout = layout or group.layout
         for name, transfer in transfers_of(worker_class).items():
-            group.reads(transfer)
-            setattr(self, name, partial(self._call, group, role, name, transfer))
+            group.reads(transfer, layout)
+            setattr(self, name, partial(self._call, group, role, name, transfer, layout))
 
     @staticmethod
     def _call(
-        group: WorkerGroup, role: str, name: str, transfer: Transfer, batch: Batches | None = None, **arguments: Any
+        group: WorkerGroup,
+        role: str,
+        name: str,
+        transfer: Transfer,
+        layout: Layout,
+        batch: Batches | None = None,
+        **arguments: Any,
     ) -> Any:
-        return group.call(role, name, transfer, batch, arguments)
+        return group.call(role, name, transfer, layout, batch, arguments)
 
 
 def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:

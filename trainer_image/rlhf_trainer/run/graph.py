@@ -8,7 +8,7 @@ from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
 from rlhf_trainer.protocols import Layout
-from rlhf_trainer.run.stages import stage_of, worker_of
+from rlhf_trainer.run.stages import layout_of, stage_of, worker_of
 
 
 def graph_of(job: Job, placed: PlacedModels) -> Graph:
@@ -21,11 +21,15 @@ def graph_of(job: Job, placed: PlacedModels) -> Graph:
     workers |= {role: worker_of(job, role) for role in (*job.models(), *(("reward",) if stage.generates else ()))}
     home = next(pool for pool in placed.pools if stage.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
-    models = {name: tracer.model(name, each, _place(pools.get(name, home))) for name, each in workers.items()}
+    models = {
+        name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
+    }
     batch = models.pop("data").load_batch(ShapeFuture())
     stage.step(batch, **models)
     return tracer.graph()
 
 
-def _place(pool: MappedPool) -> Place:
-    return Place(pool=pool.name, layout=Layout(data=pool.size))
+def _place(placed: PlacedModels, worker: str, pool: MappedPool) -> Place:
+    """Where a worker lives; one that holds no model is data-parallel on its pool."""
+    sizes = {str(role): each for role, each in placed.sizes.items()}.get(worker)
+    return Place(pool=pool.name, layout=layout_of(sizes) if sizes else Layout(data=pool.size))

@@ -20,7 +20,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
+from rlhf_trainer.run.stages import layout_of, setting_of, stage_of, worker_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.data import DataShape
@@ -102,7 +102,9 @@ class RayRuntime:
     def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
         group = self._groups[pool.name]
         group.build(workers)
-        self.models.update({role: ModelHandle(group, role, spec.worker_class) for role, spec in workers.items()})
+        self.models.update(
+            {role: ModelHandle(group, role, spec.worker_class, layout=spec.layout) for role, spec in workers.items()}
+        )
 
     def _workers(self, pool: MappedPool, shape: DataShape, *, is_home: bool) -> dict[str, WorkerSpec]:
         """The workers of a pool's models; beside an RL job's actor also those of advantages and evaluation."""
@@ -110,10 +112,13 @@ class RayRuntime:
         total_steps = job.total_steps_for(shape.rows)
         workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
-            arguments: dict[str, Any] = {"setting": setting_of(job, role, self._folders, total_steps=total_steps)}
+            layout = layout_of(self._placed.sizes[role])
+            setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
+            arguments: dict[str, Any] = {"setting": setting}
             if stage.generates and role == "actor":
-                arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // pool.size)
-            workers[role] = WorkerSpec(worker_of(job, role), arguments)
+                generators = layout.data * layout.micro
+                arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
+            workers[role] = WorkerSpec(worker_of(job, role), arguments, layout)
         if stage.generates and is_home:
             functions = job.spec.evaluation.functions if job.spec.evaluation else ()
             setting = setting_of(job, stage.saved, self._folders)

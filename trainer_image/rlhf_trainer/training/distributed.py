@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 _timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
@@ -42,29 +41,24 @@ def device_here() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def data_mesh() -> DeviceMesh:
-    """All ranks as one data-parallel axis."""
-    return init_device_mesh(device_here().type, (dist.get_world_size(),), mesh_dim_names=("data",))
-
-
-def sum_over_ranks(values: Sequence[float | torch.Tensor]) -> list[float]:
-    """Each value summed over the ranks (float64, one collective)."""
+def sum_over_ranks(values: Sequence[float | torch.Tensor], group: dist.ProcessGroup | None = None) -> list[float]:
+    """Each value summed over the ranks, all of them or those of a group (float64, one collective)."""
     total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     return [float(value) for value in total.tolist()]
 
 
-def largest_over_ranks(value: int) -> int:
+def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> int:
     """The largest value of any rank."""
     largest = torch.tensor(value, device=device_here())
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return int(largest.item())
 
 
-def rows_of_all_ranks(values: torch.Tensor, start: int) -> torch.Tensor:
+def rows_of_all_ranks(values: torch.Tensor, start: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The rows of the whole batch, float64 [B]: this rank holds the rows from `start` on, however they are cut."""
-    total = int(sum_over_ranks([len(values)])[0])
+    total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())
     rows[start : start + len(values)] = values
-    dist.all_reduce(rows)
+    dist.all_reduce(rows, group=group)
     return rows.cpu()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import device_here, largest_over_ranks, sum_over_ranks
+from rlhf_trainer.training.clipping import clip_gradients
+from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.models import shared_parameter, shares_embedding
 from rlhf_trainer.training.offload import Residence
+from rlhf_trainer.training.passes import Compute, MicroBatch, Passes, Reads, WholeModel, tokens_of
+from rlhf_trainer.training.pipeline import Pipeline, add_gradients_of_copies
+from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
@@ -24,22 +26,12 @@ COSINE_FLOOR = 0.1
 """Share of the peak learning rate at which the cosine schedule ends."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """Some rows of the batch on the device, cut to their longest row."""
-
-    fields: Fields
-    """Each field [b, t] or [b]."""
-    rows: Tensor
-    """int64 [b]: which rows of the given batch these are; empty for a rank that only keeps step with the others."""
-
-
 class Engine:
-    """A model sharded over the ranks of its pool. All ranks call the same methods in the same order."""
+    """A model cut over the ranks of its pool. All ranks call the same methods in the same order."""
 
     def __init__(
         self,
-        model: nn.Module,
+        model: ShardedModel,
         *,
         token_budget: int,
         role: str,
@@ -47,9 +39,12 @@ class Engine:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """role: the model's, for measurements; `offload`: what leaves the device while the model is not in use."""
-        self.model = model.eval()  # no dropout: an update must see the log-probabilities that scoring saw
+        self.model, self.mesh = model, model.mesh
+        self._passes: Passes = WholeModel(model.module)
+        if model.mesh.layout.pipeline > 1:
+            self._passes = Pipeline(model.module, model.mesh, dtype=model.compute_dtype)
         self._token_budget = token_budget
-        self.residence = Residence(model, optimizer, offload=offload, role=role)
+        self.residence = Residence(model.module, optimizer, offload=offload, role=role)
 
     def split(self, fields: Fields, lengths: Tensor) -> list[MicroBatch]:
         """Micro-batches of a batch, as many on every rank.
@@ -59,7 +54,7 @@ class Engine:
         """
         groups = micro_batches(lengths, token_budget=self._token_budget)
         recorder.mean("padding/waste", *padding_waste(lengths, groups))
-        missing = largest_over_ranks(len(groups)) - len(groups)
+        missing = self.mesh.largest(len(groups)) - len(groups)
         device = device_here()
         micros = []
         for rows in groups:
@@ -70,14 +65,19 @@ class Engine:
         return micros + [MicroBatch(fields=nothing, rows=torch.empty(0, dtype=torch.int64))] * missing
 
     @torch.no_grad()
-    def infer(self, fields: Fields, lengths: Tensor, compute: Callable[[nn.Module, Fields], Tensor]) -> Tensor:
-        """`compute(model, micro-batch fields) -> [b, t]` of all rows: float32 [B, T], on the CPU."""
-        result = torch.zeros(fields["tokens"].shape, dtype=torch.float32)
+    def infer(self, fields: Fields, lengths: Tensor, compute: Compute, *, reads: Reads = tokens_of) -> Tensor:
+        """`compute` [b, t] of all rows, from the model's output on the tokens that it reads: float32, on the CPU.
+
+        The result is as wide as the widest field. Every stage of a pipeline has it.
+        """
+        rows, width = len(lengths), max(field.shape[1] for field in fields.values() if field.dim() > 1)
+        result = torch.zeros((rows, width), dtype=torch.float32)
         with self.residence.in_use():
-            for micro in self.split(fields, lengths):
-                output = compute(self.model, micro.fields).float().cpu()
-                result[micro.rows, : output.shape[1]] = output[: len(micro.rows)]
-        return result
+            micros = self.split(fields, lengths)
+            for micro, output in zip(micros, self._passes.infer(micros, reads, compute), strict=False):
+                kept = output[: len(micro.rows), :width].float().cpu()
+                result[micro.rows, : kept.shape[1]] = kept
+        return self.mesh.from_last_stage(result)
 
 
 class Trainer(Engine):
@@ -85,7 +85,7 @@ class Trainer(Engine):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: ShardedModel,
         *,
         token_budget: int,
         optimizer: Optimizer,
@@ -95,14 +95,14 @@ class Trainer(Engine):
         role: str,
         offload: Offload,
     ) -> None:
-        """path: the model's field in the manifest, for messages; role, offload: see `Engine`."""
+        """path: the model's field in the manifest, for messages; the others: see `Engine`."""
         self._settings = optimizer
         self._total_steps = total_steps
         self._max_skipped_updates = max_skipped_updates
         self._path = path
         self.skipped_in_a_row = 0
         self._optimizer = torch.optim.AdamW(
-            model.parameters(),
+            model.module.parameters(),
             lr=optimizer.learning_rate,
             betas=optimizer.betas,
             eps=optimizer.epsilon,
@@ -121,32 +121,36 @@ class Trainer(Engine):
         cosine = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
 
-    def update(
-        self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int
-    ) -> float:
+    def update(self, fields: Fields, lengths: Tensor, loss: Compute, *, step: int, reads: Reads = tokens_of) -> float:
         """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
 
-        `loss(model, micro-batch fields)` is this rank's share of a loss that is divided by *global* counts, so that the
+        `loss` is this rank's share, from the model's output, of a loss that is divided by *global* counts, so that the
         gradient is the same for any number of ranks, any micro-batch size and any padding.
         A loss or gradient that is not finite leaves weights and optimizer as they are; NumericsError when that happens
         too often in a row. All ranks see the same.
         """
         with self.residence.in_use(moments=True):
-            return self._update(fields, lengths, loss, step=step)
+            return self._update(self.split(fields, lengths), loss, reads, step=step)
 
-    def _update(
-        self, fields: Fields, lengths: Tensor, loss: Callable[[nn.Module, Fields], Tensor], *, step: int
-    ) -> float:
-        total = 0.0
-        for micro in self.split(fields, lengths):
-            share = loss(self.model, micro.fields)
-            total += float(share.detach())
-            torch.autograd.backward(share * dist.get_world_size())  # FSDP2 averages gradients over the ranks
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
-        measured = {
-            "loss": sum_over_ranks([total])[0],
-            "gradient norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
-        }
+    def _update(self, micros: Sequence[MicroBatch], loss: Compute, reads: Reads, *, step: int) -> float:
+        ranks = self.mesh.layout.data
+
+        def times_ranks(output: Tensor, micro: Fields) -> Tensor:
+            return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
+
+        shares = self._passes.learn(micros, reads, times_ranks)
+        total = self.mesh.from_last_stage(
+            torch.tensor(sum(float(share) for share in shares) / ranks, dtype=torch.float64)
+        )
+        copied = self._shared_parameter()
+        add_gradients_of_copies(copied, self.mesh)
+        norm = clip_gradients(
+            self.model.module.parameters(),
+            self._settings.max_grad_norm,
+            self.mesh,
+            uncounted=None if self.mesh.is_first_stage else copied,
+        )
+        measured = {"loss": self.mesh.sum([total])[0], "gradient norm": norm}
         recorder.add("skipped_updates", 0.0)
         broken = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
         if broken:
@@ -165,7 +169,7 @@ class Trainer(Engine):
     def _skip(self, reason: str, *, step: int) -> None:
         """Count an update that is not made; NumericsError when it is one too many."""
         self.skipped_in_a_row += 1
-        recorder.add("skipped_updates", float(dist.get_rank() == 0))  # the record sums over the ranks
+        recorder.add("skipped_updates", float(self.mesh.place("data") == 0))  # the record sums over these ranks
         if self.skipped_in_a_row > self._max_skipped_updates:
             raise NumericsError(
                 f"{self._path}: step {step}: {reason}, and {self.skipped_in_a_row} updates in a row failed, "
@@ -173,3 +177,8 @@ class Trainer(Engine):
                 f"a lower optimizer.learningRate ({self._settings.learning_rate:g}) is the usual remedy"
             )
         recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")
+
+    def _shared_parameter(self) -> nn.Parameter | None:
+        """The embedding that first and last stage both hold, on those two."""
+        is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
+        return shared_parameter(self.model.module) if is_end and shares_embedding(self.model.module) else None

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from rlhf_api.spec import Training
-from rlhf_trainer.training.distributed import rows_of_all_ranks
+from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.types import Batch
 
 
-def mini_batches(trained: Tensor, batch: Batch, training: Training, *, size: int | None) -> Iterator[Tensor]:
+def mini_batches(
+    trained: Tensor, batch: Batch, training: Training, mesh: ModelMesh, *, size: int | None
+) -> Iterator[Tensor]:
     """The mini-batches of all epochs of a step: bool [B], which of this rank's rows are in each.
 
     trained: bool [B], the rows to learn from; the others are in none. size: rows of a mini-batch on all ranks together,
     at most; None: all. No mini-batch is empty on all ranks.
     """
-    everywhere = rows_of_all_ranks(trained.float(), batch.start)
+    everywhere = mesh.rows_of_all(trained.float(), batch.start)
     places = (everywhere.cumsum(0).long() - 1)[batch.start : batch.start + batch.size]
     total = int(everywhere.sum())
     count = -(-total // (size or max(total, 1)))

@@ -25,32 +25,48 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Files that run code when they are opened, so they never are."""
 
 
+class LeftOut(nn.Module):
+    """In the place of a layer, norm or head that another pipeline stage has: the names of the others stay the same."""
+
+    def forward(self, hidden: Tensor, **_: Any) -> Tensor:
+        return hidden
+
+
 class Scorer(nn.Module):
     """A sequence classification model with one label, read at every token: reward model and critic.
 
-    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token.
+    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token. A pipeline stage takes hidden states
+    [B, T, H] from the one before it, and one without the head gives them.
     """
 
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.classifier.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    def forward(self, given: Tensor) -> Tensor:
+        hidden: Tensor = self.classifier.base_model(**_named(given), use_cache=False).last_hidden_state
         scores: Tensor = self.classifier.score(hidden)
-        return scores.squeeze(-1).float()
+        return scores if isinstance(self.classifier.score, LeftOut) else scores.squeeze(-1).float()
 
 
 class LanguageModel(nn.Module):
-    """A causal language model: `forward(tokens [B, T]) -> logits [B, T, V]`. Right padding needs no attention mask."""
+    """A causal language model: `forward(tokens [B, T]) -> logits [B, T, V]`. Right padding needs no attention mask.
+
+    A pipeline stage takes hidden states [B, T, H] from the one before it, and one without the head gives them.
+    """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.causal_lm = causal_lm
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.causal_lm(input_ids=tokens, use_cache=False).logits
+    def forward(self, given: Tensor) -> Tensor:
+        logits: Tensor = self.causal_lm(**_named(given), use_cache=False).logits
         return logits
+
+
+def _named(given: Tensor) -> dict[str, Tensor]:
+    """What transformers calls token ids, or the hidden states of another stage."""
+    return {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
 
 
 def inner(model: nn.Module) -> PreTrainedModel:
@@ -58,6 +74,32 @@ def inner(model: nn.Module) -> PreTrainedModel:
     found = model.classifier if isinstance(model, Scorer) else model.causal_lm
     assert isinstance(found, PreTrainedModel)
     return found
+
+
+def has_copy_of_embedding(model: nn.Module) -> bool:
+    """Whether this is a pipeline's last stage whose head is a copy of the first one's embedding."""
+    pretrained: Any = inner(model)
+    head = getattr(pretrained, "lm_head", None)
+    return head is not None and not isinstance(head, LeftOut) and shares_embedding(model) and _embedding(model) is None
+
+
+def shares_embedding(model: nn.Module) -> bool:
+    """Whether the head of a language model is its embedding."""
+    return isinstance(model, LanguageModel) and bool(inner(model).config.tie_word_embeddings)
+
+
+def shared_parameter(model: nn.Module) -> nn.Parameter:
+    """The embedding of a first stage, or its copy in a last one."""
+    pretrained: Any = inner(model)
+    parameter = pretrained.lm_head.weight if has_copy_of_embedding(model) else _embedding(model).weight
+    assert isinstance(parameter, nn.Parameter)
+    return parameter
+
+
+def _embedding(model: nn.Module) -> Any:
+    """The embedding; None on a stage without it."""
+    base: Any = inner(model).base_model
+    return base.embed_tokens
 
 
 def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:

@@ -7,41 +7,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import full_weights
+from rlhf_trainer.training.sharding import ShardedModel, weights_on_first_rank
 
 DESCRIPTION = "huggingface"
 """Folder beside the shards of a model in a checkpoint: what `save_description` writes."""
 
 
-def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all.
 
     EnvironmentProblem when the disk refuses.
     """
-    is_writer = dist.get_rank() == 0
-    weights: dict[str, torch.Tensor] = {}
-    for name, weight in full_weights(model):
-        if is_writer:
-            weights[name] = weight.cpu().clone()  # a gathered weight may be a view into a longer, padded storage
-    if is_writer:
+    weights = weights_on_first_rank(model)
+    if dist.get_rank() == 0:
         with appearing_whole(folder) as unfinished:
             save_description(model, tokenizer, unfinished)
             save_torch_state_dict(weights, unfinished)
     dist.barrier()
 
 
-def save_description(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_description(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write everything of a Hugging Face directory but the weights: config, generation config and tokenizer."""
-    pretrained = inner(model)
+    pretrained = inner(model.module)
     pretrained.config.architectures = [type(pretrained).__name__]
     if pretrained.config.pad_token_id is None:
         pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row

@@ -1,10 +1,12 @@
-"""FSDP2 over a transformers model, and the full weights back out of it."""
+"""Cuts a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and gives whole weights back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
@@ -12,23 +14,47 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.training.distributed import data_mesh, device_here
-from rlhf_trainer.training.models import inner
+from rlhf_trainer.protocols import Layout
+from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.mesh import ModelMesh
+from rlhf_trainer.training.models import has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
+from rlhf_trainer.training.pipeline import cut_stage
+from rlhf_trainer.training.tensor_parallel import cut_tensors
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 
 
-def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations: bool) -> nn.Module:
-    """Shard a float32 model over all ranks, a unit a decoder layer; computes in `compute_dtype`, reduces in float32."""
+@dataclass(frozen=True)
+class ShardedModel:
+    """What this rank holds of a model."""
+
+    module: nn.Module
+    """A LanguageModel or Scorer whose parameters are DTensors over the data axes, and the tensor axis if it is cut."""
+    mesh: ModelMesh
+    compute_dtype: torch.dtype
+
+
+def shard(
+    model: nn.Module, layout: Layout | None = None, *, compute_dtype: torch.dtype, recompute_activations: bool
+) -> ShardedModel:
+    """Cut a float32 model into stages, tensor-parallel shards and FSDP2 shards of those, a unit a decoder layer.
+
+    `layout`: of all ranks, which call it together; None: each is a data-parallel one. Computes in `compute_dtype`,
+    reduces gradients in float32.
+    """
+    mesh = ModelMesh(layout or Layout(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
+    if mesh.layout.pipeline > 1:
+        cut_stage(model, mesh)
+    if mesh.layout.tensor > 1:
+        cut_tensors(inner(model), mesh.tensor_axis)
     layers = [module for module in model.modules() if type(module).__name__ in blocks]
     if not layers:
         raise ConfigError(
             f"{type(inner(model)).__name__} does not say which modules are its layers, so it cannot be sharded"
         )
     model.to(device_here())
-    mesh = data_mesh()
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     if recompute_activations:
         apply_activation_checkpointing(
@@ -39,22 +65,56 @@ def shard(model: nn.Module, *, compute_dtype: torch.dtype, recompute_activations
             check_fn=lambda module: module in layers,
         )
     for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # so no rounded copy stays gathered
-    return model
+        fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy)
+    # resharded at the end too, so that no rounded copy stays gathered
+    fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, reshard_after_forward=True)
+    return ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: an update must see what scoring saw
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(Hugging Face name, parameter) of a sharded model, in layer order."""
-    wrapper = f"{next(iter(dict(model.named_children())))}."
-    for name, parameter in model.named_parameters():
+def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """(Hugging Face name, parameter) of this rank's stage of a sharded model, in layer order.
+
+    The last stage's copy of an embedding that is also the head bears the embedding's name.
+    """
+    wrapper = f"{next(iter(dict(model.module.named_children())))}."
+    copied = {"lm_head.weight": f"{inner(model.module).base_model_prefix}.embed_tokens.weight"}
+    new_names = copied if has_copy_of_embedding(model.module) else {}
+    for name, parameter in model.module.named_parameters():
         assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Residence.in_use"
-        yield name.removeprefix(wrapper).replace(_CHECKPOINT_PART, ""), parameter
+        own = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
+        yield new_names.get(own, own), parameter
 
 
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, whole float32 tensor) of each parameter, in layer order; all ranks go through it together."""
+def full_weights(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, whole float32 tensor) of each parameter of this rank's stage, in layer order.
+
+    All ranks go through it together.
+    """
     for name, parameter in named_parameters(model):
         weight = parameter.detach()
         assert isinstance(weight, DTensor), f"{name} is not in its sharded form"
         yield name, weight.full_tensor()
+
+
+def weights_on_first_rank(model: ShardedModel) -> dict[str, Tensor]:
+    """The whole weights of all stages on rank 0, on the CPU; nothing on other ranks. A collective."""
+    mesh = model.mesh
+    leads = mesh.place("data") == mesh.place("tensor") == 0
+    weights: dict[str, Tensor] = {}
+    for name, weight in full_weights(model):
+        if leads:
+            weights[name] = weight.cpu().clone()  # a gathered weight may be a view into a longer, padded storage
+    for stage in range(1, mesh.layout.pipeline):
+        leader = stage * mesh.layout.tensor
+        if dist.get_rank() == leader:
+            dist.send_object_list([{name: (weight.shape, weight.dtype) for name, weight in weights.items()}], dst=0)
+            for weight in weights.values():
+                dist.send(weight.to(device_here()), dst=0)
+        elif dist.get_rank() == 0:
+            told: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}]
+            dist.recv_object_list(told, src=leader)
+            for name, (shape, dtype) in told[0].items():
+                received = torch.empty(shape, dtype=dtype, device=device_here())
+                dist.recv(received, src=leader)
+                weights[name] = received.cpu()
+    return weights if dist.get_rank() == 0 else {}

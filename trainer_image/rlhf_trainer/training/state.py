@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from rlhf_trainer.training.distributed import new_background_group
 from rlhf_trainer.training.save import writing
-from rlhf_trainer.training.sharding import named_parameters
+from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 WEIGHT, MOMENT = "model.", "optimizer."
 
@@ -32,7 +32,7 @@ class TrainerState:
     group of its own. Tensors bear their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_api.algorithms import GRPO, ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
 from rlhf_trainer.ops.masks import masked_sum
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.mini_batches import mini_batches
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import WorkerSetting, lengths_of, log_probs_by
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.rollout import GeneratingActor
@@ -46,7 +45,7 @@ class ActorWorker(GeneratingActor):
         self._ratio = algorithm.ratio if isinstance(algorithm, GRPO) else "Token"
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
-    @register(DP_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
+    @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
         """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
 
@@ -59,7 +58,7 @@ class ActorWorker(GeneratingActor):
         log_probs = log_probs_by(self.trainer, text, temperature=1.0)
         recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS, reads_if_there=PRETRAIN_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=PRETRAIN_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped loss and, if asked, entropy, KL and pretraining terms."""
         if batch.step < self._first_step:
@@ -67,7 +66,7 @@ class ActorWorker(GeneratingActor):
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
         with self.trainer.residence.in_use(moments=True):
-            dealt = mini_batches(trained, batch, training, size=training.mini_batch_size)
+            dealt = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
             for number, chosen in enumerate(dealt):
                 self._update(batch, chosen, is_first=number == 0)
         self.policy_version += 1
@@ -77,20 +76,26 @@ class ActorWorker(GeneratingActor):
         names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
         fields = {name: batch[name][chosen] for name in names}
         lengths = lengths_of(batch)[chosen]
-        normalizer = sum_over_ranks([self._weight(fields["response_mask"])])[0]
+        normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
 
-        def loss(model: nn.Module, micro: Fields) -> Tensor:
-            return self._loss(model, micro, normalizer=normalizer, is_first=is_first)
+        def loss(logits: Tensor, micro: Fields) -> Tensor:
+            return self._loss(logits, micro, normalizer=normalizer, is_first=is_first)
 
-        def loss_with_pretraining(model: nn.Module, micro: Fields) -> Tensor:
-            log_probs = token_log_probs(model(micro["pretrain_tokens"]), micro["pretrain_tokens"])
+        def loss_with_pretraining(logits: Tensor, micro: Fields) -> Tensor:
+            own, read = logits.chunk(2)
+            width = micro["pretrain_tokens"].shape[1]
+            log_probs = token_log_probs(read[:, :width], micro["pretrain_tokens"])
             text = sft_loss(log_probs, micro["pretrain_response_mask"], num_tokens=text_tokens)
-            return loss(model, micro) + self._pretrain * text
+            return loss(own[:, : micro["tokens"].shape[1]], micro) + self._pretrain * text
 
         if self._pretrain:
             lengths = lengths.maximum(fields["pretrain_attention_mask"].sum(1).long())
-            text_tokens = sum_over_ranks([fields["pretrain_response_mask"].sum()])[0]
-        norm = self.trainer.update(fields, lengths, loss_with_pretraining if self._pretrain else loss, step=batch.step)
+            text_tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
+            norm = self.trainer.update(
+                fields, lengths, loss_with_pretraining, step=batch.step, reads=_responses_and_pretraining
+            )
+        else:
+            norm = self.trainer.update(fields, lengths, loss, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
 
     def _weight(self, mask: Tensor) -> Tensor:
@@ -98,11 +103,10 @@ class ActorWorker(GeneratingActor):
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
-    def _loss(self, model: nn.Module, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
+    def _loss(self, logits: Tensor, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
         """This micro-batch's share of the loss; normalizer: what the mini-batch counts for on all ranks."""
         algorithm, temperature = self._algorithm, self.setting.job.spec.rollout.temperature
         mask, aggregation = micro["response_mask"], algorithm.aggregation
-        logits = model(micro["tokens"])
         log_probs = token_log_probs(logits, micro["tokens"], temperature=temperature)
         policy = policy_loss(
             log_probs,
@@ -156,3 +160,8 @@ class ActorWorker(GeneratingActor):
                 "ratio/first_max_deviation",
                 f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
             )
+
+
+def _responses_and_pretraining(micro: Fields) -> Tensor:
+    """The tokens of a micro-batch's rows and of its pretraining rows, one below the other."""
+    return concatenate([micro["tokens"], micro["pretrain_tokens"]])

@@ -18,7 +18,7 @@ from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
-from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.protocols import ONE_TO_ALL, Layout
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import (
@@ -30,7 +30,7 @@ from rlhf_trainer.training.models import (
 )
 from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model, writing
 from rlhf_trainer.training.sharding import shard
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, concatenate, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class WorkerSetting:
     folder: str
     """Local folder of the model, or its name on the hub."""
     total_steps: int
+    layout: Layout | None = None
+    """How the model is cut over the ranks of its pool; None: every rank is a data-parallel one."""
 
     @property
     def path(self) -> str:
@@ -84,9 +86,8 @@ class WorkerSetting:
     def engine(self, model: nn.Module) -> Engine:
         """The model, sharded, for forward passes only."""
         model.requires_grad_(False)
-        sharded = shard(model, compute_dtype=self.compute_dtype, recompute_activations=False)
         return Engine(
-            sharded,
+            shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=False),
             token_budget=self.job.spec.training.micro_batch_tokens,
             role=self.role,
             offload=self.model.offload,
@@ -95,11 +96,9 @@ class WorkerSetting:
     def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
         """The model, sharded, with its optimizer; an update reads so many sequences for a row of a micro-batch."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
-        sharded = shard(
-            model, compute_dtype=self.compute_dtype, recompute_activations=self.model.gradient_checkpointing
-        )
+        recompute = self.model.gradient_checkpointing
         return Trainer(
-            sharded,
+            shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=recompute),
             token_budget=max(1, self.job.spec.training.micro_batch_tokens // sequences_per_row),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
@@ -164,8 +163,8 @@ def lengths_of(batch: Batch) -> Tensor:
 def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
     """log-probabilities float32 [B, T] of the batch's tokens under a language model, without gradient."""
 
-    def compute(model: nn.Module, micro: Fields) -> Tensor:
-        return token_log_probs(model(micro["tokens"]), micro["tokens"], temperature=temperature)
+    def compute(logits: Tensor, micro: Fields) -> Tensor:
+        return token_log_probs(logits, micro["tokens"], temperature=temperature)
 
     return engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
 
@@ -174,6 +173,11 @@ def side_log_probs(engine: Engine, batch: Batch, side: str) -> Tensor:
     """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
     texts = batch.having({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
     return row_sums(log_probs_by(engine, texts, temperature=1.0), batch[f"{side}_response_mask"])
+
+
+def both_tokens(micro: Fields) -> Tensor:
+    """The tokens of the chosen and, below them, of the rejected responses of pairs: int64 [2 b, t]."""
+    return concatenate([micro["chosen_tokens"], micro["rejected_tokens"]])
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_api.algorithms import ActorCritic
 from rlhf_trainer.ops.log_probs import shift_values
 from rlhf_trainer.ops.losses import value_loss
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of
@@ -30,12 +29,12 @@ class CriticWorker(TrainedModel):
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """values float32 [B, T]: values[b, t] is that of the state before token t."""
         return {"values": self.values_of(batch)}
 
-    @register(DP_PROTO, reads=(*TOKEN_FIELDS, *VALUE_FIELDS), phase="update")
+    @register(THREE_D_PROTO, reads=(*TOKEN_FIELDS, *VALUE_FIELDS), phase="update")
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
         self.learn(batch)
@@ -57,18 +56,18 @@ class CriticWorker(TrainedModel):
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
         with self.trainer.residence.in_use(moments=True):
-            for chosen in mini_batches(trained, batch, training, size=training.mini_batch_size):
+            for chosen in mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size):
                 self._update(batch, chosen)
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
         """One optimizer step on the chosen rows."""
         fields = {name: batch[name][chosen] for name in (*TOKEN_FIELDS, *self.value_fields)}
-        tokens = sum_over_ranks([fields["response_mask"].sum()])[0]
+        tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
         values, returns = self.value_fields
 
-        def loss(model: nn.Module, micro: Fields) -> Tensor:
+        def loss(output: Tensor, micro: Fields) -> Tensor:
             share = value_loss(
-                _values(model, micro),
+                _values(output, micro),
                 micro[values],
                 micro[returns],
                 micro["response_mask"],
@@ -87,12 +86,12 @@ class CostCriticWorker(CriticWorker):
 
     value_fields = COST_VALUE_FIELDS
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
         return {"cost_values": self.values_of(batch)}
 
-    @register(DP_PROTO, reads=(*TOKEN_FIELDS, *COST_VALUE_FIELDS), phase="update")
+    @register(THREE_D_PROTO, reads=(*TOKEN_FIELDS, *COST_VALUE_FIELDS), phase="update")
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
         self.learn(batch)
@@ -104,5 +103,5 @@ class CostCriticWorker(CriticWorker):
         recorder.maximum("grad_norm/cost_value", norm)
 
 
-def _values(model: nn.Module, micro: Fields) -> Tensor:
-    return shift_values(model(micro["tokens"]))
+def _values(output: Tensor, _: Fields) -> Tensor:
+    return shift_values(output)

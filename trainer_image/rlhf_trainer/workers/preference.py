@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_api.algorithms import DPO, OnlineDPO
 from rlhf_api.job import Job
@@ -12,13 +12,12 @@ from rlhf_trainer.ops.groups import SIGNAL
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import DP_PROTO, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, side_log_probs
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_tokens, side_log_probs
 from rlhf_trainer.workers.rollout import GeneratingActor
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
@@ -30,13 +29,13 @@ class PreferenceActorWorker(TrainedModel):
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model(), sequences_per_row=2))
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """One optimizer step on a batch of pairs."""
         recorder.add("tokens", float(batch["chosen_mask"].sum() + batch["rejected_mask"].sum()))
         learn(self.trainer, self.setting.job, batch)
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS)
+    @register(THREE_D_PROTO, reads=UPDATE_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
         """(pairs whose chosen response has the higher implicit reward, pairs) of this rank's rows."""
         chosen, rejected = (
@@ -52,7 +51,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
         """`max_sequences`: the most responses that this rank generates at once."""
         super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2)
 
-    @register(DP_PROTO, reads=UPDATE_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates on the pairs that were chosen."""
         learn(self.trainer, self.setting.job, batch)
@@ -99,7 +98,7 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
     training = job.spec.training
     pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
     with trainer.residence.in_use(moments=True):
-        for chosen in mini_batches(batch["valid"] > 0, batch, training, size=pairs):
+        for chosen in mini_batches(batch["valid"] > 0, batch, training, trainer.mesh, size=pairs):
             _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
 
 
@@ -107,10 +106,10 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     """One optimizer step: -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
     assert isinstance(job.spec.algorithm, DPO | OnlineDPO)
     beta = job.spec.algorithm.beta
-    pairs = sum_over_ranks([fields["valid"].sum()])[0]
+    pairs = trainer.mesh.sum([fields["valid"].sum()])[0]
 
-    def loss(model: nn.Module, micro: Fields) -> Tensor:
-        chosen, rejected = _pair_log_probs(model, micro)
+    def loss(logits: Tensor, micro: Fields) -> Tensor:
+        chosen, rejected = _pair_log_probs(logits, micro)
         chosen, rejected = beta * (chosen - micro["ref_chosen"]), beta * (rejected - micro["ref_rejected"])
         share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
         here = micro["valid"].sum()
@@ -120,14 +119,12 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
         return share
 
     lengths = fields["chosen_mask"].sum(1).maximum(fields["rejected_mask"].sum(1)).long()
-    norm = trainer.update(fields, lengths, loss, step=step)
+    norm = trainer.update(fields, lengths, loss, step=step, reads=both_tokens)
     recorder.maximum("grad_norm/dpo", norm)
 
 
-def _pair_log_probs(model: nn.Module, micro: Fields) -> tuple[Tensor, Tensor]:
-    """(log-probabilities of the chosen, of the rejected responses), each [b], from one forward pass."""
-    tokens = concatenate([micro["chosen_tokens"], micro["rejected_tokens"]])
+def _pair_log_probs(logits: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
+    """(log-probabilities of the chosen, of the rejected responses), each [b], from the logits on `both_tokens`."""
     mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
-    sums = row_sums(token_log_probs(model(tokens), tokens), mask)
-    half = len(sums) // 2
-    return sums[:half], sums[half:]
+    chosen, rejected = row_sums(token_log_probs(logits, both_tokens(micro)), mask).chunk(2)
+    return chosen, rejected

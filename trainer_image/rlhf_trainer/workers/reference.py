@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, side_log_probs
 
@@ -15,13 +15,13 @@ class ReferenceWorker:
         self.setting = setting
         self._engine = setting.engine(setting.language_model())
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
     def compute_log_prob(self, batch: Batch) -> Fields:
         """ref_log_probs float32 [B, T] (`compute_ref_log_prob` of HybridFlow Table 4)."""
         temperature = self.setting.job.spec.rollout.temperature
         return {"ref_log_probs": log_probs_by(self._engine, batch, temperature=temperature)}
 
-    @register(DP_PROTO, reads=PairLoader.fields, adds=("ref_chosen", "ref_rejected"), phase="scoring")
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=("ref_chosen", "ref_rejected"), phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """ref_chosen and ref_rejected float32 [B]: of the whole responses."""
         return {f"ref_{side}": side_log_probs(self._engine, batch, side) for side in ("chosen", "rejected")}

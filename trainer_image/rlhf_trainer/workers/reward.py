@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_trainer.ops.losses import pair_loss, sign_loss
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, lengths_of
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, both_tokens, lengths_of
 
 PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
 SAFE_FIELDS = ("chosen_safe", "rejected_safe")
@@ -23,7 +22,7 @@ class RewardWorker:
     def __init__(self, setting: WorkerSetting) -> None:
         self._engine = setting.engine(setting.scorer(may_add_head=False))
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
+    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
         scores = self._engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), _scores)
@@ -33,7 +32,7 @@ class RewardWorker:
 class CostWorker(RewardWorker):
     """One rank of a frozen cost model."""
 
-    @register(DP_PROTO, reads=("tokens", "attention_mask"), adds=("costs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("costs",), phase="scoring")
     def compute_cost(self, batch: Batch) -> Fields:
         """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
         return {"costs": self.compute_reward(batch)["scores"]}
@@ -50,16 +49,16 @@ class PairTrainer(TrainedModel):
     def update(self, batch: Batch) -> float:
         """One optimizer step on a batch of pairs; returns the gradient's norm."""
         fields, lengths = self._pairs(batch)
-        pairs = sum_over_ranks([fields["valid"].sum()])[0]
+        pairs = self.trainer.mesh.sum([fields["valid"].sum()])[0]
         recorder.add("tokens", float(fields["chosen_mask"].sum() + fields["rejected_mask"].sum()))
 
-        def loss(model: nn.Module, micro: Fields) -> Tensor:
-            chosen, rejected = _pair_scores(model, micro)
+        def loss(output: Tensor, micro: Fields) -> Tensor:
+            chosen, rejected = _pair_scores(output, micro)
             right = (self.is_right(chosen, rejected) * micro["valid"]).sum()
             recorder.mean("accuracy/pairs", right, micro["valid"].sum())
             return self.loss(chosen, rejected, micro, num_pairs=pairs)
 
-        return self.trainer.update(fields, lengths, loss, step=batch.step)
+        return self.trainer.update(fields, lengths, loss, step=batch.step, reads=both_tokens)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
         """This micro-batch's share of the loss, from the scores [b] of both responses."""
@@ -73,10 +72,10 @@ class PairTrainer(TrainedModel):
         """(pairs whose scores are in the right order, pairs) of this rank's rows."""
         fields, lengths = self._pairs(batch)
 
-        def right(model: nn.Module, micro: Fields) -> Tensor:
-            return self.is_right(*_pair_scores(model, micro))[:, None]
+        def right(output: Tensor, micro: Fields) -> Tensor:
+            return self.is_right(*_pair_scores(output, micro))[:, None]
 
-        is_right = self.trainer.infer({**fields, "tokens": fields["chosen_tokens"]}, lengths, right)[:, 0]
+        is_right = self.trainer.infer(fields, lengths, right, reads=both_tokens)[:, 0]
         return float((is_right * fields["valid"]).sum()), float(fields["valid"].sum())
 
     def _pairs(self, batch: Batch) -> tuple[Fields, Tensor]:
@@ -89,12 +88,12 @@ class PairTrainer(TrainedModel):
 class RewardTrainer(PairTrainer):
     """One rank of a reward model in training (Ouyang et al., arXiv:2203.02155, eq. 1)."""
 
-    @register(DP_PROTO, reads=PAIR_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=PAIR_FIELDS, phase="update")
     def update_reward(self, batch: Batch) -> None:
         """One optimizer step on a batch of pairs."""
         recorder.maximum("grad_norm/reward_model", self.update(batch))
 
-    @register(DP_PROTO, reads=PAIR_FIELDS)
+    @register(THREE_D_PROTO, reads=PAIR_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
         """(pairs whose chosen response scores higher, pairs) of this rank's rows."""
         return self.accuracy(batch)
@@ -113,12 +112,12 @@ class CostTrainer(PairTrainer):
 
     fields = (*PAIR_FIELDS, *SAFE_FIELDS)
 
-    @register(DP_PROTO, reads=fields, phase="update")
+    @register(THREE_D_PROTO, reads=fields, phase="update")
     def update_cost(self, batch: Batch) -> None:
         """One optimizer step on a batch of pairs."""
         recorder.maximum("grad_norm/cost_model", self.update(batch))
 
-    @register(DP_PROTO, reads=fields)
+    @register(THREE_D_PROTO, reads=fields)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
         """(pairs whose rejected response costs more, pairs) of this rank's rows."""
         return self.accuracy(batch)
@@ -136,15 +135,12 @@ class CostTrainer(PairTrainer):
         return (chosen < rejected).float()
 
 
-def _scores(model: nn.Module, micro: Fields) -> Tensor:
-    scores: Tensor = model(micro["tokens"])
-    return scores
+def _scores(output: Tensor, _: Fields) -> Tensor:
+    return output
 
 
-def _pair_scores(model: nn.Module, micro: Fields) -> tuple[Tensor, Tensor]:
-    """(scores of the chosen, of the rejected responses), each [b], from one forward pass."""
-    tokens = concatenate([micro["chosen_tokens"], micro["rejected_tokens"]])
+def _pair_scores(output: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
+    """(scores of the chosen, of the rejected responses), each [b], from the output on `both_tokens`."""
     mask = concatenate([micro["chosen_mask"], micro["rejected_mask"]])
-    scores = at_last_token(model(tokens), mask)
-    half = len(scores) // 2
-    return scores[:half], scores[half:]
+    chosen, rejected = at_last_token(output, mask).chunk(2)
+    return chosen, rejected

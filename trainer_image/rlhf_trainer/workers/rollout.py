@@ -12,7 +12,7 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
-from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import inner
@@ -66,7 +66,7 @@ class GeneratingActor(TrainedModel):
         self.policy_version, self._generator_version = counters["policy_version"], -1
 
     @register(
-        DP_PROTO,
+        THREE_D_ALL_MICRO_DP,
         reads=("prompt_ids", "prompt_mask", "valid"),
         adds=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "finished", "sampled"),
     )
@@ -107,7 +107,7 @@ class GeneratingActor(TrainedModel):
                 self._generator_version = self.policy_version
 
     @register(
-        DP_PROTO,
+        THREE_D_PROTO,
         reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs"),
         adds=("old_log_probs",),
         phase="scoring",

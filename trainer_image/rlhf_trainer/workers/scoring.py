@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_api.functions import Function, RewardService
 from rlhf_api.spec import Model, RewardSum, RewardTerm
-from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.rewards.service import ServiceClient
@@ -50,7 +50,7 @@ class ScoringWorker:
         for code in self._code.values():
             code.ready()
 
-    @register(DP_PROTO, reads=(*SAMPLE_FIELDS, "sampled"), adds=("scores",), phase="scoring")
+    @register(THREE_D_PROTO, reads=(*SAMPLE_FIELDS, "sampled"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the weighted sum of the parts; 0 on padding."""
         samples, valid = samples_of(batch, self._tokenizer), batch["valid"]

@@ -1,0 +1,91 @@
+"""The ranks of a pool as one model sees them: p-t-d axes, and what ranks with different rows do together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rlhf_trainer.protocols import Axis, Layout
+from rlhf_trainer.training.distributed import device_here, largest_over_ranks, rows_of_all_ranks, sum_over_ranks
+
+REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
+DATA = "data"
+"""Replicas and shards as one axis."""
+
+
+class ModelMesh:
+    """The process groups of a layout. All ranks of the pool make it together.
+
+    Data-parallel ranks are `replicas` copies of FSDP shards (HSDP); those of an axis of length 1 need no group.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        shards = layout.data // layout.replicas
+        sizes = {REPLICATE: layout.replicas, SHARD: shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+        self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        if layout.replicas > 1:
+            self._mesh[REPLICATE, SHARD]._flatten(DATA)  # noqa: SLF001 there is no public name
+        self._place = layout.coordinates(dist.get_rank())
+
+    def place(self, axis: Axis) -> int:
+        """Where this rank is on an axis."""
+        return self._place[axis]
+
+    @property
+    def data_axes(self) -> DeviceMesh:
+        """The axes over which FSDP2 shards and, with replicas, copies."""
+        return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
+
+    @property
+    def tensor_axis(self) -> DeviceMesh:
+        """The tensor-parallel ranks of this rank's stage and replica; only where there are several."""
+        return self._mesh[TENSOR]
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup:
+        """The stages of this rank's pipeline; only where there are several."""
+        return self._mesh[PIPELINE].get_group()
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.place("pipeline") == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.place("pipeline") == self.layout.pipeline - 1
+
+    @property
+    def _data_group(self) -> dist.ProcessGroup:
+        return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
+
+    def sum(self, values: Sequence[float | Tensor]) -> list[float]:
+        """Each value summed over the ranks that hold different rows."""
+        return sum_over_ranks(values, self._data_group)
+
+    def largest(self, value: int) -> int:
+        """The largest value of the ranks that hold different rows."""
+        return largest_over_ranks(value, self._data_group)
+
+    def rows_of_all(self, values: Tensor, start: int) -> Tensor:
+        """The rows of the whole batch, float64 [B]; see `rows_of_all_ranks`."""
+        return rows_of_all_ranks(values, start, self._data_group)
+
+    def from_last_stage(self, values: Tensor) -> Tensor:
+        """The values of the last stage, on all stages; the others may hold anything of that shape."""
+        if self.layout.pipeline == 1:
+            return values
+        given = (values if self.is_last_stage else torch.zeros_like(values)).to(device_here())
+        dist.all_reduce(given, group=self.pipeline_group)
+        return given.to(values.device)
+
+    def sum_over_stages(self, value: Tensor) -> Tensor:
+        """A value summed over the stages."""
+        if self.layout.pipeline > 1:
+            dist.all_reduce(value, group=self.pipeline_group)
+        return value

@@ -1,0 +1,94 @@
+"""Tensor parallelism by DTensor: transformers says which layers are cut, and how."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rlhf_trainer.training.models import LeftOut
+
+HEADS_DIM = 2
+"""Of activations [B, T, heads, head size], as the norms of queries and keys see them."""
+
+
+def style_of(name: str) -> ParallelStyle:
+    """The style of torch for one of transformers. KeyError for one that is not understood."""
+    return {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(),
+        "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True),
+    }[name]
+
+
+def plan_of(config: PreTrainedConfig) -> dict[str, str]:
+    """Module (with `*` for any layer) -> how transformers cuts it; empty for a model that it does not cut.
+
+    Of the class, for a loaded model's own plan has embedding and head in it, which `cut_tensors` cuts as vLLM does.
+    """
+    return dict(getattr(type(config), "base_model_tp_plan", None) or {})
+
+
+def cut_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
+    """Cut the layers of a causal language model or classifier, in place: each rank keeps its shard.
+
+    Vocabulary dims of embedding and head are cut as well; logits come out whole.
+    """
+    base: Any = model.base_model
+    plan = plan_of(model.config)
+    for name, module in list(base.named_modules()):
+        for pattern, style in plan.items():
+            if fnmatch(name, pattern):
+                parallelize_module(module, axis, style_of(style))
+    if base.embed_tokens is not None:
+        parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
+    head = getattr(model, "lm_head", None)
+    if head is not None and not isinstance(head, LeftOut):
+        parallelize_module(head, axis, ColwiseParallel(output_layouts=Replicate()))
+        if base.embed_tokens is not None and model.config.tie_word_embeddings:
+            head.weight = base.embed_tokens.weight
+
+
+def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
+    """Why a model cannot be cut into so many stages and shards, `pipeline is 3, ...`; empty if it can."""
+    if pipeline > 1 and not {"embed_tokens", "layers", "norm"} <= set(
+        getattr(config, "base_model_pp_plan", None) or {}
+    ):
+        return f"pipeline is {pipeline}, but transformers does not say how to cut the model ({config.model_type})"
+    if pipeline > config.num_hidden_layers:
+        return f"pipeline is {pipeline}, but the model has {config.num_hidden_layers} layers"
+    if tensor == 1:
+        return ""
+    styles = plan_of(config)
+    unknown = sorted({style for style in styles.values() if not _is_known(style)})
+    if not styles or unknown:
+        what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
+        return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": key_heads,
+        "columns of the feed-forward layer": config.intermediate_size,
+    }
+    for what, size in sizes.items():
+        if size % tensor:
+            return f"tensor is {tensor}, which does not divide the model's {size} {what}"
+    return ""
+
+
+def _is_known(style: str) -> bool:
+    try:
+        style_of(style)
+    except KeyError:
+        return False
+    return True
