@@ -56,7 +56,7 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
     **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), PER_TOKEN),
     **dict.fromkeys(("values", "cost_values", "advantages", "returns", "cost_returns"), PER_TOKEN),
-    **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
+    **dict.fromkeys(("valid", "finished", "sampled", "policy_version", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }
 """The fields of the algorithms; a method may add others, of which nothing is known."""

@@ -13,7 +13,6 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
-from rlhf_mapper.place import place
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.environment import write_environment
@@ -35,7 +34,7 @@ from rlhf_trainer.run.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import inventory, ray_session
-from rlhf_trainer.run.sizes import require_possible_sizes
+from rlhf_trainer.run.sizes import possible_place
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run.vocabulary import require_one_vocabulary
@@ -69,9 +68,7 @@ def run_file(
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")
-    own = {job.name: place(job, here) for job in jobs} if not address else {}
-    for job in jobs if own else ():
-        require_possible_sizes(job, own[job.name], jobs, output)
+    own = {job.name: possible_place(job, here, jobs, output) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in mapping.pools) for mapping in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
@@ -93,9 +90,7 @@ def run_file(
         ):
             stop.listen()  # once more, for Ray installs signal handlers of its own when it starts
             for job in pending:
-                placed = own[job.name] if own else place(job, inventory())
-                if not own:
-                    require_possible_sizes(job, placed, jobs, output)
+                placed = own[job.name] if own else possible_place(job, inventory(), jobs, output)
                 run_job(job, placed, folders[job.name], start=starts[job.name], shared=shared)
         display.table(read_summary(output))
         leave_report(output, display)

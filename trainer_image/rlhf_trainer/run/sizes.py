@@ -9,15 +9,21 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
+from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_mapper.place import place
 from rlhf_trainer.run.folder import JOB, model_folder
 from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
 
-def require_possible_sizes(job: Job, placed: PlacedModels, jobs: Sequence[Job], output: Path) -> None:
-    """SpecError if a model cannot be cut into its stages and shards; jobs: those of the manifest, which may make it."""
+def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> PlacedModels:
+    """Where the models of a job live; jobs: those of the manifest, which may make its models.
+
+    SpecError if that cannot be, or a model cannot be cut into its stages and shards.
+    """
+    placed = place(job, inventory)
     by_name = {each.name: each for each in jobs}
     problems = [
         Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{reason.split()[0]}", sentence)
@@ -27,6 +33,7 @@ def require_possible_sizes(job: Job, placed: PlacedModels, jobs: Sequence[Job], 
     ]
     if problems:
         raise SpecError(problems)
+    return placed
 
 
 def _reason(placed: PlacedModels, role: Role, origin: tuple[Model, str]) -> str:

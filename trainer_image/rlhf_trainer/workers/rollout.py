@@ -24,6 +24,17 @@ ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """KL to the rollout, a token, that rounding explains."""
 
 
+ROLLOUT_FIELDS = (
+    "tokens",
+    "attention_mask",
+    "response_mask",
+    "rollout_log_probs",
+    "finished",
+    "sampled",
+    "policy_version",
+)
+
+
 class GeneratingActor(TrainedModel):
     """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
 
@@ -68,14 +79,22 @@ class GeneratingActor(TrainedModel):
     @register(
         THREE_D_ALL_MICRO_DP,
         reads=("prompt_ids", "prompt_mask", "valid"),
-        adds=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "finished", "sampled"),
+        adds=(
+            "tokens",
+            "attention_mask",
+            "response_mask",
+            "rollout_log_probs",
+            "finished",
+            "sampled",
+            "policy_version",
+        ),
     )
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
 
         Without `do_sample` each token is the likeliest one.
-        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B] and
-        sampled [B] (0 without `do_sample`).
+        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
+        sampled [B] (0 without `do_sample`) and policy_version [B]: how many updates made the weights that wrote it.
         """
         self._reshard()
         seed = self.setting.job.spec.training.seed
@@ -91,6 +110,7 @@ class GeneratingActor(TrainedModel):
         fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
         fields["sampled"] = torch.full((batch.size,), float(do_sample))
+        fields["policy_version"] = torch.full((batch.size,), float(self.policy_version))
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
         if do_sample:
             recorder.maximum("policy_version", self.policy_version)
@@ -108,7 +128,7 @@ class GeneratingActor(TrainedModel):
 
     @register(
         THREE_D_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs"),
+        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
         adds=("old_log_probs",),
         phase="scoring",
     )
@@ -120,6 +140,11 @@ class GeneratingActor(TrainedModel):
         total, tokens = float(masked_sum(kl, mask)), float(mask.sum())
         recorder.mean("kl/rollout", total, tokens)
         recorder.maximum("ratio/rollout_max", float(keep(old - batch["rollout_log_probs"], mask).exp().max()))
+        if (batch["policy_version"] != self.policy_version).any():
+            version = int(batch["policy_version"].min())
+            recorder.warn(
+                "policy_version", f"policy {self.policy_version} learns from the responses of policy {version}"
+            )
         if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
             recorder.warn("kl/rollout", message)
