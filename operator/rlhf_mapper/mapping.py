@@ -56,3 +56,11 @@ class Mapping:
     pools: tuple[MappedPool, ...]
     sizes: dict[Role, Sizes]
     """Of every model of the job."""
+
+    def described(self, pool: MappedPool) -> str:
+        """A pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of what is not cut by data alone."""
+        return f"{pool.size} {self.device} slots ({', '.join(map(self._named, pool.models))})"
+
+    def _named(self, role: Role) -> str:
+        sizes = self.sizes[role]
+        return role if sizes.pipeline == sizes.tensor == 1 else f"{role} {sizes}"

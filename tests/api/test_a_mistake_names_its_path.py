@@ -300,6 +300,16 @@ MISTAKES = {
         f"{PPO}: spec.rollout.minResponseTokens",
         "is 2000, more than data.maxResponseTokens (1024)",
     ),
+    "generation cut in more shards than training": (
+        [f"{PPO}:rollout.tensorParallel=3"],
+        f"{PPO}: spec.rollout.tensorParallel",
+        "is 3, which does not divide models.actor.parallelism.tensor, 1",
+    ),
+    "generation cut in other stages than training": (
+        [f"{PPO}:models.actor.parallelism.pipeline=3", f"{PPO}:rollout.pipelineParallel=2"],
+        f"{PPO}: spec.rollout.pipelineParallel",
+        "is 2, which does not divide models.actor.parallelism.pipeline, 3",
+    ),
     "manual placement without pools": (
         [f"{PPO}:placement.mode=Manual"],
         f"{PPO}: spec.placement.pools",

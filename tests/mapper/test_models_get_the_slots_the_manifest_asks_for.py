@@ -32,6 +32,14 @@ def ppo(**changes: Any) -> Job:
     return load(yaml.safe_dump(document))[0]
 
 
+def cut(actor: dict[str, int]) -> dict[str, Any]:
+    """PPO's models, of which the actor is cut in this way."""
+    return {
+        "actor": {"uri": "hf://org/model", "parallelism": actor},
+        **{role: {"uri": "hf://org/model"} for role in ("critic", "reward")},
+    }
+
+
 def two_pools(left: int, right: int) -> dict[str, Any]:
     return {
         "mode": "Manual",
@@ -40,6 +48,15 @@ def two_pools(left: int, right: int) -> dict[str, Any]:
             {"name": "right", "models": ["critic", "reward"], "nodes": 2, "slotsPerNode": right},
         ],
     }
+
+
+def test_a_model_is_cut_as_the_manifest_says() -> None:
+    asked = ppo(models=cut({"pipeline": 2, "tensor": 2}), rollout={"tensorParallel": 1}, resources={"slotsPerNode": 8})
+    sizes = place(asked, SERVER).sizes
+    assert str(sizes["actor"]) == "2-2-2"
+    assert (sizes["actor"].generation_pipeline, sizes["actor"].generation_tensor) == (1, 1)
+    assert str(sizes["reference"]) == "2-2-2", "it is the actor before training"
+    assert str(sizes["critic"]) == "1-1-8"
 
 
 def test_a_laptop_without_a_wish_gives_one_cpu_slot() -> None:
@@ -69,6 +86,16 @@ def test_manual_pools_are_taken_as_they_stand() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], Inventory, str]] = {
     "no GPU here": ({"resources": {"device": "GPU"}}, LAPTOP, "job: spec.resources.device: is GPU"),
+    "sizes that do not fill the pool": (
+        {"models": cut({"tensor": 2, "data": 2}), "resources": {"slotsPerNode": 2}},
+        SERVER,
+        "p-t-d 1-2-2 takes 4 slots, but pool all has 2",
+    ),
+    "replicas that do not divide": (
+        {"models": cut({"replicas": 3}), "resources": {"slotsPerNode": 2}},
+        SERVER,
+        "is 3, which does not divide the 2 data ranks",
+    ),
     "too many GPUs": ({"resources": {"nodes": 2, "slotsPerNode": 8}}, SERVER, "asks for 16 GPUs, but there are 8"),
     "a batch that does not divide": (
         {"training": {"totalSteps": 1, "promptBatchSize": 15}, "resources": {"slotsPerNode": 2}},

@@ -196,6 +196,20 @@ BEFORE_RAY: dict[str, Mistake] = {
         sentence="helpful-sft: spec.training.batchSize: …",
         remedy="Take a multiple of the slots.",
     ),
+    "sizes that do not fill the slots": Mistake(
+        how="before Ray",
+        sets=("models.actor.parallelism.tensor=3",),
+        code=SPEC,
+        sentence="helpful-sft: spec.models.actor.parallelism: p-t-d 1-3-1 takes 3 slots, but pool all has 2",
+        remedy="Make pipeline x tensor x data the slots of the pool; unset, `data` is what the others leave.",
+    ),
+    "a size that the model cannot be cut into": Mistake(
+        how="before Ray",
+        sets=("models.actor.parallelism.tensor=4", "resources.slotsPerNode=4"),
+        code=SPEC,
+        sentence="helpful-sft: spec.models.actor.parallelism.tensor: is 4, which does not divide the model's 2 key…",
+        remedy="Take a divisor of the model's heads, or more pipeline stages or data parallelism.",
+    ),
     "a model that is not there": Mistake(
         how="before Ray",
         sets=("models.actor.uri=file:///nowhere",),

@@ -127,7 +127,7 @@ def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, start: Start
     folder = JobFolder(shared.output, job)
     folder.begin(start.checkpoint, inputs=start.inputs)
     publisher = Publisher(job, folder, shared.display, shared.listeners)
-    publisher.say(f"{job.spec.algorithm.name} on {placed_text(placed)}")
+    publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(placed.described, placed.pools))}")
     if start.checkpoint:
         publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.telling_the_end():
@@ -148,8 +148,3 @@ def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, start: Start
                 ),
             )
         add_to_summary(shared.output, job.name, summary)
-
-
-def placed_text(placed: Mapping) -> str:
-    """The pools in a few words: `2 CPU slots (actor, critic)`."""
-    return " | ".join(f"{pool.size} {placed.device} slots ({', '.join(pool.models)})" for pool in placed.pools)

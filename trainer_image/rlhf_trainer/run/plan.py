@@ -40,7 +40,5 @@ def draw(jobs: Sequence[Job], *, only: str | None, svg: Path | None) -> None:
 
 def title_of(job: Job, placed: Mapping) -> str:
     """The job, its algorithm, and who lives where."""
-    pools = "; ".join(
-        f"{pool.name}: {pool.size} {placed.device} slots ({', '.join(pool.models)})" for pool in placed.pools
-    )
+    pools = "; ".join(f"{pool.name}: {placed.described(pool)}" for pool in placed.pools)
     return f"{job.name}, a step of {job.spec.algorithm.name}. {pools}"
