@@ -43,12 +43,15 @@ def generate_with_updates(folders: list[str]) -> dict[str, Any]:
         dtype=torch.float32,
         trust_remote_code=False,
         revision=None,
+        tensor_groups=[[0]],
     )
     responses = {}
     for place, folder in enumerate(folders):
         model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
         before = torch.random.get_rng_state()
-        engine.load_weights(full_weights(shard(model, compute_dtype=torch.float32, recompute_activations=False)))
+        sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
+        holds = engine.boxes_held()
+        engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded)), holds)
         seeds = [response_seed(7, 1, row) for row in range(64)]
         responses[f"{place} greedy"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS, greedy=True)
         responses[f"{place} sampled"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS)

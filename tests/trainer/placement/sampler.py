@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.spec import Rollout
+from rlhf_trainer.boxes import Box
 from rlhf_trainer.generation.engine import Response
 
 LONGEST = 6
@@ -25,10 +26,11 @@ class PlainSampler:
         self._temperature, self._eos_token = rollout.temperature, eos_token
 
     @torch.no_grad()
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the weights in place."""
+    def load_weights(self, pieces: Iterable[tuple[str, Box, Tensor]], holds: Mapping[str, Box]) -> None:
+        """Replace the weights in place; a piece is a whole parameter."""
         places = dict(self._model.named_parameters())
-        for name, weight in weights:
+        for name, box, weight in pieces:
+            assert box == holds[name] == Box.whole(tuple(weight.shape))
             places.pop(name).copy_(weight)
         assert not places, f"no weights came for {', '.join(places)}"
 

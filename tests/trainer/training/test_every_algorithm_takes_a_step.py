@@ -1,7 +1,7 @@
 """Each algorithm's step with its real workers on two ranks; in the generator's place stands one that draws tokens."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,8 +34,8 @@ class Drawing:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
 
-    def load_weights(self, weights: Iterable[Any]) -> None:
-        for _ in weights:
+    def load_weights(self, pieces: Iterable[Any], _: Mapping[str, Any]) -> None:
+        for _piece in pieces:
             pass
 
     def generate(self, _: Sequence[Sequence[int]], seeds: Sequence[int], **options: Any) -> list[Response]:

@@ -1,10 +1,11 @@
-"""vLLM in this process: one engine a rank, fed with the actor's weights, seeded per response."""
+"""vLLM in this process: this rank's part of an engine, fed with the actor's weights, seeded per response."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
-from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem, MemoryProblem
+from rlhf_trainer.generation.groups import groups_on
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, beside the trained weights
@@ -48,7 +51,10 @@ def response_seed(seed: int, step: int, row: int) -> int:
 
 
 class GenerationEngine:
-    """vLLM with tensor parallel size 1 on this rank. Needs torch.distributed to be initialised."""
+    """vLLM with tensor and pipeline parallelism over ranks of torch.distributed, which must be initialised.
+
+    All ranks of an engine are given the same prompts and seeds, and return the same responses.
+    """
 
     def __init__(
         self,
@@ -63,57 +69,74 @@ class GenerationEngine:
         dtype: torch.dtype,
         trust_remote_code: bool,
         revision: str | None,
+        tensor_groups: Sequence[Sequence[int]],
+        stage_layers: Sequence[int] = (),
     ) -> None:
-        """folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response.
+        """Build this rank's part; all ranks of the world do so together.
 
-        Raises EnvironmentProblem without vLLM and MemoryProblem when its cache does not fit.
+        folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
+        tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
+        stage_layers: the layers of each of the p_g stages, or nothing for one stage.
+        Raises EnvironmentProblem without vLLM or with one whose layout of weights is not known, and MemoryProblem when
+        its cache does not fit.
         """
         on_gpu = device.type == "cuda"
-        wanted = ENVIRONMENT if on_gpu else {**ENVIRONMENT, **CPU_ENVIRONMENT}
-        os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
-        try:
-            import vllm  # takes seconds, and only the actor of an RL job needs it
-        except ImportError as error:
-            raise EnvironmentProblem(f"vLLM cannot be imported: {error}") from error
-        self._vllm = vllm
+        shards, stages = len(tensor_groups[0]), max(len(stage_layers), 1)
+        if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
+            raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
+        self._vllm = _import_vllm(on_gpu=on_gpu, stage_layers=stage_layers)
         self._rollout = rollout
         self._eos_token = eos_token
         sequences = min(max_sequences, MAX_SEQUENCES)
+        layers = max(stage_layers, default=int(config.num_hidden_layers))
         memory: dict[str, Any] = (
-            {"gpu_memory_utilization": rollout.gpu_memory_utilization}
+            {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
             if on_gpu
-            else {"kv_cache_memory_bytes": _cache_bytes(config, max_tokens, sequences)}
+            else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
         )
         field = "spec.rollout.gpuMemoryUtilization" if on_gpu else "spec.data.maxResponseTokens"
-        with torch.random.fork_rng():  # vLLM seeds the process's generator
-            try:
-                self._engine = vllm.LLM(
-                    folder,
-                    dtype=str(dtype).removeprefix("torch."),
-                    trust_remote_code=trust_remote_code,
-                    revision=revision,
-                    tokenizer_revision=revision,
-                    load_format="dummy",
-                    enforce_eager=not on_gpu,
-                    max_model_len=max_tokens,
-                    max_num_seqs=sequences,
-                    seed=0,
-                    logprobs_mode="processed_logprobs",
-                    distributed_executor_backend="external_launcher",
-                    worker_extension_cls="rlhf_trainer.generation.vllm_extension.WeightUpdate",
-                    **memory,
-                )
-            except (MemoryError, RuntimeError, ValueError) as error:
-                if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
-                    raise
-                reason = " ".join(str(error).split())[:300]
-                raise MemoryProblem(f"{field}: vLLM's cache does not fit: {reason}") from error
+        with _start_of_vllm(tensor_groups, field):
+            self._engine = self._vllm.LLM(
+                folder,
+                dtype=str(dtype).removeprefix("torch."),
+                trust_remote_code=trust_remote_code,
+                revision=revision,
+                tokenizer_revision=revision,
+                load_format="dummy",
+                enforce_eager=not on_gpu,
+                max_model_len=max_tokens,
+                max_num_seqs=sequences,
+                seed=0,
+                logprobs_mode="processed_logprobs",
+                distributed_executor_backend="external_launcher",
+                tensor_parallel_size=shards,
+                pipeline_parallel_size=stages,
+                worker_extension_cls="rlhf_trainer.generation.vllm_extension.Resharding",
+                **memory,
+            )
+        if stages > 1:
+            self._call("make_room_between_stages")
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the weights in place and forget cached prefixes; all ranks call it together."""
+    def boxes_held(self) -> dict[str, Box]:
+        """Which box of each Hugging Face parameter this rank holds, in the order of the model."""
+        held: dict[str, Box] = self._call("boxes_held")
+        return held
+
+    def load_weights(self, pieces: Iterable[tuple[str, Box, Tensor]], holds: Mapping[str, Box]) -> dict[str, int]:
+        """Replace the weights in place, piece by piece in layer order, and forget cached prefixes.
+
+        `holds` says which box of each parameter this rank shall hold. Returns, by parameter, the bit patterns of what
+        was written added up. TrainerError names a parameter that does not come whole and once.
+        """
         with torch.random.fork_rng():
-            self._engine.collective_rpc("load_hf_weights", args=(weights,))
+            sums: dict[str, int] = self._call("update_live_weights", pieces, holds)
         self._engine.reset_prefix_cache()
+        return sums
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """A method of vLLM's worker, which lives in this process."""
+        (result,) = self._engine.collective_rpc(method, args=arguments)
+        return result
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
@@ -146,19 +169,53 @@ class GenerationEngine:
         return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
 
 
-def _cache_bytes(config: PreTrainedConfig, max_tokens: int, sequences: int) -> int:
-    """Bytes, with float32, of a key and value cache in which `sequences` responses of full length fit at once.
+def _import_vllm(*, on_gpu: bool, stage_layers: Sequence[int]) -> Any:
+    """vLLM, with the environment that it reads; it takes seconds, and only the actor of an RL job needs it."""
+    wanted = ENVIRONMENT if on_gpu else {**ENVIRONMENT, **CPU_ENVIRONMENT}
+    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
+    if stage_layers:
+        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, stage_layers))
+    try:
+        import vllm
+    except ImportError as error:
+        raise EnvironmentProblem(f"vLLM cannot be imported: {error}") from error
+    return vllm
 
-    MemoryProblem when the machine has less memory than that.
+
+@contextmanager
+def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
+    """vLLM starts here: on these groups, after a check of its layout, its seed kept from the process's generator.
+
+    What it says about memory becomes a MemoryProblem that names the field.
+    """
+    from rlhf_trainer.generation.self_check import layout_checked  # it imports vLLM
+
+    try:
+        with torch.random.fork_rng(), groups_on(tensor_groups), layout_checked():
+            yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise MemoryProblem(f"{field}: vLLM's cache does not fit: {reason}") from error
+
+
+def _cache_on_cpu(
+    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
+) -> dict[str, int]:
+    """A float32 key and value cache of a rank, `layers` of a model cut in `shards`, for full-length responses at once.
+
+    Its blocks are given too, for all stages must plan with the same number. MemoryProblem when the machine has less
+    memory than that.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    needed = blocks * CPU_BLOCK_TOKENS * 2 * int(config.num_hidden_layers) * int(heads) * int(width) * 4
+    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * 4
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise MemoryProblem(
             f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
-    return needed
+    return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks}

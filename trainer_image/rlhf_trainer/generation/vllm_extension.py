@@ -1,27 +1,32 @@
-"""Runs inside vLLM's worker: takes new weights in place."""
+"""Runs inside vLLM's worker: its weights and its cache, in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.generation.live_weights import Piece, update
+from rlhf_trainer.generation.places import places_of
 
 
-class WeightUpdate:
+class Resharding:
     """Methods that vLLM adds to its worker (`worker_extension_cls`)."""
 
-    reload_weights: Any
     get_model: Any
+    model_runner: Any
 
-    def load_hf_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all weights by (Hugging Face name, whole tensor) pairs, in layer order."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-        from vllm.platforms import current_platform
+    def boxes_held(self) -> dict[str, Box]:
+        """Which box of each Hugging Face parameter this rank holds, in the order of the model."""
+        return {name: place.box for name, place in places_of(self.get_model()).items()}
 
-        self.reload_weights(weights_iterator=weights)
-        if not current_platform.is_cpu():
-            return
-        for module in self.get_model().modules():
-            if isinstance(module, ParallelLMHead):  # on CPU a tied head keeps a packed copy of the old embedding
-                module.quant_method.process_weights_after_loading(module)
+    def update_live_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+        """See `live_weights.update`."""
+        return update(self.get_model(), pieces, holds)
+
+    def make_room_between_stages(self) -> None:
+        """What a later pipeline stage is handed is copied here; vLLM makes it in a warm-up, which CPU has none of."""
+        runner = self.model_runner
+        runner.intermediate_tensors = runner.intermediate_tensors or self.get_model().make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.ops.kl import kl_estimate
@@ -16,7 +18,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PRO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import full_weights
+from rlhf_trainer.training.sharding import full_weights, named_parameters
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 
@@ -61,6 +63,7 @@ class GeneratingActor(TrainedModel):
             dtype=setting.compute_dtype,
             trust_remote_code=setting.model.trust_remote_code,
             revision=setting.model.revision,
+            tensor_groups=[[rank] for rank in range(dist.get_world_size())],
         )
         self.policy_version = 0
         self._generator_version = -1
@@ -123,7 +126,10 @@ class GeneratingActor(TrainedModel):
         recorder.add("bytes/reshard", 0)
         with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
             if self._generator_version != self.policy_version:
-                self._generator.load_weights(_counted(full_weights(self.trainer.model)))
+                model = self.trainer.model
+                whole = {name: Box.whole(tuple(weight.shape)) for name, weight in named_parameters(model)}
+                pieces = ((name, whole[name], weight) for name, weight in _counted(full_weights(model)))
+                self._generator.load_weights(pieces, whole)
                 self._generator_version = self.policy_version
 
     @register(
