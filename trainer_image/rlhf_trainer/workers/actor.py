@@ -65,11 +65,10 @@ class ActorWorker(GeneratingActor):
             return
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
-        with self.trainer.residence.in_use(moments=True):
+        with self.next_policy():
             dealt = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
             for number, chosen in enumerate(dealt):
                 self._update(batch, chosen, is_first=number == 0)
-        self.policy_version += 1
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
         """One optimizer step on the chosen rows."""

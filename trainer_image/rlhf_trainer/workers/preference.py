@@ -54,8 +54,8 @@ class OnlinePreferenceActorWorker(GeneratingActor):
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates on the pairs that were chosen."""
-        learn(self.trainer, self.setting.job, batch)
-        self.policy_version += 1
+        with self.next_policy():
+            learn(self.trainer, self.setting.job, batch)
 
 
 class PairChooser:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
+from rlhf_trainer.hybrid_engine.engine import HybridEngine, engine_groups, stage_layers
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import full_weights, named_parameters
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 
@@ -52,6 +50,7 @@ class GeneratingActor(TrainedModel):
                 f"the model {setting.folder} reads {longest} tokens at most"
             )
         super().__init__(setting, setting.trainer(model, sequences_per_row=sequences_per_row))
+        layout, layers = self.trainer.mesh.layout, int(inner(model).config.num_hidden_layers)
         self._generator = GenerationEngine(
             setting.folder,
             config=inner(model).config,
@@ -63,8 +62,10 @@ class GeneratingActor(TrainedModel):
             dtype=setting.compute_dtype,
             trust_remote_code=setting.model.trust_remote_code,
             revision=setting.model.revision,
-            tensor_groups=[[rank] for rank in range(dist.get_world_size())],
+            tensor_groups=engine_groups(layout),
+            stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
         )
+        self._hybrid_engine = HybridEngine(self.trainer.model, self._generator)
         self.policy_version = 0
         self._generator_version = -1
 
@@ -121,16 +122,29 @@ class GeneratingActor(TrainedModel):
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
 
+    @contextmanager
+    def next_policy(self) -> Iterator[None]:
+        """The block makes the next version of the policy, while the generator holds no memory."""
+        self._put_generator_to_sleep()
+        with self.trainer.residence.in_use(moments=True):
+            yield
+        self.policy_version += 1
+
+    def _put_generator_to_sleep(self) -> None:
+        """Its cache and weights leave the device until responses are wanted again."""
+        self._generator.sleep()
+        self._generator_version = -1
+        recorder.maximum("idle_bytes/generator", self._generator.bytes_held())
+
     def _reshard(self) -> None:
-        """Give the generator the weights of the current policy version, if it has older ones."""
-        recorder.add("bytes/reshard", 0)
+        """Give the generator the weights of the current policy version, if it has others or none."""
+        received = 0
         with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
             if self._generator_version != self.policy_version:
-                model = self.trainer.model
-                whole = {name: Box.whole(tuple(weight.shape)) for name, weight in named_parameters(model)}
-                pieces = ((name, whole[name], weight) for name, weight in _counted(full_weights(model)))
-                self._generator.load_weights(pieces, whole)
+                received = self._hybrid_engine.to_generation().received
                 self._generator_version = self.policy_version
+        with recorder.counting(True):
+            recorder.add("bytes/reshard", received)
 
     @register(
         THREE_D_PROTO,
@@ -140,6 +154,7 @@ class GeneratingActor(TrainedModel):
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Log-probabilities before the first update, by the trainer's own forward pass: old_log_probs [B, T]."""
+        self._put_generator_to_sleep()
         old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
         mask = batch["response_mask"]
         kl = kl_estimate(batch["rollout_log_probs"], old, estimator="K3")
@@ -182,10 +197,3 @@ def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: i
         "rollout_log_probs": log_probs,
         "finished": torch.tensor([float(response.finished) for response in responses]),
     }
-
-
-def _counted(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The weights as they pass, their bytes counted."""
-    for name, weight in weights:
-        recorder.add("bytes/reshard", weight.numel() * weight.element_size())
-        yield name, weight
