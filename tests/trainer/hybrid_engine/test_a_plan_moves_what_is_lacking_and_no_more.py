@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from rlhf_trainer.boxes import Box
+from rlhf_trainer.hybrid_engine.comparison import Mode, transition
 from rlhf_trainer.hybrid_engine.layout import (
     Boxes,
     Parameter,
     describe,
-    gathered_boxes,
     generation_boxes,
     training_boxes,
 )
-from rlhf_trainer.hybrid_engine.plan import ReshardPlan, addresses, plan
+from rlhf_trainer.hybrid_engine.plan import ReshardPlan, plan
 from rlhf_trainer.protocols import Layout
 from tests.trainer.hybrid_engine.families import config
 
@@ -29,13 +29,7 @@ def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> Layout:
 
 
 def colocated(model: list[Parameter], sizes: Layout, *, shards: int = 1) -> ReshardPlan:
-    sources = dict(enumerate(training_boxes(model, sizes, shards=shards)))
-    return plan(sources, dict(enumerate(generation_boxes(model, sizes))), addresses(sizes, shards=shards))
-
-
-def gathered(model: list[Parameter], sizes: Layout, *, shards: int) -> ReshardPlan:
-    sources = dict(enumerate(training_boxes(model, sizes, shards=shards)))
-    return plan(sources, gathered_boxes(model, sources), addresses(sizes, shards=shards))
+    return transition("HybridFlow", model, sizes, shards=shards).plan
 
 
 def received(made: ReshardPlan, rank: int, is_counted: Callable[[str], bool] = lambda name: True) -> int:
@@ -144,8 +138,9 @@ def test_the_comparisons_receive_what_the_paper_says(sizes: Layout) -> None:
     """HybridFlow-V (tp - 1) / (tp) of the weights, DS-Chat (tpd - 1) / (tpd)."""
     weights = sharded_layers(UNTIED)
     total, cells = sum(weights.values()), sizes.tensor * sizes.pipeline
-    for shards, parts in ((1, cells), (sizes.data, cells * sizes.data)):
-        made = gathered(UNTIED, sizes, shards=shards)
+    modes: dict[Mode, int] = {"HybridFlow-V": cells, "DS-Chat": cells * sizes.data}
+    for mode, parts in modes.items():
+        made = transition(mode, UNTIED, sizes).plan
         expected = Fraction(parts - 1, parts) * total
         assert {received(made, rank, weights.__contains__) for rank in range(sizes.world_size)} == {expected}
 
@@ -169,8 +164,8 @@ def test_a_replica_of_shards_trades_inside_itself() -> None:
 
 
 def test_what_many_hold_is_sent_by_all_of_them() -> None:
-    """In a replica each rank sends what it receives; of 4 equal ranks none sends more than one embedding above another."""
-    made = gathered(TIED, layout(1, 2, 2, 1, 1), shards=1)
+    """In a replica each rank sends what it receives; 4 equal sources differ by one embedding at most."""
+    made = transition("HybridFlow-V", TIED, layout(1, 2, 2, 1, 1)).plan
     assert [made.sent(rank) for rank in range(4)] == [made.received(rank) for rank in range(4)]
     pools = disjoint(TIED, Layout(data=4), Layout(data=4))
     sent = [pools.sent(rank) for rank in range(4)]

@@ -139,11 +139,6 @@ def generation_boxes(model: Sequence[Parameter], layout: Layout, method: Method 
     return held
 
 
-def gathered_boxes(model: Sequence[Parameter], ranks: Iterable[int]) -> dict[int, Boxes]:
-    """The whole model on every rank: what HybridFlow-V and DS-Chat gather before they keep a shard."""
-    return {rank: {parameter.name: Box.whole(parameter.shape) for parameter in model} for rank in ranks}
-
-
 def chunk(box: Box, dim: int, index: int, count: int) -> Box:
     """Part `index` of a box that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
     first, stop = box.starts[dim], box.stops[dim]

@@ -50,7 +50,7 @@ class ReshardPlan:
 
     @cached_property
     def trading_groups(self) -> list[tuple[int, ...]]:
-        """The smallest sets of ranks that trade among themselves only, each sorted; one that does not trade is in none."""
+        """The smallest sets of ranks that trade among themselves only, each sorted; a rank that does not is in none."""
         group_of: dict[int, set[int]] = {}
         for pair in {(move.source, move.destination) for move in self.moves if not move.is_own}:
             merged = group_of.get(pair[0], {pair[0]}) | group_of.get(pair[1], {pair[1]})
