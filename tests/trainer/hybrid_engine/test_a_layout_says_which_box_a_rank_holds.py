@@ -1,0 +1,181 @@
+"""The boxes of a layout are what torch and vLLM hold."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.hybrid_engine.layout import Parameter, chunk, describe, generation_boxes, training_boxes
+from rlhf_trainer.protocols import Layout
+from tests.trainer.hybrid_engine.families import config
+from tests.trainer.ranks import run_ranks
+
+LAYER_PLAN: dict[str, Any] = {
+    "self_attn.q_proj": ColwiseParallel(),
+    "self_attn.k_proj": ColwiseParallel(),
+    "self_attn.v_proj": ColwiseParallel(),
+    "self_attn.o_proj": RowwiseParallel(),
+    "mlp.gate_proj": ColwiseParallel(),
+    "mlp.up_proj": ColwiseParallel(),
+    "mlp.down_proj": RowwiseParallel(),
+}
+
+
+def made(of: PreTrainedConfig) -> Any:
+    """A model with the weights of seed 0."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(of, dtype=torch.float32)
+
+
+def mismatches(of: PreTrainedConfig, layout: Layout, shards: int) -> list[str]:
+    """The parameters of which DTensor holds something else on this rank than the layout says."""
+    full = {name: weight.detach().clone() for name, weight in made(of).named_parameters()}
+    model = made(of)
+    replicas = layout.data // shards
+    mesh = init_device_mesh("cpu", (replicas, shards, layout.tensor), mesh_dim_names=("replica", "shard", "tensor"))
+    if layout.tensor > 1:
+        for layer in model.model.layers:
+            parallelize_module(layer, mesh["tensor"], LAYER_PLAN)
+        ends: dict[str, Any] = {
+            "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+            "lm_head": ColwiseParallel(output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tensor"], ends)
+        if of.tie_word_embeddings:  # parallelize_module gives the head a weight of its own
+            model.lm_head.weight = model.model.embed_tokens.weight
+    data = mesh["replica", "shard"] if replicas > 1 else mesh["shard"]
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=data)
+    fully_shard(model, mesh=data)
+    boxes = training_boxes(describe(of), layout, shards=shards)[torch.distributed.get_rank()]
+    wrong = []
+    for name, weight in model.named_parameters():
+        assert isinstance(weight, DTensor)
+        box = boxes.pop(name)
+        if not torch.equal(weight.to_local(), full[name][box.within(Box.whole(full[name].shape))]):
+            wrong.append(f"{name}: {box} is not the local shard {tuple(weight.to_local().shape)}")
+    return wrong + list(boxes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "layout", "shards"),
+    [
+        ("qwen2", {"tied": True, "hidden_size": 36, "head_dim": 4}, Layout(data=2, tensor=2), 2),
+        ("qwen3", {"tied": False, "vocabulary": 250, "head_dim": 6}, Layout(data=4), 4),
+        ("llama", {"tied": False, "vocabulary": 250}, Layout(data=4), 2),
+        (
+            "llama",
+            {"tied": False, "vocabulary": 250, "attention_bias": True, "mlp_bias": True},
+            Layout(data=1, tensor=4),
+            1,
+        ),
+    ],
+    ids=["FSDP in TP", "uneven FSDP", "HSDP", "TP with biases"],
+)
+def test_training_boxes_are_what_dtensor_holds(
+    family: str, changed: dict[str, Any], layout: Layout, shards: int
+) -> None:
+    assert run_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [1, 2, 5, 6, 12])
+def test_a_chunk_is_that_of_torch(size: int, count: int) -> None:
+    parts = [chunk(Box.whole((size,)), 0, index, count) for index in range(count)]
+    expected = [len(part) for part in torch.arange(size).chunk(count)]
+    assert [part.numel for part in parts] == expected + [0] * (count - len(expected))
+    assert [row for part in parts for row in range(*part.starts, *part.stops)] == list(range(size))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_description_has_the_names_and_shapes_of_the_model(family: str, tied: bool) -> None:
+    model = describe(config(family, tied=tied))
+    expected = {name: tuple(weight.shape) for name, weight in made(config(family, tied=tied)).named_parameters()}
+    assert {parameter.name: parameter.shape for parameter in model} == expected
+    assert list(expected) == [parameter.name for parameter in model]
+
+
+def named(model: list[Parameter]) -> dict[str, Parameter]:
+    return {parameter.name: parameter for parameter in model}
+
+
+def test_a_description_says_what_is_split_and_where_it_is_used() -> None:
+    qwen2, qwen3 = named(describe(config("qwen2", tied=True))), named(describe(config("qwen3", tied=False)))
+    biased = named(describe(config("llama", attention_bias=True)))
+    layer = "model.layers.3.self_attn."
+    assert qwen2["model.embed_tokens.weight"].places == ("first", "last")
+    assert qwen3["model.embed_tokens.weight"].places == ("first",)
+    assert (qwen3["lm_head.weight"].places, qwen3["lm_head.weight"].tensor_dim) == (("last",), 0)
+    assert qwen2["model.norm.weight"].places == ("last",)
+    assert qwen2[f"{layer}k_proj.bias"].places == (3,)
+    assert (qwen2[f"{layer}k_proj.bias"].tensor_dim, qwen2[f"{layer}k_proj.bias"].heads) == (0, 4)
+    assert (qwen2[f"{layer}o_proj.weight"].tensor_dim, biased[f"{layer}o_proj.bias"].tensor_dim) == (1, None)
+    assert qwen3[f"{layer}q_norm.weight"].tensor_dim is None
+
+
+def test_a_style_of_splitting_that_is_not_known_is_refused() -> None:
+    strange = config()
+    strange.base_model_tp_plan = {**strange.base_model_tp_plan, "layers.*.mlp.up_proj": "packed_colwise"}
+    with pytest.raises(ConfigError, match=r"llama splits model.layers.0.mlp.up_proj as packed_colwise"):
+        describe(strange)
+
+
+def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
+    boxes = training_boxes(
+        describe(config("llama", tied=True, num_hidden_layers=3)), Layout(data=1, pipeline=2), shards=1
+    )
+    layers = [{name.split(".")[2] for name in held if "layers" in name} for held in boxes]
+    assert layers == [{"0", "1"}, {"2"}]
+    assert ["model.embed_tokens.weight" in held for held in boxes] == [True, True]
+    assert ["model.norm.weight" in held for held in boxes] == [False, True]
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="pipeline: 4 stages are more than the 2 layers"):
+        training_boxes(describe(config(num_hidden_layers=2)), Layout(data=1, pipeline=4), shards=1)
+
+
+def test_a_replica_that_is_no_multiple_of_its_shards_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 data-parallel ranks are no multiple of 2 shards"):
+        training_boxes(describe(config()), Layout(data=3), shards=2)
+
+
+def rows(boxes: list[dict[str, Box]], name: str, dim: int = 0) -> list[tuple[int, int]]:
+    return [(held[name].starts[dim], held[name].stops[dim]) for held in boxes]
+
+
+def test_generation_boxes_are_those_of_vllm() -> None:
+    """250 words are padded to 256; 2 KV heads of 4 rows are shared by 4 ranks; o_proj is split in its columns."""
+    model = describe(config("qwen3", tied=False, vocabulary=250, num_key_value_heads=2))
+    boxes = generation_boxes(model, Layout(data=1, tensor=4))
+    attention = "model.layers.0.self_attn."
+    assert rows(boxes, "lm_head.weight") == [(0, 64), (64, 128), (128, 192), (192, 250)]
+    assert rows(boxes, f"{attention}q_proj.weight") == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert rows(boxes, f"{attention}k_proj.weight") == [(0, 4), (0, 4), (4, 8), (4, 8)]
+    assert rows(boxes, f"{attention}o_proj.weight") == [(0, 32)] * 4
+    assert rows(boxes, f"{attention}o_proj.weight", dim=1) == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert rows(boxes, f"{attention}q_norm.weight") == [(0, 4)] * 4
+
+
+def test_a_last_shard_may_be_all_padding() -> None:
+    boxes = generation_boxes(describe(config(vocabulary=70)), Layout(data=1, tensor=4))
+    assert rows(boxes, "model.embed_tokens.weight") == [(0, 32), (32, 64), (64, 70), (70, 70)]
+
+
+def test_generation_stages_join_training_stages() -> None:
+    boxes = generation_boxes(describe(config(tied=False)), Layout(data=1, pipeline=4, generation_pipeline=2))
+    layers = [sorted({name.split(".")[2] for name in held if "layers" in name}) for held in boxes]
+    assert layers == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+
+
+def test_sizes_that_cannot_be_shared_equally_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.tensorParallel: 3 ranks cannot share .*embed_tokens"):
+        generation_boxes(describe(config()), Layout(data=1, tensor=3))

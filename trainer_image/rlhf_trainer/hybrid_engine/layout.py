@@ -1,0 +1,174 @@
+"""Which box of every parameter a rank holds, in training and in generation.
+
+A model is a list of `Parameter`s under the names and shapes of Hugging Face; nothing here knows a model family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.hybrid_engine.groups import Method, cell
+from rlhf_trainer.protocols import Layout, blocks
+
+Place = int | Literal["first", "last"]
+"""A decoder layer, or an end of the model: the embedding, or the final norm and the head."""
+Boxes = dict[str, Box]
+"""What one rank holds: the name of a parameter -> its box; a parameter that the rank lacks is left out."""
+
+VOCABULARY_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of this before it splits it."""
+TENSOR_DIMS: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None}
+"""The styles of transformers' `base_model_tp_plan` -> the dim of a weight [out, in] that is split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of the Hugging Face model, and how it may be split."""
+
+    name: str
+    shape: tuple[int, ...]
+    places: tuple[Place, ...]
+    """Where it is used; a tied embedding at both ends."""
+    tensor_dim: int | None = None
+    """The dim that tensor parallelism splits; None: every rank has all of it."""
+    heads: int | None = None
+    """Heads along `tensor_dim` that generation never cuts: with more ranks than heads, ranks share a head."""
+    multiple: int = 1
+    """Generation splits `tensor_dim` as if it were padded to a multiple of this."""
+
+
+def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> list[Parameter]:
+    """The parameters of a causal language model in layer order, without making its weights.
+
+    ConfigError for a model whose plan of tensor parallelism says something else than column, row or replicated.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    layer_classes = set(model._no_split_modules or [])  # noqa: SLF001 there is no public name
+    layers = [f"{name}." for name, module in model.named_modules() if type(module).__name__ in layer_classes]
+    styles = {f"{model.base_model_prefix}.{path}": style for path, style in (config.base_model_tp_plan or {}).items()}
+    described = []
+    for name, weight in model.named_parameters():
+        place: Place = next((number for number, prefix in enumerate(layers) if name.startswith(prefix)), "last")
+        parameter = Parameter(name=name, shape=tuple(weight.shape), places=(place,))
+        if weight is embedding.weight:
+            tied = head is not None and head.weight is weight
+            parameter = _vocabulary(replace(parameter, places=("first", "last") if tied else ("first",)))
+        elif head is not None and weight is head.weight:
+            parameter = _vocabulary(parameter)
+        else:
+            parameter = _split(parameter, styles, config)
+        described.append(parameter)
+    return described
+
+
+def _vocabulary(parameter: Parameter) -> Parameter:
+    return replace(parameter, tensor_dim=0, multiple=VOCABULARY_MULTIPLE)
+
+
+def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
+    """The parameter with what the model's plan says about its module."""
+    module, _, kind = parameter.name.rpartition(".")
+    style = next((style for path, style in styles.items() if re.fullmatch(_pattern(path), module)), None)
+    if style is None:
+        return parameter
+    if style not in TENSOR_DIMS:
+        raise ConfigError(f"models.actor.uri: {config.model_type} splits {module} as {style}, which is not supported")
+    dim = TENSOR_DIMS[style]
+    if dim == 1 and kind == "bias":  # it is added after the sum over ranks
+        dim = None
+    is_key_or_value = module.endswith((".k_proj", ".v_proj"))
+    return replace(parameter, tensor_dim=dim, heads=config.num_key_value_heads if is_key_or_value else None)
+
+
+def _pattern(path: str) -> str:
+    return re.escape(path).replace(r"\*", r"\d+")
+
+
+def training_boxes(model: Sequence[Parameter], layout: Layout, *, shards: int) -> list[Boxes]:
+    """What every rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
+
+    The d data-parallel ranks are d / `shards` replicas (HSDP) of `shards` FSDP shards; shard s of replica r is data
+    index r * shards + s. Torch's DTensor and FSDP2 split as torch.chunk does: the last parts are shorter or empty.
+    """
+    if layout.data % shards:
+        raise ValueError(f"{layout.data} data-parallel ranks are no multiple of {shards} shards")
+    stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
+    held = []
+    for rank in range(layout.world_size):
+        places = layout.coordinates(rank)
+        boxes = {}
+        for parameter in model:
+            if places["pipeline"] not in stages[parameter.name]:
+                continue
+            box = Box.whole(parameter.shape)
+            if parameter.tensor_dim is not None:
+                box = chunk(box, parameter.tensor_dim, places["tensor"], layout.tensor)
+            boxes[parameter.name] = chunk(box, 0, places["data"] % shards, shards)
+        held.append(boxes)
+    return held
+
+
+def generation_boxes(model: Sequence[Parameter], layout: Layout, method: Method = "interval") -> list[Boxes]:
+    """What every rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
+
+    ConfigError if t_g ranks cannot share a parameter equally.
+    """
+    width = layout.pipeline // layout.generation_pipeline
+    stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
+    held = []
+    for rank in range(layout.world_size):
+        here = cell(layout, rank, method)
+        mine = range(here.stage * width, (here.stage + 1) * width)
+        held.append(
+            {
+                parameter.name: _generation_shard(parameter, here.shard, layout.generation_tensor)
+                for parameter in model
+                if not stages[parameter.name].isdisjoint(mine)
+            }
+        )
+    return held
+
+
+def chunk(box: Box, dim: int, index: int, count: int) -> Box:
+    """Part `index` of a box that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
+    first, stop = box.starts[dim], box.stops[dim]
+    size = -(-(stop - first) // count)
+    start = min(first + index * size, stop)
+    return box.cut(dim, start, min(start + size, stop))
+
+
+def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> Box:
+    """Shard `shard` of `tensor` of a parameter, as vLLM splits it."""
+    whole = Box.whole(parameter.shape)
+    if parameter.tensor_dim is None or tensor == 1:
+        return whole
+    parts = min(tensor, parameter.heads or tensor)
+    rows = -(-parameter.shape[parameter.tensor_dim] // parameter.multiple) * parameter.multiple
+    if rows % parts or tensor % parts:
+        raise ConfigError(f"rollout.tensorParallel: {tensor} ranks cannot share {parameter.name} equally")
+    size = rows // parts
+    part = shard // (tensor // parts)
+    return whole.cut(parameter.tensor_dim, min(part * size, whole.stops[parameter.tensor_dim]), (part + 1) * size)
+
+
+def _layers(model: Iterable[Parameter]) -> int:
+    return 1 + max((place for parameter in model for place in parameter.places if isinstance(place, int)), default=-1)
+
+
+def _stages(parameter: Parameter, layers: int, pipeline: int) -> set[int]:
+    """The pipeline stages that hold a parameter."""
+    if pipeline > layers > 0:
+        raise ConfigError(f"models.actor.parallelism.pipeline: {pipeline} stages are more than the {layers} layers")
+    ends = {"first": 0, "last": pipeline - 1}
+    stage_of = [stage for stage, rows in enumerate(blocks(layers, pipeline)) for _ in rows]
+    return {stage_of[place] if isinstance(place, int) else ends[place] for place in parameter.places}
