@@ -8,20 +8,21 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rlhf_api.spec import Optimizer
+from rlhf_trainer.protocols import Layout
 from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.models import load_language_model
-from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.sharding import shard, weights_on_first_rank
 from rlhf_trainer.training.state import whole_weights
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
-from tests.trainer.tiny import save_tiny
+from tests.trainer.tiny import divisible_config, save_tiny
 
 Tensors = dict[str, torch.Tensor]
 
 
-def trainer_of(folder: str, *, recompute: bool = False) -> Trainer:
+def trainer_of(folder: str, layout: Layout, *, recompute: bool = False) -> Trainer:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
-    sharded = shard(model, compute_dtype=torch.float32, recompute_activations=recompute)
+    sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=recompute)
     return Trainer(
         sharded,
         token_budget=1024,
@@ -41,18 +42,19 @@ def train(trainer: Trainer, steps: range) -> Tensors:
         lengths = torch.tensor([12, 12])
 
         def loss(logits: torch.Tensor, micro: Fields) -> torch.Tensor:
-            share: torch.Tensor = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), micro["tokens"][:, 1:].flatten()
+            losses = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), micro["tokens"][:, 1:].flatten(), reduction="none"
             )
-            return share / torch.distributed.get_world_size()
+            share: torch.Tensor = (losses * micro["mask"][:, 1:].flatten()).sum() / 22
+            return share / trainer.mesh.layout.data
 
-        trainer.update({"tokens": tokens}, lengths, loss, step=step)
-    return {name: weight.clone() for name, weight in full_weights(trainer.model)}
+        trainer.update({"tokens": tokens, "mask": torch.ones(2, 12)}, lengths, loss, step=step)
+    return weights_on_first_rank(trainer.model)
 
 
-def save_and_go_on(model: str, folder: str) -> tuple[Tensors, Tensors, torch.Tensor]:
+def save_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Tensors, torch.Tensor]:
     """(weights when saved, weights two steps later, a random number drawn after the save); trains while it writes."""
-    trainer = trainer_of(model)
+    trainer = trainer_of(model, layout)
     saved = train(trainer, range(1, 3))
     torch.manual_seed(7 + torch.distributed.get_rank())
     done: list[bool] = []
@@ -63,44 +65,46 @@ def save_and_go_on(model: str, folder: str) -> tuple[Tensors, Tensors, torch.Ten
     return saved, later, torch.rand(1)
 
 
-def load_and_go_on(model: str, folder: str) -> tuple[Tensors, Tensors, torch.Tensor]:
-    trainer = trainer_of(model, recompute=True)
+def load_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Tensors, torch.Tensor]:
+    trainer = trainer_of(model, layout, recompute=True)
     train(trainer, range(1, 2))  # something to be forgotten
     torch.manual_seed(0)
     trainer.state.load(Path(folder))
-    loaded = {name: weight.clone() for name, weight in full_weights(trainer.model)}
+    loaded = weights_on_first_rank(trainer.model)
     drawn = torch.rand(1)
     return loaded, train(trainer, range(3, 5)), drawn
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, list[tuple[Tensors, Tensors, torch.Tensor]]]:
-    """(model, checkpoint, what each of the two ranks that saved it saw)."""
-    root = tmp_path_factory.mktemp("state")
-    model = save_tiny(root / "model", seed=3)
-    return model, str(root / "saved"), run_ranks(2, save_and_go_on, model, str(root / "saved"))
+Saved = tuple[str, str, Layout, list[tuple[Tensors, Tensors, torch.Tensor]]]
+"""(model, checkpoint, the layout that saved it, what each of its ranks saw)."""
+TWO, CUT = Layout(data=2), Layout(data=1, pipeline=2, tensor=2)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_training_goes_on_as_if_never_stopped(
-    saved: tuple[str, str, list[tuple[Tensors, Tensors, torch.Tensor]]], ranks: int
-) -> None:
-    model, folder, before = saved
-    (weights, later, _), *_ = before
-    for rank, (loaded, resumed, drawn) in enumerate(run_ranks(ranks, load_and_go_on, model, folder)):
-        for name, weight in weights.items():
-            torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
-        tolerance = 0.0 if ranks == 2 else 1e-6  # sums over other numbers of ranks round differently
-        for name, weight in later.items():
-            torch.testing.assert_close(resumed[name], weight, rtol=tolerance, atol=tolerance)
-        if rank < 2:
-            assert drawn == before[rank][2]
+@pytest.fixture(scope="module", params=[TWO, CUT], ids=["1-1-2", "2-2-1"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    root, layout = tmp_path_factory.mktemp("state"), request.param
+    model = save_tiny(root / "model", seed=3, config=divisible_config())
+    seen = run_ranks(layout.world_size, save_and_go_on, model, str(root / "saved"), layout)
+    return model, str(root / "saved"), layout, seen
 
 
-def test_the_weights_can_be_read_without_ranks_and_without_pickle(
-    saved: tuple[str, str, list[tuple[Tensors, Tensors, torch.Tensor]]],
-) -> None:
-    _, folder, before = saved
+@pytest.mark.parametrize("layout", [Layout(data=1), TWO, Layout(data=3), CUT, Layout(data=2, replicas=2, tensor=2)])
+def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: Layout) -> None:
+    model, folder, saved_by, before = saved
+    weights, later, _ = before[0]
+    after = run_ranks(layout.world_size, load_and_go_on, model, folder, layout)
+    loaded, resumed, _ = after[0]
+    for name, weight in weights.items():
+        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
+    tolerance = 0.0 if layout == saved_by else 2e-6  # sums over other numbers of ranks round differently
+    for name, weight in later.items():
+        torch.testing.assert_close(resumed[name], weight, rtol=tolerance, atol=tolerance)
+    for (_, _, drawn), (_, _, then) in zip(after, before, strict=False):
+        assert drawn == then
+
+
+def test_the_weights_can_be_read_without_ranks_and_without_pickle(saved: Saved) -> None:
+    _, folder, _, before = saved
     found = whole_weights(Path(folder))
     assert sorted(found) == sorted(before[0][0])
     for name, weight in before[0][0].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlhf_trainer.protocols import Axis, Layout
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks, rows_of_all_ranks, sum_over_ranks
+
+# It says for every gradient norm and every whole weight that two collectives are more than one.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA = "data"
