@@ -20,6 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 EXAMPLE = "examples/01-helpful-ppo.yaml"
 STOP_AFTER, TOLERANCE = 8, 1e-6
+RESHARDED = (
+    "training.totalSteps=3",
+    "resources.slotsPerNode=4",
+    "models.actor.parallelism.pipeline=2",
+    "models.actor.parallelism.tensor=2",
+    "rollout.tensorParallel=2",
+    "evaluation.data.limit=48",
+)
+RESHARDED_TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
+"""Of a loss that is cut otherwise, relative; losses near 0 are measured against this one."""
 
 
 class FellShortError(Exception):
@@ -106,7 +116,39 @@ def algorithms(folder: Path) -> dict[str, Any]:
     return summary
 
 
-PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"run": run, "resume": resume, "algorithms": algorithms}
+def hybrid_engine(folder: Path) -> dict[str, Any]:
+    """The first PPO steps with p-t-d 2-2-1 and p_g-t_g 1-2: their losses are those of `run`, where p and t are 1."""
+    whole, output = folder / "run", folder / "hybrid_engine"
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(whole / name, output / name)
+    command = [str(RLHF), "run", EXAMPLE, "--output", str(output)]
+    for change in RESHARDED:
+        command += ["--set", f"helpful-ppo:{change}"]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    row: dict[str, Any] = {"exit_code": code}
+    if code:
+        raise FellShortError(f"rlhf run exits with {code}", row)
+    mine, theirs = (records(path / "helpful-ppo" / "metrics.jsonl") for path in (output, whole))
+    row["steps"] = len(mine)
+    for name in ("loss/policy", "loss/value", "reward/mean"):
+        row[name] = [record[name] for record in mine]
+        row[f"{name} of data parallelism"] = [record[name] for record in theirs[: len(mine)]]
+    row["reshard_bytes"] = max(record["bytes/reshard"] for record in mine)
+    pairs = [
+        (mine[step][name], theirs[step][name]) for step in range(len(mine)) for name in ("loss/policy", "loss/value")
+    ]
+    row["largest_difference"] = max(abs(one - other) / max(abs(other), LEAST_LOSS) for one, other in pairs)
+    if row["largest_difference"] > RESHARDED_TOLERANCE or not row["reshard_bytes"]:
+        raise FellShortError("not the losses of the run by data parallelism", row)
+    return row
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "run": run,
+    "resume": resume,
+    "algorithms": algorithms,
+    "hybrid_engine": hybrid_engine,
+}
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
 
