@@ -1,14 +1,19 @@
-"""The same steps of PPO and of SafeRLHF on one pool of two slots, and with their models on two pools.
+"""The same steps of PPO and of SafeRLHF on one pool of two slots, with their models on two pools, and cut otherwise.
 
 Two ranks or one: sums are taken in another order, so the tolerance is 1e-4 relative, 1e-5 absolute, over 3 steps.
 """
 
+from __future__ import annotations
+
 import ast
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from rlhf_trainer.algorithms import ppo
 from tests.trainer.chain.conftest import (
@@ -47,6 +52,61 @@ def test_two_pools_give_the_losses_of_one(chain: tuple[Path, str], tmp_path: Pat
     for role in ("actor", "reward"):
         assert all(apart[f"idle_bytes/{role}"] == 0 for apart in two)
         assert all(together[f"idle_bytes/{role}"] > 0 for together in one)
+
+
+CUT = (
+    "--set=helpful-ppo:models.actor.parallelism.tensor=2",
+    "--set=helpful-ppo:rollout.tensorParallel=1",
+    "--set=helpful-ppo:models.critic.parallelism.pipeline=2",
+    "--set=helpful-ppo:models.reference.parallelism.replicas=2",
+)
+CUT_IN_FOUR = (
+    "--set=helpful-ppo:resources.slotsPerNode=4",
+    "--set=helpful-ppo:models.actor.parallelism.pipeline=2",
+    "--set=helpful-ppo:models.actor.parallelism.tensor=2",
+    "--set=helpful-ppo:rollout.tensorParallel=2",
+)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of the float32 weights of the actor."""
+
+    vocabulary: int
+    linear: int
+    norms: int
+
+    @classmethod
+    def of(cls, model: Path) -> Bytes:
+        weights = load_file(str(model / "model.safetensors"))
+        vocabulary = weights.pop("model.embed_tokens.weight").nbytes
+        linear = sum(weight.nbytes for weight in weights.values() if weight.dim() > 1)
+        return cls(vocabulary, linear, sum(weight.nbytes for weight in weights.values()) - linear)
+
+
+LACKING: dict[str, tuple[tuple[str, ...], str, Callable[[Bytes], int]]] = {
+    # each of two ranks lacks a half of what is cut
+    "1-2-1 to 1-1": (CUT, "actor 1-2-1, critic 2-1-1, reference", lambda size: size.vocabulary + size.linear),
+    # each of four lacks the other stage: a quarter of the linear weights, and its norms; both have the tied embedding
+    "2-2-1 to 1-2": (CUT_IN_FOUR, "4 CPU slots (actor 2-2-1, critic", lambda size: size.linear + 2 * size.norms),
+}
+
+
+@pytest.mark.parametrize("sizes", ["1-2-1 to 1-1", pytest.param("2-2-1 to 1-2", marks=pytest.mark.slow)])
+def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp_path: Path, sizes: str) -> None:
+    """Each new policy reaches the generator, which is cut otherwise, and the ranks get what they lack and no more."""
+    options, told, lacking = LACKING[sizes]
+    output = only_ppo_left(chain, tmp_path / "run")
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, *options)
+    assert done.returncode == 0, done.stderr
+    assert told in done.stdout
+    cut = records(output / "helpful-ppo")
+    require_same(cut, records(chain[0] / "helpful-ppo"))
+    moved = lacking(Bytes.of(output / "helpful-ppo" / "model"))
+    assert [record["bytes/reshard"] for record in cut] == [0, moved, moved], "the evaluation made the first generator"
+    for record in cut:
+        assert record["kl/rollout"] < 1e-9
+        assert record["idle_bytes/generator"] < record["idle_bytes/actor"]
 
 
 @pytest.mark.slow

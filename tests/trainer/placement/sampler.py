@@ -6,33 +6,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.spec import Rollout
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.generation.engine import Response
+from rlhf_trainer.hybrid_engine.exchange import Piece
+from tests.trainer.stand_in import GeneratorStandIn
 
 LONGEST = 6
 """Tokens of a response."""
 
 
-class PlainSampler:
+class PlainSampler(GeneratorStandIn):
     """Draws each response by itself, from a generator of its own seed."""
 
     def __init__(self, *_: Any, config: PreTrainedConfig, rollout: Rollout, eos_token: int, **__: Any) -> None:
+        super().__init__()
         with torch.random.fork_rng():
             self._model = AutoModelForCausalLM.from_config(config).eval()
         self._temperature, self._eos_token = rollout.temperature, eos_token
 
     @torch.no_grad()
-    def load_weights(self, pieces: Iterable[tuple[str, Box, Tensor]], holds: Mapping[str, Box]) -> None:
-        """Replace the weights in place; a piece is a whole parameter."""
-        places = dict(self._model.named_parameters())
-        for name, box, weight in pieces:
-            assert box == holds[name] == Box.whole(tuple(weight.shape))
-            places.pop(name).copy_(weight)
-        assert not places, f"no weights came for {', '.join(places)}"
+    def load_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+        """Replace the weights of the model, which this rank holds whole."""
+        sums = super().load_weights(pieces, holds)
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(self.weights[name])
+        return sums
 
     @torch.no_grad()
     def generate(

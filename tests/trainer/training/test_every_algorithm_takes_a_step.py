@@ -1,7 +1,7 @@
 """Each algorithm's step with its real workers on two ranks; in the generator's place stands one that draws tokens."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +21,7 @@ from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.rollout import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_ranks
+from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import save_tiny
 
 END = 2
@@ -28,15 +29,8 @@ SMALL = ["data.train.limit=40", "training.totalSteps=2"]
 NOT_IN_THE_TABLE = {"tokens"}
 
 
-class Drawing:
+class Drawing(GeneratorStandIn):
     """Stands where vLLM would: a response is up to six tokens drawn from its seed."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        pass
-
-    def load_weights(self, pieces: Iterable[Any], _: Mapping[str, Any]) -> None:
-        for _piece in pieces:
-            pass
 
     def generate(self, _: Sequence[Sequence[int]], seeds: Sequence[int], **options: Any) -> list[Response]:
         return [self._response(0 if options["greedy"] else seed) for seed in seeds]

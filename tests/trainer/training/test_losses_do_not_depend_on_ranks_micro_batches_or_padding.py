@@ -27,6 +27,7 @@ from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
+from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import FAMILIES, divisible_config, save_tiny
 
 ROWS, PROMPT = 8, 4
@@ -84,13 +85,6 @@ def pairs(extra: int) -> dict[str, Tensor]:
     }
 
 
-class NoGenerator:
-    """Stands where vLLM would: these tests do not generate."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        pass
-
-
 PPO = {"name": "PPO", "entropyCoefficient": 0.01, "kl": {"applyTo": "Loss", "coefficient": 0.1}}
 DAPO = {
     "name": "GRPO",
@@ -141,7 +135,7 @@ def update(
     import torch.distributed as dist
 
     algorithm, role, worker_class, method = CASES[case]
-    setattr(rollout, "GenerationEngine", NoGenerator)  # noqa: B010
+    setattr(rollout, "GenerationEngine", GeneratorStandIn)  # noqa: B010
     uri = f"file://{folder}"
     trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
     name = SPECS[algorithm]["algorithm"]["name"]
@@ -242,13 +236,20 @@ def test_an_update_is_the_same_for_any_p_t_d(case: str, tmp_path: Path) -> None:
         require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
 
 
+@pytest.fixture(scope="module", params=[f"{family}, {head}" for family in FAMILIES for head in ("tied", "untied")])
+def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """(folder of a model, what one rank measured and made of it)."""
+    family, head = request.param.split(", ")
+    config = divisible_config(family, tied=head == "tied")
+    folder = save_tiny(tmp_path_factory.mktemp("model"), seed=3, config=config)
+    return folder, measured("SFT", folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LARGE_LAYOUTS, ids=named)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_learns_the_same_in_every_layout(family: str, tied: bool, layout: Layout, tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model", seed=3, config=divisible_config(family, tied=tied))
-    require_same("", measured("SFT", folder, layout=layout, budget=40), measured("SFT", folder))
+def test_every_family_learns_the_same_in_every_layout(learnt: tuple[str, Any], layout: Layout) -> None:
+    folder, whole = learnt
+    require_same(named(layout), measured("SFT", folder, layout=layout, budget=40), whole)
 
 
 def test_an_update_moves_the_weights(tmp_path: Path) -> None:

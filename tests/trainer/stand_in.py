@@ -1,0 +1,36 @@
+"""What stands where vLLM would takes the weights as vLLM does: every element of what its rank holds, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.hybrid_engine.exchange import Piece, bit_sum
+
+
+class GeneratorStandIn:
+    """Keeps its shard of each weight; a subclass writes responses. It does not sleep."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def load_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+        """The bit sum of each weight."""
+        missing = {name: box.numel for name, box in holds.items()}
+        for name, box, piece in pieces:
+            if name not in self.weights:
+                self.weights[name] = torch.empty(holds[name].shape, dtype=piece.dtype)
+            self.weights[name][box.within(holds[name])] = piece
+            missing[name] -= box.numel
+        assert not any(missing.values()), missing
+        return {name: bit_sum(weight) for name, weight in self.weights.items()}
+
+    def sleep(self) -> int:
+        return 0
+
+    def bytes_held(self) -> int:
+        return sum(weight.nbytes for weight in self.weights.values())
