@@ -2,8 +2,11 @@
 
 Workers that only give zeros of the declared shapes, on one pool: the time of a step is that of dispatch and collection.
 Up to 16 are Ray's (each a process), and up to 1,024 simulated: objects in this process in the place of Ray's module,
-which answer at once, so that what is left is the controller's own code. CPU seconds are those of all threads of this
-process; the first steps of each setting are left out and of the others the median counts.
+which answer at once, so that what is left is the controller's own code. In the same run actors without anything of ours
+are sent the same calls, results and references (benchmarks/bare_ray.py): what that costs is Ray's.
+
+CPU seconds are those of all threads of this process; the first steps of each setting are left out and of the others the
+median counts.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -21,6 +24,7 @@ from typing import Any
 
 import ray
 import torch
+from bare_ray import PARTS, PlainCall, Result, Script, cpu_of
 from rich.console import Console
 from rich.table import Table
 
@@ -53,16 +57,17 @@ def stand_in(worker_class: type, tokens: int) -> type:
 
 def standing_in(transfer: Transfer, tokens: int) -> Callable[..., Fields]:
     """The method for such a mark."""
-    types = {name: FIELDS[name] for name in transfer.adds}
 
     def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
-        shapes = {
-            name: [batch.size] if each.width is Width.ONE else [batch.size, tokens] for name, each in types.items()
-        }
-        return {name: torch.zeros(shapes[name], dtype=each.dtype) for name, each in types.items()}
+        return {name: torch.zeros(shape(name, batch.size, tokens), dtype=FIELDS[name].dtype) for name in transfer.adds}
 
     setattr(call, TRANSFER_MARK, transfer)
     return call
+
+
+def shape(name: str, rows: int, tokens: int) -> list[int]:
+    """That of so many rows of a field."""
+    return [rows] if FIELDS[name].width is Width.ONE else [rows, tokens]
 
 
 def rank_here() -> int:
@@ -79,21 +84,28 @@ class Reference:
         self.value = value
 
 
+Sent = tuple[tuple[Any, ...], list[Reference]]
+"""The arguments of a call, and the references that it returned."""
+
+
 class Method:
     """A remote method of a simulated worker."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
         self._results = 1
+        self.sent: list[Sent] | None = None
 
     def options(self, *, num_returns: int = 1) -> Method:
         """The method with so many results, the last of which is a report."""
         chosen = Method(self._value)
-        chosen._results = num_returns
+        chosen._results, chosen.sent = num_returns, self.sent
         return chosen
 
-    def remote(self, *_: Any, **__: Any) -> Any:
+    def remote(self, *given: Any, **_: Any) -> Any:
         references = [Reference(self._value) for _ in range(self._results)]
+        if self.sent is not None:
+            self.sent.append((given, references))
         return references if self._results > 1 else references[0]
 
 
@@ -160,6 +172,55 @@ def real(workers: int) -> Iterator[WorkerGroup]:
 def group_on(pool: ResourcePool) -> WorkerGroup:
     environment = {"OMP_NUM_THREADS": "1"}
     return WorkerGroup(pool, start=rank_here, environment=environment, log=CallLog(), deadline=DEADLINE)
+
+
+def script_of(workers: int) -> Script:
+    """The calls of a step with the smallest batch, as plain ones."""
+    with simulated(workers) as group:
+        models = models_of(group, TOKENS)
+        for rank in group._ranks:  # noqa: SLF001
+            rank.call.sent = []
+        ppo.step(models.pop("data").load_batch(BatchFuture(step=1, size=ROWS * workers)), **models)
+        calls: list[tuple[Sent, ...]] = list(zip(*(rank.call.sent for rank in group._ranks), strict=True))  # noqa: SLF001
+    made = {
+        reference: (number, rank, index)
+        for number, ranks in enumerate(calls)
+        for rank, (_, references) in enumerate(ranks)
+        for index, reference in enumerate(references[:-1])
+    }
+    return [[plain(given, made) for given, _ in ranks] for ranks in calls]
+
+
+def plain(given: Sequence[Any], made: dict[Reference, Result]) -> PlainCall:
+    """A call without anything of ours in it."""
+    order, *references = given
+    shapes = [shape(name, rows.stop - rows.start, TOKENS) for name, parts in order.cuts.items() for rows in parts]
+    return PlainCall(shapes, [made[reference] for reference in references])
+
+
+def bare_figures(sizes: Sequence[int]) -> dict[int, Mapping[str, float]]:
+    """Workers -> CPU seconds of a step without anything of ours."""
+    found = {}
+    for workers in sizes:
+        with ray_session(None, cpu_slots=workers):
+            found[workers] = cpu_of(script_of(workers), warm_up=WARM_UP, steps=STEPS)
+    return found
+
+
+def show_bare(found: dict[int, Mapping[str, float]], ours: dict[int, dict[int, Figures]]) -> None:
+    """The table of what Ray alone costs."""
+    table = Table(title="the same calls without our controller: CPU a worker")
+    for column in ("workers", *PARTS, "ours"):
+        table.add_column(column, justify="right")
+    for workers, figure in found.items():
+        seconds = [*(figure[part] for part in PARTS), cpu(ours[workers][1])]
+        table.add_row(str(workers), *(f"{1e3 * each / workers:.2f} ms" for each in seconds))
+    Console(width=100).print(table)
+    calls = script_of(1)
+    results, reads = (
+        sum(len(each) for each in part) for part in zip(*((c.shapes, c.reads) for (c,) in calls), strict=True)
+    )
+    print(f"bare: {len(calls)} calls, {results} results and {reads} references a worker\n")
 
 
 def models_of(group: WorkerGroup, tokens: int) -> dict[str, Any]:
@@ -243,11 +304,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--most", type=int, default=max(REAL), help="most of Ray's workers; 0 leaves them out")
     options = parser.parse_args(arguments)
-    results = {"simulated": figures(simulated, SIMULATED, TIMES[:1])}
+    results: dict[str, Any] = {"simulated": figures(simulated, SIMULATED, TIMES[:1])}
     show("simulated", results["simulated"])
     if sizes := [workers for workers in REAL if workers <= options.most]:
         results["Ray's"] = figures(real, sizes, TIMES)
         show("Ray's", results["Ray's"])
+        results["bare"] = bare_figures(sizes)
+        show_bare(results["bare"], results["Ray's"])
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,8 +90,9 @@ class Recorder:
         self._report.warnings[name] = message
 
     @contextmanager
-    def span(self, phase: str, name: str = "") -> Iterator[None]:
-        start = time.time()
+    def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:
+        """Time the block; `since`: when that which it ends began, on a clock that may be another machine's."""
+        start = min(time.time(), since or math.inf)
         try:
             yield
         finally:

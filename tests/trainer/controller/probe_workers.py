@@ -17,6 +17,16 @@ class Source:
         rows = batch.rows
         return {"number": rows, "ragged": rows[:, None].repeat(1, int(rows.max()) + 1)}
 
+    @register(DP_PROTO, adds=("number",))
+    def make_in_vain(self, batch: Batch) -> Fields:
+        raise NumericsError(f"the loss of {batch.size} rows is nan")
+
+    @register(DP_PROTO, adds=("number",))
+    def make_and_die(self, batch: Batch) -> Fields:
+        import os
+
+        os._exit(batch.size)
+
     @register(DP_PROTO, reads=("number",), adds=("slow",))
     def make_slowly(self, batch: Batch, *, seconds: float) -> Fields:
         time.sleep(seconds)
@@ -31,12 +41,6 @@ class Source:
     @register(ONE_TO_ALL)
     def fail(self) -> None:
         raise NumericsError("the loss is nan")
-
-    @register(ONE_TO_ALL)
-    def die(self) -> None:
-        import os
-
-        os._exit(9)
 
 
 class Sink:

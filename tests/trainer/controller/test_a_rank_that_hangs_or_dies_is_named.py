@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.training.distributed import start
-from rlhf_trainer.types import register
+from rlhf_trainer.types import Batch, Fields, register
 
 FOREVER = 1000
 
@@ -29,6 +30,16 @@ class Faulty:
     def quick(self) -> None:
         """Both ranks are well."""
         dist.all_reduce(torch.ones(1))
+
+    @register(DP_PROTO, adds=("number",))
+    def make(self, batch: Batch) -> Fields:
+        """For a call that never comes to it."""
+        return {"number": batch.rows}
+
+    @register(DP_PROTO, reads=("number",))
+    def read(self, batch: Batch) -> int:
+        """For one whose fields are never made."""
+        return batch.size
 
     @register(ONE_TO_ALL)
     def oversleep(self) -> None:
@@ -81,8 +92,9 @@ class Group:
 
 
 def error_of(group: Group, method: str, stacks: Path) -> tuple[str, str]:
-    """(sentence, stacks) of the error in which a call ends."""
+    """(sentence, stacks) of the error in which a call ends that others wait for."""
     getattr(group.actor, method)()
+    group.actor.read(group.actor.make(BatchFuture(step=1, size=4)))
     with pytest.raises(CommunicationError) as raised:
         group.log.drain(deadline=group.deadline)
     return str(diagnosed(raised.value, group.group.look(), stacks)), stacks.read_text()

@@ -12,7 +12,7 @@ import torch
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec, get
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
@@ -92,6 +92,9 @@ def test_a_call_returns_at_once_and_waits_only_for_the_fields_it_reads(models: M
     assert total == [[0, 11, 22, 33]]
     assert done - called >= 3.0, "reading `slow` had to wait for it"
     assert returned < read_at < called + 3.0, "reading `number` did not wait for `slow`"
+    spans = [span for report in models.log.drain(deadline=DEADLINE) for span in report.spans]
+    (waited,) = [span for span in spans if span.name == "sink.add: fetch"]
+    assert called < waited.start < called + 3.0 < waited.end < done, "the timeline shows the wait"
 
 
 def test_no_payload_passes_through_the_controller(models: Models) -> None:
@@ -130,6 +133,15 @@ def test_a_workers_own_error_arrives_as_itself(models: Models) -> None:
         models.log.drain(deadline=DEADLINE)
 
 
+def test_a_call_that_reads_what_another_failed_to_make_fails_with_its_error(models: Models) -> None:
+    batch = models.source.make_in_vain(BatchFuture(step=1, size=4))
+    reading = models.far.read_number(batch)
+    with pytest.raises(NumericsError, match="the loss of 2 rows is nan"):
+        get([part[0] for part in reading.references], deadline=DEADLINE)
+    with pytest.raises(NumericsError):
+        models.log.drain(deadline=DEADLINE)
+
+
 def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
     models.log.drain(deadline=DEADLINE)
     batch = models.source.make(BatchFuture(step=1, size=4))
@@ -153,8 +165,7 @@ def test_a_pool_that_ray_cannot_hold_is_one_sentence() -> None:
         pool.reserve(deadline=2)
 
 
-@pytest.mark.usefixtures("own_ray")
-def test_a_dead_worker_is_a_communication_error() -> None:
+def test_a_dead_worker_is_a_communication_error_also_for_those_who_wait_for_its_fields(models: Models) -> None:
     lonely = ResourcePool([1], name="lonely", device="CPU")
     lonely.reserve(deadline=DEADLINE)
     log = CallLog()
@@ -162,6 +173,10 @@ def test_a_dead_worker_is_a_communication_error() -> None:
     group.build({"source": WorkerSpec(Source, {})})
     group.wait_until_built()
     dying: Any = ModelHandle(group, "source", Source)
+    reading = models.far.read_number(dying.make_and_die(BatchFuture(step=1, size=4)))
+    for lost in (dying.rank(), reading):
+        with pytest.raises(CommunicationError, match="a worker was lost"):
+            get([part[0] for part in lost.references], deadline=DEADLINE)
     with pytest.raises(CommunicationError, match="a worker was lost"):
-        dying.die().result()
+        models.log.drain(deadline=DEADLINE)
     lonely.release()

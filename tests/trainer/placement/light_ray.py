@@ -149,6 +149,15 @@ class Actor:
         return references[0] if num_returns == 1 else references
 
 
+def resolved(argument: Any) -> Any:
+    """An argument, or the value that it refers to; waits until that is there."""
+    if not isinstance(argument, Reference):
+        return argument
+    while not argument.path.exists():
+        time.sleep(LOOK_AGAIN_SECONDS)
+    return argument.get()
+
+
 def serve(inbox: Path, actor_class: type, arguments: Any) -> None:
     """The process of an actor: its calls one at a time, in order."""
     actor = actor_class(**arguments)
@@ -158,7 +167,7 @@ def serve(inbox: Path, actor_class: type, arguments: Any) -> None:
             time.sleep(LOOK_AGAIN_SECONDS)
         method, given, named, references = pickle.loads(letter.read_bytes())
         try:
-            value = getattr(actor, method)(*given, **named)
+            value = getattr(actor, method)(*map(resolved, given), **named)
         except BaseException as error:  # noqa: BLE001 it is told to whoever asks
             error.add_note(traceback.format_exc())
             for reference in references:

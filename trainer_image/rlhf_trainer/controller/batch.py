@@ -25,16 +25,15 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlice:
-    """What one rank is sent: its rows, and the references it needs to fetch them."""
+    """What one rank is sent beside the tensors of its fields' pieces: their rows, and which of them are its own."""
 
     step: int
     rows: range
-    pieces: Mapping[str, Sequence[Piece]]
+    pieces: Mapping[str, Sequence[range]]
+    """For each field the rows of its pieces, in the order of the tensors."""
 
-    def fetch(self) -> Batch:
-        """Get this rank's rows of the fields; runs in the worker, and takes as long as the calls that make them."""
-        references = [piece.reference for pieces in self.pieces.values() for piece in pieces]
-        tensors = ray.get(references)
+    def filled(self, tensors: Sequence[Tensor]) -> Batch:
+        """This rank's rows of the fields; runs in the worker."""
         recorder.add("bytes/transfer", tensor_bytes(tensors))
         arrived = iter(tensors)
         fields = {
@@ -42,7 +41,7 @@ class BatchSlice:
         }
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
 
-    def _joined(self, held: Sequence[tuple[Piece, Tensor]]) -> Tensor:
+    def _joined(self, held: Sequence[tuple[range, Tensor]]) -> Tensor:
         """This rank's rows of one field, from pieces that cover them in order."""
         parts: dict[tuple[int, int], Tensor] = {}
         for piece, tensor in held:
@@ -50,7 +49,7 @@ class BatchSlice:
             parts[key] = parts[key] + mine if key in parts else mine
         return concatenate(list(parts.values()))
 
-    def _within(self, piece: Piece) -> slice:
+    def _within(self, piece: range) -> slice:
         """The part of a piece that belongs to this rank."""
         return slice(max(self.rows.start, piece.start) - piece.start, min(self.rows.stop, piece.stop) - piece.start)
 
@@ -71,14 +70,20 @@ class BatchFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
         return self.having(prefixed(others))
 
-    def slice(self, rows: range, names: Sequence[str], *, reader: str) -> BatchSlice:
-        """What a rank needs of the named fields for its rows; a missing field is a mistake of the algorithm file."""
+    def slice(self, rows: range, names: Sequence[str], *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
+        """What a rank needs of the named fields for its rows, and the references to it.
+
+        A missing field is a mistake of the algorithm file.
+        """
         missing = [name for name in names if name not in self.fields]
         if missing:
             raise KeyError(
                 f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
             )
-        return BatchSlice(step=self.step, rows=rows, pieces={name: self._needed(name, rows) for name in names})
+        needed = {name: self._needed(name, rows) for name in names}
+        places = {name: [range(piece.start, piece.stop) for piece in pieces] for name, pieces in needed.items()}
+        references = [piece.reference for pieces in needed.values() for piece in pieces]
+        return BatchSlice(step=self.step, rows=rows, pieces=places), references
 
     def _needed(self, name: str, rows: range) -> Sequence[Piece]:
         """The pieces of a field that hold any of the rows; for no rows the first one, which may be empty."""

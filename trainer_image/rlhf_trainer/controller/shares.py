@@ -25,8 +25,8 @@ class Share:
     cuts: Mapping[str, Sequence[range]]
     """For each field that the rank gives to the result, the rows of its pieces."""
 
-    def sent(self, transfer: Transfer, *, reader: str) -> BatchSlice:
-        """What the rank is sent."""
+    def sent(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
+        """What the rank is sent, and the references to the pieces of its fields."""
         return self.batch.slice(self.rows, transfer.read_of(self.batch.fields), reader=reader)
 
     @property

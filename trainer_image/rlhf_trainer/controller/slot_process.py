@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rlhf_trainer.controller.batch import BatchSlice
 from rlhf_trainer.controller.stacks import Sight, sight
@@ -27,7 +29,11 @@ SIDE = "side"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One rank's part of a call. It is sent as one value: Ray serialises each argument by itself, at a price."""
+    """One rank's part of a call, sent as one value beside the references to what it reads.
+
+    Ray serialises each argument by itself, at a price, but brings along the values of references that are arguments.
+    For one inside the order, the worker would have to ask the controller's process.
+    """
 
     role: str
     method: str
@@ -37,6 +43,8 @@ class Order:
     """The pieces into which each field that the rank adds is cut."""
     counts: bool
     """Whether what the method measures here counts; see `Recorder.counting`."""
+    sent: float
+    """When the controller sent it, in seconds of its machine's clock."""
 
     @property
     def name(self) -> str:
@@ -50,6 +58,7 @@ class SlotProcess:
         recorder.pool = pool
         self._workers: dict[str, Any] = {}
         self._running, self._thread = "", 0
+        self._free_since = time.time()
 
     def look(self) -> Sight:
         """What this process does now, also while a call runs."""
@@ -76,14 +85,14 @@ class SlotProcess:
         with self._doing(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
 
-    def call(self, order: Order) -> Any:
-        """Fetch what the method reads and run it.
+    def call(self, order: Order, *tensors: Tensor) -> Any:
+        """Run a method; it begins when the tensors that it reads are there.
 
         Returns the pieces, by the order's cuts, of each field it adds (or, if it adds none, its value), and what was
         measured.
         """
         with self._doing(order.name), translated_errors(order.name):
-            result = self._call(order)
+            result = self._call(order, tensors)
             if not transfers_of(type(self._workers[order.role]))[order.method].adds:
                 return result, recorder.drain()
             assert order.batch is not None, "a method that adds fields has a batch"
@@ -98,15 +107,15 @@ class SlotProcess:
         try:
             yield
         finally:
-            self._running = ""
+            self._running, self._free_since = "", time.time()
 
-    def _call(self, order: Order) -> Any:
+    def _call(self, order: Order, tensors: Sequence[Tensor]) -> Any:
         worker = self._workers[order.role]
         transfer = transfers_of(type(worker))[order.method]
         positional = []
         if order.batch is not None:
-            with recorder.span(TRANSFER, f"{order.name}: fetch"):
-                positional = [order.batch.fetch()]
+            with recorder.span(TRANSFER, f"{order.name}: fetch", since=max(order.sent, self._free_since)):
+                positional = [order.batch.filled(tensors)]
         run = getattr(worker, order.method)
         timed = recorder.span(transfer.phase, order.name) if transfer.phase else nullcontext()
         with timed, recorder.counting(order.counts):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rlhf_trainer.errors import CommunicationError
 
-WAITING = ("/torch/distributed/", "/rlhf_trainer/controller/batch.py", "/rlhf_trainer/training/state.py")
-"""Code in which a rank waits for others: collectives, the fetching of fields, and the end of a checkpoint."""
+WAITING = ("/torch/distributed/", "/rlhf_trainer/training/state.py")
+"""Code in which a rank waits for others: collectives, and the end of a checkpoint."""
 INNERMOST = 4
 """Frames of a stack that are searched for it: a collective's wrappers lie above it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -192,11 +193,19 @@ class WorkerGroup:
         counts: bool,
     ) -> list[ray.ObjectRef]:
         """Send one rank its part of a call; references to the pieces of its fields, or to its value, and its report."""
-        given = share.sent(transfer, reader=f"{role}.{method}") if share else None
+        given, references = share.sent(transfer, reader=f"{role}.{method}") if share else (None, [])
         places = share.places if share else {}
         results = sum(map(len, places.values())) if transfer.adds else 1
-        order = Order(role=role, method=method, batch=given, arguments=arguments, cuts=places, counts=counts)
-        sent = handle.call.options(num_returns=results + 1).remote(order)
+        order = Order(
+            role=role,
+            method=method,
+            batch=given,
+            arguments=arguments,
+            cuts=places,
+            counts=counts,
+            sent=time.time(),
+        )
+        sent = handle.call.options(num_returns=results + 1).remote(order, *references)
         return sent if results else [sent]
 
     def look(self) -> list[Seat]:
@@ -262,14 +271,17 @@ def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
                 arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, TrainerError):
-            raise error.cause from error
-        raise
-    except ray.exceptions.OutOfMemoryError as error:
-        raise MemoryProblem(f"Ray ended a worker, for this machine is out of memory: {first_line(error)}") from error
     except ray.exceptions.RayError as error:
-        raise CommunicationError(f"a worker was lost: {first_line(error)}") from error
+        # a call that was to read what a lost worker made fails as a task of its own
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        if isinstance(cause, TrainerError):
+            raise cause from error
+        if isinstance(cause, ray.exceptions.OutOfMemoryError):
+            sentence = f"Ray ended a worker, for this machine is out of memory: {first_line(cause)}"
+            raise MemoryProblem(sentence) from error
+        if isinstance(cause, ray.exceptions.RayError):
+            raise CommunicationError(f"a worker was lost: {first_line(cause)}") from error
+        raise
 
 
 def first_line(error: Exception) -> str:
