@@ -161,9 +161,6 @@ def test_two_runs_with_the_same_seed_measure_the_same_to_the_bit(chain: tuple[Pa
     mine, theirs = numbers(stopped), numbers(chain[0])
     assert mine == theirs[:2]
     assert mine[0]["loss/policy"] != mine[1]["loss/policy"]
-    samples = [(folder / PPO / "samples.jsonl").read_text().splitlines() for folder in (stopped, chain[0])]
-    assert samples[0]
-    assert samples[0] == samples[1][: len(samples[0])]
 
 
 @pytest.mark.timeout(500)  # with the two runs of its fixtures, where it is the first to ask for them

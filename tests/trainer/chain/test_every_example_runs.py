@@ -19,7 +19,8 @@ from tests.trainer.chain.conftest import only_ppo_left, records, rlhf
 
 STEPS = 2
 SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
-DEFAULT = ("02-helpful-grpo", "09-safe-rlhf", "10-helpful-dpo", "11-helpful-online-dpo")
+DEFAULT = ("02-helpful-grpo", "09-safe-rlhf")
+"""Four algorithms' jobs; one step of each of the others runs in test_every_algorithm_takes_a_step.py."""
 ALWAYS = {"reward/mean", "response_length/mean"}
 POLICY = ALWAYS | {"kl/reference", "kl/rollout", "ratio/first_max_deviation", "loss/policy", "entropy"}
 OF = {

@@ -7,6 +7,7 @@ pack 1 | pack 2 | take 1 | pack 3 | take 2 | ...        on this rank: cast and c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -90,34 +91,39 @@ def buckets(plan: ReshardPlan, model: Sequence[Parameter], rank: int, limit: int
     """The buckets of a rank, in layer order: parameters of one layer, of which no rank sends and gets over `limit`.
 
     limit: in elements. A parameter of which a rank sends and gets more is cut into parts, each over the limit by
-    less than a row of every move at most. All ranks cut alike.
+    less than a row of every move at most. All ranks of a trading group cut alike.
     """
-    members = next((set(group) for group in plan.trading_groups if rank in group), set())
-    moves_of = {name: list(moves) for name, moves in groupby(plan.moves, key=lambda move: move.name)}
+    members = next((set(group) for group in plan.trading_groups if rank in group), {rank})
+    seen = (move for move in plan.moves if (move.destination == rank if move.is_own else move.source in members))
+    moves_of = {name: list(moves) for name, moves in groupby(seen, key=lambda move: move.name)}
     found = []
     for _, layer in groupby(model, key=lambda parameter: parameter.places):
         bucket: list[Move] = []
+        total: Counter[int] = Counter()
         for part in chain.from_iterable(_parts(moves_of.get(parameter.name, []), limit) for parameter in layer):
-            if _load([*bucket, *part]) > limit:
-                found.append(_bucket(bucket, rank, members))
-                bucket = []
+            added = _loads(part)
+            if any(total[place] + load > limit for place, load in added.items()):
+                found.append(_bucket(bucket, rank))
+                bucket, total = [], Counter()
             bucket.extend(part)
-        found.append(_bucket(bucket, rank, members))
+            total.update(added)
+        found.append(_bucket(bucket, rank))
     return [bucket for bucket in found if bucket.takes or bucket.traded]
 
 
-def _load(moves: Iterable[Move]) -> int:
-    """The most elements that a rank sends and gets."""
-    loads: dict[int, int] = {}
+def _loads(moves: Iterable[Move]) -> Counter[int]:
+    """rank -> elements that it sends and gets."""
+    loads: Counter[int] = Counter()
     for move in moves:
-        for rank in () if move.is_own else (move.source, move.destination):
-            loads[rank] = loads.get(rank, 0) + move.box.numel
-    return max(loads.values(), default=0)
+        if not move.is_own:
+            loads[move.source] += move.box.numel
+            loads[move.destination] += move.box.numel
+    return loads
 
 
 def _parts(moves: Sequence[Move], limit: int) -> list[list[Move]]:
     """The moves of a parameter in as many parts as keep each below the limit, each move cut along its longest dim."""
-    count = -(-_load(moves) // limit)
+    count = -(-max(_loads(moves).values(), default=0) // limit)
     if count <= 1:
         return [list(moves)]
     own = [move for move in moves if move.is_own]
@@ -130,8 +136,8 @@ def _part(move: Move, index: int, count: int) -> Move:
     return replace(move, box=chunk(move.box, longest, index, count))
 
 
-def _bucket(moves: Sequence[Move], rank: int, members: set[int]) -> Bucket:
-    traded = [move for move in moves if not move.is_own and move.source in members]
+def _bucket(moves: Sequence[Move], rank: int) -> Bucket:
+    traded = [move for move in moves if not move.is_own]
     gives = [move for move in traded if move.source == rank]
     gets = [move for move in traded if move.destination == rank]
     return Bucket(
