@@ -24,11 +24,11 @@ BUFFER_BYTES = 256 * 2**20
 class HybridEngine:
     """Moves weights one way only: the training shards are read and stay what they are, so the way back is 0 bytes."""
 
-    def __init__(self, model: ShardedModel, generator: GenerationEngine) -> None:
+    def __init__(self, model: ShardedModel, generator: GenerationEngine, *, trust_remote_code: bool) -> None:
         """All ranks of the pool make it together. Weights travel in the model's compute type, the generator's."""
         layout = model.mesh.layout
         shards = layout.data // layout.replicas
-        parameters = describe(inner(model.module).config)
+        parameters = describe(inner(model.module).config, trust_remote_code=trust_remote_code)
         held = generation_boxes(parameters, layout)
         route = plan(
             dict(enumerate(training_boxes(parameters, layout, shards=shards))),

@@ -33,7 +33,9 @@ def bit_sum(tensor: Tensor) -> int:
     It depends on the elements alone, not on their order, so the sums of a tensor's parts add up to that of the whole.
     """
     bits = tensor.detach().view(BITS[tensor.element_size()])
-    if bits.device.type == "cpu":  # four times as fast as torch; of a copy, for numpy forbids to resize what it has seen
+    if (
+        bits.device.type == "cpu"
+    ):  # four times as fast as torch; of a copy, for numpy forbids to resize what it has seen
         return int(bits.clone().numpy().sum(dtype="int64"))
     return int(bits.sum(dtype=torch.int64))
 

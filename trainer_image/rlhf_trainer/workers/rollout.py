@@ -65,7 +65,9 @@ class GeneratingActor(TrainedModel):
             tensor_groups=engine_groups(layout),
             stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
         )
-        self._hybrid_engine = HybridEngine(self.trainer.model, self._generator)
+        self._hybrid_engine = HybridEngine(
+            self.trainer.model, self._generator, trust_remote_code=setting.model.trust_remote_code
+        )
         self.policy_version = 0
         self._generator_version = -1
 
