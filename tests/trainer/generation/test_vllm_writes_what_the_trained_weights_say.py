@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from rlhf_api.spec import Rollout
-from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
+from rlhf_trainer.generation.engine import Response, response_seed
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.training.sharding import full_weights, shard
-from tests.trainer.ranks import run_ranks
+from tests.trainer.generation.conftest import RunRanks
+from tests.trainer.generation.engines import build
 from tests.trainer.tiny import save_tiny
 
 NEW_TOKENS, END = 24, 2
@@ -32,19 +32,7 @@ def prompts() -> list[list[int]]:
 
 def generate_with_updates(folders: list[str]) -> dict[str, Any]:
     """Greedy and sampled responses under each model's weights, loaded one after the other into one engine."""
-    engine = GenerationEngine(
-        folders[0],
-        config=AutoConfig.from_pretrained(folders[0]),
-        rollout=Rollout(),
-        max_tokens=256,
-        max_sequences=64,
-        eos_token=END,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        trust_remote_code=False,
-        revision=None,
-        tensor_groups=[[0]],
-    )
+    engine = build(folders[0], [[0]], max_sequences=64)
     responses = {}
     for place, folder in enumerate(folders):
         model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
@@ -61,13 +49,13 @@ def generate_with_updates(folders: list[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
-def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vllm_ranks: RunRanks) -> Any:
     """(folders of three sets of weights: first, second, first again; responses under each)."""
     base = tmp_path_factory.mktemp(request.param)
     tied = request.param == "tied"
     first, second = (save_tiny(base / str(seed), seed=seed, tied=tied) for seed in (1, 2))
     folders = [first, second, first]
-    return folders, run_ranks(1, generate_with_updates, folders)[0]
+    return folders, vllm_ranks(1, generate_with_updates, folders)[0]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first weights", "updated", "updated back"])

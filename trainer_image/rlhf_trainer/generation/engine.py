@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
 from rlhf_trainer.boxes import Box
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem, MemoryProblem
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.groups import groups_on
 
 ENVIRONMENT = {
@@ -85,8 +85,8 @@ class GenerationEngine:
         if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
             raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
         self._vllm = _import_vllm(on_gpu=on_gpu, stage_layers=stage_layers)
-        self._rollout = rollout
-        self._eos_token = eos_token
+        self._rollout, self._eos_token = rollout, eos_token
+        self._on_gpu, self._asleep = on_gpu, False
         sequences = min(max_sequences, MAX_SEQUENCES)
         layers = max(stage_layers, default=int(config.num_hidden_layers))
         memory: dict[str, Any] = (
@@ -123,15 +123,44 @@ class GenerationEngine:
         return held
 
     def load_weights(self, pieces: Iterable[tuple[str, Box, Tensor]], holds: Mapping[str, Box]) -> dict[str, int]:
-        """Replace the weights in place, piece by piece in layer order, and forget cached prefixes.
+        """Replace the weights in place, piece by piece in layer order, and forget cached prefixes; wakes the engine.
 
         `holds` says which box of each parameter this rank shall hold. Returns, by parameter, the bit patterns of what
         was written added up. TrainerError names a parameter that does not come whole and once.
         """
+        if self._asleep:
+            self._wake("weights")
         with torch.random.fork_rng():
             sums: dict[str, int] = self._call("update_live_weights", pieces, holds)
+        if self._asleep:
+            self._wake("kv_cache")
+            self._asleep = False
         self._engine.reset_prefix_cache()
         return sums
+
+    def sleep(self) -> int:
+        """Let cache and weights leave the device until the next `load_weights`; returns the bytes that it freed."""
+        if self._asleep:
+            return 0
+        before = self.bytes_held()
+        if self._on_gpu:
+            self._engine.sleep(level=2)
+        else:
+            self._call("free_memory")
+        self._asleep = True
+        return before - self.bytes_held()
+
+    def bytes_held(self) -> int:
+        """Bytes of this rank's cache and weights on the device."""
+        held: int = 0 if self._asleep and self._on_gpu else self._call("bytes_held")
+        return held
+
+    def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """The weights come first, so that the cache takes no memory while they are exchanged."""
+        if self._on_gpu:
+            self._engine.wake_up(tags=[part])
+        else:
+            self._call("bring_back_weights" if part == "weights" else "bring_back_cache")
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """A method of vLLM's worker, which lives in this process."""
@@ -141,7 +170,12 @@ class GenerationEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
     ) -> list[Response]:
-        """One response a prompt, in order; `max_tokens` of response at most."""
+        """One response a prompt, in order; `max_tokens` of response at most.
+
+        TrainerError while the engine sleeps.
+        """
+        if self._asleep:
+            raise TrainerError("the generator sleeps; load_weights wakes it")
         rollout = self._rollout
         sampling = [
             self._vllm.SamplingParams(

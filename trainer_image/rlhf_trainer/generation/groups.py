@@ -31,7 +31,9 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
     def on_our_ranks(places: list[list[int]], *arguments: Any, **options: Any) -> Any:
         os.environ["VLLM_DIST_IDENT"] = job
         options["use_message_queue_broadcaster"] = False  # shared memory for a driver that sends work; here is none
-        group = original([[ranks[place] for place in group] for group in places], *arguments, **options)
+        ours = [[ranks[place] for place in group] for group in places]
+        assert all(group == sorted(group) for group in ours), f"torch numbers the ranks of {ours} in ascending order"
+        group = original(ours, *arguments, **options)
         _forget(f"{job}-{group.unique_name}-[{'-'.join(map(str, group.ranks))}]")
         return group
 

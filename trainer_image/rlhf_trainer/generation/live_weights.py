@@ -17,16 +17,16 @@ from vllm.platforms import current_platform
 
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.generation.places import Place, places_of
 
 Piece = tuple[str, Box, Tensor]
 """(Hugging Face name, box of the parameter, its elements)."""
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 @torch.no_grad()
 def update(model: nn.Module, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
-    """Write every element of what this rank holds exactly once; returns the sum of the bits by parameter.
+    """Write every element of what this rank holds exactly once; returns the bit sum of each parameter.
 
     `pieces` come in layer order; `holds` says which box of each parameter this rank shall hold. TrainerError, with the
     parameter's name, for a box that vLLM keeps otherwise and for elements that are missing, doubled or not held.
@@ -37,11 +37,6 @@ def update(model: nn.Module, pieces: Iterable[Piece], holds: Mapping[str, Box]) 
     for name, box, tensor in pieces:
         filling.write(name, box, tensor)
     return filling.finish()
-
-
-def sum_of_bits(tensor: Tensor) -> Tensor:
-    """The bit patterns of all elements added up, int64 []: equal for equal elements in whatever order or boxes."""
-    return tensor.view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def _require_same(holds: Mapping[str, Box], kept: Mapping[str, Box]) -> None:
@@ -60,7 +55,7 @@ class _Filling:
             self._names.setdefault(place.module, []).append(name)
         self._written: dict[str, list[Box]] = {name: [] for name in places}
         self._open: set[nn.Module] = set()
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, int] = {}
 
     def write(self, name: str, box: Box, tensor: Tensor) -> None:
         """Copy one piece to its place; the last one of a module makes it ready for use."""
@@ -80,7 +75,7 @@ class _Filling:
             self._close(place.module)
 
     def finish(self) -> dict[str, int]:
-        """The sum of the bits by parameter."""
+        """The bit sum of each parameter, once all have come."""
         for name in self._places:
             if missing := self._missing(name):
                 total = self._places[name].box.numel
@@ -88,15 +83,14 @@ class _Filling:
         for module, names in self._names.items():
             if names[0] not in self._sums:  # this rank's rows of the vocabulary are all padding
                 self._close(module)
-        values = torch.stack([self._sums[name] for name in self._places]).tolist()
-        return dict(zip(self._places, values, strict=True))
+        return self._sums
 
     def _missing(self, name: str) -> int:
         return self._places[name].box.numel - sum(box.numel for box in self._written[name])
 
     def _close(self, module: nn.Module) -> None:
         for name in self._names[module]:
-            self._sums[name] = sum_of_bits(self._places[name].section())
+            self._sums[name] = bit_sum(self._places[name].section())
         if isinstance(module, VocabParallelEmbedding):
             (place,) = (self._places[name] for name in self._names[module])
             module.weight.data[place.box.shape[0] :].zero_()

@@ -72,8 +72,13 @@ def _places_in(
     if not attributes:
         return
     parent, dot, leaf = path.rpartition(".")
-    parts = rows_of(module, path)
-    names = fused[leaf] if len(parts) > 1 else [leaf]
+    parts = rows_of(module)
+    names = fused.get(leaf, [leaf])
+    if len(parts) != len(names):
+        raise EnvironmentProblem(
+            f"vLLM {vllm.__version__} keeps {path} in a {type(module).__name__}, and this trainer does not know "
+            "how that lays out its weights"
+        )
     row = 0
     for name, rows in zip(names, parts, strict=True):
         for attribute in attributes:
@@ -83,8 +88,8 @@ def _places_in(
         row += rows.stop - rows.start
 
 
-def rows_of(module: Any, path: str) -> list[Rows]:
-    """The rows that a module keeps of each of the Hugging Face parameters in it, one below the other."""
+def rows_of(module: Any) -> list[Rows]:
+    """The rows that a module keeps of each Hugging Face parameter in it, one below the other; [] if not known."""
     if isinstance(module, QKVParallelLinear):
         head, rank, count = module.head_size, module.tp_rank, module.tp_size
         replicas = module.num_kv_head_replicas
@@ -101,10 +106,7 @@ def rows_of(module: Any, path: str) -> list[Rows]:
         return [Rows.shard(module.output_size, 0, 1)]
     if isinstance(module, RMSNorm):
         return [Rows.shard(module.hidden_size, 0, 1)]
-    raise EnvironmentProblem(
-        f"vLLM {vllm.__version__} keeps {path} in a {type(module).__name__}, and this trainer does not know "
-        "how that lays out its weights"
-    )
+    return []
 
 
 def _part_of(module: Any, attribute: str, rows: Rows) -> tuple[tuple[int, ...], Box]:

@@ -1,0 +1,53 @@
+"""Engines for tests, pieces for them, and what they write."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlhf_api.spec import Rollout
+from rlhf_trainer.boxes import Box
+from rlhf_trainer.generation.engine import GenerationEngine
+
+NEW_TOKENS, END = 16, 2
+_ALIVE: list[GenerationEngine] = []
+"""An engine that is collected destroys the process group, which a rank still needs."""
+
+
+def build(
+    folder: str, groups: list[list[int]], stage_layers: tuple[int, ...] = (), *, max_sequences: int = 16
+) -> GenerationEngine:
+    engine = GenerationEngine(
+        folder,
+        config=AutoConfig.from_pretrained(folder),
+        rollout=Rollout(),
+        max_tokens=256,
+        max_sequences=max_sequences,
+        eos_token=END,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        trust_remote_code=False,
+        revision=None,
+        tensor_groups=groups,
+        stage_layers=stage_layers,
+    )
+    _ALIVE.append(engine)
+    return engine
+
+
+def cut(weights: dict[str, Tensor], holds: dict[str, Box]) -> Iterator[tuple[str, Box, Tensor]]:
+    """Each box in up to six pieces, the last rows first."""
+    for name, box in holds.items():
+        height = -(-box.shape[0] // 3)
+        for start in reversed(range(box.starts[0], box.stops[0], max(height, 1))):
+            rows = box.cut(0, start, start + height)
+            middle = (box.starts[-1] + box.stops[-1]) // 2
+            halves = [rows.cut(1, 0, middle), rows.cut(1, middle, box.stops[-1])] if len(box.shape) > 1 else [rows]
+            for piece in halves:
+                yield name, piece, weights[name][piece.within(Box.whole(tuple(weights[name].shape)))]
+
+
+def texts(engine: GenerationEngine, asked: list[list[int]], *, greedy: bool) -> list[list[int]]:
+    responses = engine.generate(asked, list(range(len(asked))), max_tokens=NEW_TOKENS, greedy=greedy)
+    return [list(response.tokens) for response in responses]

@@ -1,0 +1,31 @@
+"""The checksum of a parameter is that of its boxes added up, and every bit counts."""
+
+import pytest
+import torch
+
+from rlhf_trainer.generation.checksum import bit_sum
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_boxes_add_up_to_the_whole(dtype: torch.dtype) -> None:
+    whole = torch.randn(6, 10).to(dtype)
+    boxes = [whole[:2], whole[2:, 3:], whole[2:, :3]]
+    assert sum(map(bit_sum, boxes)) == bit_sum(whole) == bit_sum(whole.T.flip(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_smallest_difference_shows(dtype: torch.dtype) -> None:
+    whole = torch.randn(6, 10).to(dtype)
+    other = whole.clone()
+    other[3, 3] = torch.nextafter(other[3, 3], other[3, 3] + 1)
+    assert bit_sum(whole) != bit_sum(other)
+
+
+def test_a_sign_of_zero_shows() -> None:
+    assert bit_sum(torch.zeros(3)) != bit_sum(-torch.zeros(3))
+
+
+def test_a_large_tensor_does_not_overflow() -> None:
+    assert bit_sum(torch.full((1 << 20,), torch.inf)) == (1 << 20) * 0x7F800000
