@@ -26,6 +26,8 @@ UNTIED = describe(config("qwen3", tied=False))
 TIED = describe(config("qwen2", tied=True))
 ODD = describe(config("qwen2", tied=False, vocabulary=250, num_key_value_heads=1, intermediate_size=56))
 
+FEW_WORDS = describe(config("llama", tied=True, vocabulary=70))
+
 
 def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> Layout:
     return Layout(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
@@ -65,6 +67,7 @@ CASES: dict[str, tuple[list[Parameter], Layout, int]] = {
     "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1),
+    "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1),
     "2-2-1 to 1-1": (TIED, layout(2, 2, 1, 1, 1), 1),
     "1-2-2 sharded to 1-1": (ODD, layout(1, 2, 2, 1, 1), 2),
     "1-4-2 to 1-2": (UNTIED, layout(1, 4, 2, 1, 2), 1),
@@ -81,7 +84,7 @@ def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
     way = transition("HybridFlow", model, sizes, shards=shards)
     for traffic, sent, received in run_ranks(sizes.world_size, moved, model, way, dtype, 8192):
         assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
-        assert traffic.collectives > 2
+        assert traffic.collectives >= 2
         assert traffic.buffers == 0
 
 

@@ -169,6 +169,7 @@ class Exchange:
         """
         self._rank = dist.get_rank()
         self._held: Boxes = plan.sources.get(self._rank, {})
+        self._wanted: Boxes = plan.destinations.get(self._rank, {})
         self._dtype, self._device = dtype, device
         self._buckets = buckets(plan, model, self._rank, buffer_bytes // 2 // dtype.itemsize)
         self._members: tuple[int, ...] = ()
@@ -191,7 +192,7 @@ class Exchange:
         A piece is valid until the next one is asked for. Raises NumericsError at the end, on all ranks that trade with
         each other, if a part did not arrive with the bits it was sent with.
         """
-        self.traffic, self.checksums = Traffic(), {}
+        self.traffic, self.checksums = Traffic(), dict.fromkeys(self._wanted, 0)
         differences = torch.zeros(len(self._slots), dtype=torch.int64)
         ahead: Flight | None = None
         for bucket in self._buckets:
@@ -243,7 +244,7 @@ class Exchange:
             total = bit_sum(piece)
             if not move.is_own:
                 differences[self._slots[move]] = -total
-            self.checksums[move.name] = wrapped(self.checksums.get(move.name, 0) + total)
+            self.checksums[move.name] = wrapped(self.checksums[move.name] + total)
             self.traffic.hold(held)
             yield move.name, move.box, piece
             self.traffic.hold(-held)
