@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -86,6 +86,32 @@ def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
         assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
         assert traffic.collectives >= 2
         assert traffic.buffers == 0
+
+
+def every_layout(world: int) -> list[tuple[Layout, int]]:
+    """All sizes of training and generation on so many ranks, with every number of FSDP shards."""
+    sizes = (1, 2, 4, 8)
+    return [
+        (layout(p, t, world // (p * t), p_g, t_g), shards)
+        for p, t, p_g, t_g, shards in product((1, 2, 4), sizes, sizes, sizes, sizes)
+        if world % (p * t) == 0 and p % p_g == 0 and t % t_g == 0 and (world // (p * t)) % shards == 0
+    ]
+
+
+def moved_in_every_layout(model: list[Parameter], world: int) -> int:
+    """Every layout in turn: how many there were."""
+    for sizes, shards in every_layout(world):
+        way = transition("HybridFlow", model, sizes, shards=shards)
+        traffic, sent, received = moved(model, way, torch.bfloat16, 8192)
+        assert (traffic.sent, traffic.received) == (2 * sent, 2 * received), f"{sizes}, {shards} shards"
+    return len(every_layout(world))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
+def test_every_layout(model: list[Parameter], world: int) -> None:
+    assert run_ranks(world, moved_in_every_layout, model, world) == [{2: 6, 4: 21, 8: 52}[world]] * world
 
 
 @pytest.mark.parametrize("mode", MODES)
