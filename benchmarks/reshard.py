@@ -151,7 +151,7 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
     seconds = timed(lambda: take(exchange.pieces(weights)), device)
     traffic, own = exchange.traffic, bytes_of(way.plan.sources[rank], torch.float32)
     assert traffic.received == way.plan.received(rank) * WIRE.itemsize
-    figures = {
+    figures: Figures = {
         "received": traffic.received,
         "sent": traffic.sent,
         "collectives": traffic.collectives,

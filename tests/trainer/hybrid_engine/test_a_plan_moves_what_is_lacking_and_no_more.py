@@ -53,7 +53,7 @@ SIZES = [
     layout(2, 4, 1, 2, 2),
     layout(4, 2, 1, 2, 1),
     layout(1, 2, 2, 1, 1),
-    layout(4, 4, 3, 1, 1),
+    layout(4, 4, 2, 1, 1),
 ]
 
 

@@ -41,9 +41,7 @@ def transition(mode: Mode, model: Sequence[Parameter], layout: Layout, *, shards
 
 def assembled(pieces: Iterable[Piece], boxes: Mapping[str, Box], like: Tensor) -> dict[str, Tensor]:
     """The pieces put together: name -> tensor of the shape of its box, of the type and on the device of `like`."""
-    found: dict[str, Tensor] = {}
+    found = {name: torch.empty(box.shape, dtype=like.dtype, device=like.device) for name, box in boxes.items()}
     for name, box, piece in pieces:
-        if name not in found:
-            found[name] = torch.empty(boxes[name].shape, dtype=like.dtype, device=like.device)
         found[name][box.within(boxes[name])] = piece
     return found

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 
 import torch
 import torch.distributed as dist
@@ -124,18 +124,19 @@ def _loads(moves: Iterable[Move]) -> Counter[int]:
 
 
 def _parts(moves: Sequence[Move], limit: int) -> list[list[Move]]:
-    """The moves of a parameter in as many parts as keep each below the limit, each move cut along its longest dim."""
-    count = -(-max(_loads(moves).values(), default=0) // limit)
-    if count <= 1:
-        return [list(moves)]
-    own = [move for move in moves if move.is_own]
-    cut = [[_part(move, index, count) for move in moves if not move.is_own] for index in range(count)]
-    return [own, *([move for move in part if move.box.numel] for part in cut)]
+    """The moves of a parameter in as many parts as keep each below the limit; what a rank has already comes first."""
+    own = [part for move in moves if move.is_own for part in _cut(move, -(-move.box.numel // limit))]
+    traded = [move for move in moves if not move.is_own]
+    count = -(-max(_loads(traded).values(), default=0) // limit)
+    cut = zip_longest(*(_cut(move, count) for move in traded))
+    return [own, *([move for move in part if move] for part in cut)]
 
 
-def _part(move: Move, index: int, count: int) -> Move:
+def _cut(move: Move, count: int) -> list[Move]:
+    """A move in `count` parts along its longest dim, or in fewer where there are fewer rows."""
     longest = move.box.shape.index(max(move.box.shape))
-    return replace(move, box=chunk(move.box, longest, index, count))
+    parts = (chunk(move.box, longest, index, count) for index in range(count))
+    return [replace(move, box=part) for part in parts if part.numel]
 
 
 def _bucket(moves: Sequence[Move], rank: int) -> Bucket:
@@ -166,13 +167,14 @@ class Exchange:
         """All ranks of the world make it together, with the same arguments (but `device`), for it makes their groups.
 
         dtype: that of the generator; elements are cast before they are sent. buffer_bytes: what the buffers of this
-        rank may take together; each of the two buckets that are alive gets half. timeout: of a collective; torch's own
-        if left out.
+        rank may take together: a third for each of the two buckets that are alive, and one for the part of its own that
+        is being cast. timeout: of a collective; torch's own if left out.
         """
         self._rank = dist.get_rank()
         self._held: Boxes = plan.sources.get(self._rank, {})
+        self._wanted: Boxes = plan.destinations.get(self._rank, {})
         self._dtype, self._device = dtype, device
-        self._buckets = buckets(plan, model, self._rank, buffer_bytes // 2 // dtype.itemsize)
+        self._buckets = buckets(plan, model, self._rank, buffer_bytes // 3 // dtype.itemsize)
         self._members: tuple[int, ...] = ()
         self._group: dist.ProcessGroup | None = None
         for members in plan.trading_groups:
@@ -193,7 +195,7 @@ class Exchange:
         A piece is valid until the next one is asked for. Raises NumericsError at the end, on all ranks that trade with
         each other, if a part did not arrive with the bits it was sent with.
         """
-        self.traffic, self.checksums = Traffic(), {}
+        self.traffic, self.checksums = Traffic(), dict.fromkeys(self._wanted, 0)
         differences = torch.zeros(len(self._slots), dtype=torch.int64)
         ahead: Flight | None = None
         for bucket in self._buckets:
@@ -245,7 +247,7 @@ class Exchange:
             total = bit_sum(piece)
             if not move.is_own:
                 differences[self._slots[move]] = -total
-            self.checksums[move.name] = wrapped(self.checksums.get(move.name, 0) + total)
+            self.checksums[move.name] = wrapped(self.checksums[move.name] + total)
             self.traffic.hold(held)
             yield move.name, move.box, piece
             self.traffic.hold(-held)
