@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rlhf_trainer.boxes import Box
-from rlhf_trainer.hybrid_engine.exchange import Piece, bit_sum
+from rlhf_trainer.generation.checksum import bit_sum
+from rlhf_trainer.hybrid_engine.exchange import Piece
 
 
 class GeneratorStandIn:

@@ -19,25 +19,12 @@ from torch import Tensor
 
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.layout import Boxes, Parameter, chunk
 from rlhf_trainer.hybrid_engine.plan import Move, ReshardPlan
 
 Piece = tuple[str, Box, Tensor]
 """(Hugging Face name, box of the parameter, its elements)."""
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bit_sum(tensor: Tensor) -> int:
-    """Sum of the elements' bit patterns, read as signed integers, mod 2^64 (as int64).
-
-    It depends on the elements alone, not on their order, so the sums of a tensor's parts add up to that of the whole.
-    """
-    bits = tensor.detach().view(BITS[tensor.element_size()])
-    if (
-        bits.device.type == "cpu"
-    ):  # four times as fast as torch; of a copy, for numpy forbids to resize what it has seen
-        return int(bits.clone().numpy().sum(dtype="int64"))
-    return int(bits.sum(dtype=torch.int64))
 
 
 def wrapped(total: int) -> int:
