@@ -29,3 +29,11 @@ def test_a_sign_of_zero_shows() -> None:
 
 def test_a_large_tensor_does_not_overflow() -> None:
     assert bit_sum(torch.full((1 << 20,), torch.inf)) == (1 << 20) * 0x7F800000
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_can_leave_its_memory_afterwards(dtype: torch.dtype) -> None:
+    """As the weights of a sleeping engine do, and those of a model that is away."""
+    weight = torch.nn.Parameter(torch.randn(6, 10).to(dtype))
+    bit_sum(weight)
+    weight.data.untyped_storage().resize_(0)
