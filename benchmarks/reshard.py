@@ -156,7 +156,7 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
         "sent": traffic.sent,
         "collectives": traffic.collectives,
         "seconds": seconds,
-        "buffers": traffic.peak_buffers,
+        "buffers": traffic.buffers,
         "training_shard": own,
         "generation": bytes_of(way.plan.destinations[rank], WIRE),
     }

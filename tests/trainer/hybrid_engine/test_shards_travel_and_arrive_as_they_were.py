@@ -86,7 +86,6 @@ def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
     for traffic, sent, received in run_ranks(sizes.world_size, moved, model, way, dtype, 8192):
         assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
         assert traffic.collectives >= 2
-        assert traffic.buffers == 0
 
 
 def every_layout(world: int) -> list[tuple[Layout, int]]:
@@ -147,52 +146,55 @@ def test_weights_reach_a_pool_that_does_not_train(shards: int) -> None:
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The largest tensor that any operation makes or looks at, in bytes."""
+    """The largest tensor that any operation makes or looks at, and the bytes of all that were made."""
 
-    largest = 0
+    largest = new = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
                 self.largest = max(self.largest, leaf.untyped_storage().nbytes())
+        if func in (torch.ops.aten.empty.memory_format, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+            self.new += made.nbytes
         return made
 
 
-def largest_allocation(
+def allocated(
     model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int
-) -> tuple[int, Traffic]:
+) -> tuple[int, int, Traffic]:
+    """What the exchange allocates in an update: the largest tensor, all tensors together, and what it counts itself."""
     held = cut(full_weights(model), way.plan.sources[dist.get_rank()])
     exchange = Exchange(way.plan, model, dtype=dtype, buffer_bytes=buffer_bytes, device=torch.device("cpu"))
     with Allocations() as allocations:  # type: ignore[no-untyped-call]
         for _ in exchange.pieces(held):
             pass
-    return allocations.largest, exchange.traffic
+    return allocations.largest, allocations.new, exchange.traffic
 
 
 def test_no_rank_makes_a_tensor_that_is_larger_than_its_shards_or_its_buffers() -> None:
     """2-2-2 sharded to 1-2: the whole embedding has 16 KB in bfloat16; a rank generates with half of it."""
     way = transition("HybridFlow", UNTIED, layout(2, 2, 2, 1, 2), shards=2)
-    for largest, traffic in run_ranks(8, largest_allocation, UNTIED, way, torch.bfloat16, 12288):
+    for largest, new, traffic in run_ranks(8, allocated, UNTIED, way, torch.bfloat16, 12288):
         assert largest <= 8192  # what it trains of the embedding, 64 rows of 32 in float32
-        assert 8192 < traffic.peak_buffers <= 12288
+        assert 8192 < new == traffic.buffers <= 12288
 
 
 def test_what_a_rank_has_already_is_cast_in_parts_too() -> None:
     """No rank trades, and each casts the whole embedding."""
     way = transition("HybridFlow", UNTIED, layout(1, 1, 2, 1, 1))
-    for _, traffic in run_ranks(2, largest_allocation, UNTIED, way, torch.bfloat16, 12288):
-        assert traffic.peak_buffers == 4096
+    for _, new, traffic in run_ranks(2, allocated, UNTIED, way, torch.bfloat16, 12288):
+        assert new == traffic.buffers == 4096
         assert traffic.collectives == 0
 
 
 def test_smaller_buffers_take_more_collectives_and_less_memory() -> None:
     way = transition("HybridFlow", UNTIED, layout(1, 4, 1, 1, 2))
-    (_, small), *_ = run_ranks(4, largest_allocation, UNTIED, way, torch.float32, 12288)
-    (_, large), *_ = run_ranks(4, largest_allocation, UNTIED, way, torch.float32, 1 << 20)
+    (*_, small), *_ = run_ranks(4, allocated, UNTIED, way, torch.float32, 12288)
+    (*_, large), *_ = run_ranks(4, allocated, UNTIED, way, torch.float32, 1 << 20)
     assert small.received == large.received
     assert small.collectives > large.collectives == 4 + 2 + 1  # layers, both ends, the checksums
-    assert small.peak_buffers < large.peak_buffers
+    assert small.buffers < large.buffers
 
 
 def corrupted(model: list[Parameter], way: Transition, corrupt_rank: int) -> str:

@@ -41,13 +41,7 @@ class Traffic:
     collectives: int = 0
     """With the one that compares the checksums, whose bytes are not weights and are not counted above."""
     buffers: int = 0
-    """Bytes of the buffers that are alive now."""
-    peak_buffers: int = 0
-
-    def hold(self, size: int) -> None:
-        """Buffers of `size` bytes come to life, or end where it is negative."""
-        self.buffers += size
-        self.peak_buffers = max(self.peak_buffers, self.buffers)
+    """Bytes of the buffers that live as long as the update does."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,13 @@ class Bucket:
     """What the ranks of its trading group send each other; unless that is nothing, all of them call the collective."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flight:
     """A bucket on the wire."""
 
     takes: tuple[Move, ...]
-    sent: Tensor
-    received: Tensor
-    parts: dict[Move, Tensor]
-    """Where each part of `received` will lie."""
+    received: Mapping[Move, Tensor]
+    """Where each part that comes from others will lie."""
     work: dist.Work | None
 
 
@@ -179,66 +171,69 @@ class Exchange:
         """This rank's generation shard in the plan's order; every rank goes through it to its end.
 
         weights: name -> this rank's part of the training weights, of the shape of its box. They are only read.
-        A piece is valid until the next one is asked for. Raises NumericsError at the end, on all ranks that trade with
-        each other, if a part did not arrive with the bits it was sent with.
+        A piece is valid until the next one is asked for; it may be a view of a training weight. Raises NumericsError at
+        the end, on all ranks that trade with each other, if a part did not arrive with the bits it was sent with.
         """
-        self.traffic, self.checksums = Traffic(), dict.fromkeys(self._wanted, 0)
+        own_type = next((weight.dtype for weight in weights.values()), self._dtype)
+        to_cast = (move.box.numel for bucket in self._buckets for move in bucket.takes if move.is_own)
+        on_wire = max((_numel(bucket.gives) + _numel(bucket.gets) for bucket in self._buckets), default=0)
+        sizes = [on_wire, on_wire, max(to_cast, default=0) if own_type != self._dtype else 0]
+        one, other, cast = (torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes)
+        self.traffic = Traffic(buffers=one.nbytes + other.nbytes + cast.nbytes)
+        self.checksums = dict.fromkeys(self._wanted, 0)
         differences = torch.zeros(len(self._slots), dtype=torch.int64)
         ahead: Flight | None = None
         for bucket in self._buckets:
-            behind, ahead = ahead, self._send(bucket, weights, differences)
+            one, other = other, one
+            behind, ahead = ahead, self._send(bucket, weights, one, differences)
             if behind:
-                yield from self._hand_over(behind, weights, differences)
+                yield from self._hand_over(behind, weights, cast, differences)
         if ahead:
-            yield from self._hand_over(ahead, weights, differences)
+            yield from self._hand_over(ahead, weights, cast, differences)
         self._compare(differences)
 
-    def _send(self, bucket: Bucket, weights: Mapping[str, Tensor], differences: Tensor) -> Flight:
+    def _send(self, bucket: Bucket, weights: Mapping[str, Tensor], buffer: Tensor, differences: Tensor) -> Flight:
         """Cast and pack what others lack of a bucket, and put it on the wire."""
-        sent, gives = self._buffer(bucket.gives)
-        received, gets = self._buffer(bucket.gets)
-        for move, part in gives.items():
+        given, got = _numel(bucket.gives), _numel(bucket.gets)
+        sent, received = buffer[:given], buffer[given : given + got]
+        for move, part in _laid_out(bucket.gives, sent).items():
             part.copy_(self._own(move, weights))
             differences[self._slots[move]] = bit_sum(part)
         work = None
         if bucket.traded:
+            gets = [_numel(move for move in bucket.gets if move.source == member) for member in self._members]
+            gives = [_numel(move for move in bucket.gives if move.destination == member) for member in self._members]
             work = dist.all_to_all_single(
                 received.view(torch.uint8),  # gloo knows fewer types than generators do
                 sent.view(torch.uint8),
-                [_numel(move for move in gets if move.source == member) * sent.itemsize for member in self._members],
-                [
-                    _numel(move for move in gives if move.destination == member) * sent.itemsize
-                    for member in self._members
-                ],
+                [size * buffer.itemsize for size in gets],
+                [size * buffer.itemsize for size in gives],
                 group=self._group,
                 async_op=True,
             )
             self.traffic.collectives += 1
             self.traffic.sent += sent.nbytes
             self.traffic.received += received.nbytes
-        return Flight(bucket.takes, sent, received, gets, work)
+        return Flight(bucket.takes, _laid_out(bucket.gets, received), work)
 
-    def _hand_over(self, flight: Flight, weights: Mapping[str, Tensor], differences: Tensor) -> Iterator[Piece]:
-        """The pieces of a bucket, its own as they are cast and the others as they arrived; frees the bucket."""
+    def _hand_over(
+        self, flight: Flight, weights: Mapping[str, Tensor], cast: Tensor, differences: Tensor
+    ) -> Iterator[Piece]:
+        """The pieces of a bucket, its own as they are cast and the others as they arrived."""
         if flight.work is not None:
             flight.work.wait()
-        self.traffic.hold(-flight.sent.nbytes)
-        flight.sent = flight.sent.new_empty(0)
         for move in flight.takes:
             if move.is_own:
-                own = self._own(move, weights)
-                piece = own.to(self._dtype)
-                held = piece.nbytes if piece.dtype != own.dtype else 0
+                piece = self._own(move, weights)
+                if len(cast):
+                    piece = cast[: move.box.numel].view(move.box.shape).copy_(piece)
             else:
-                piece, held = flight.parts[move], 0
+                piece = flight.received[move]
             total = bit_sum(piece)
             if not move.is_own:
                 differences[self._slots[move]] = -total
             self.checksums[move.name] = wrapped(self.checksums[move.name] + total)
-            self.traffic.hold(held)
             yield move.name, move.box, piece
-            self.traffic.hold(-held)
-        self.traffic.hold(-flight.received.nbytes)
 
     def _compare(self, differences: Tensor) -> None:
         """What a source counted less what its destination did is nothing, for every part that was sent."""
@@ -260,13 +255,11 @@ class Exchange:
         assert weight.shape == box.shape, f"{move.name}: rank {self._rank} holds {tuple(weight.shape)}, not {box}"
         return weight.detach()[move.box.within(box)]
 
-    def _buffer(self, moves: Sequence[Move]) -> tuple[Tensor, dict[Move, Tensor]]:
-        """A new buffer for moves, one after the other, and the part of it that each takes."""
-        sizes = [move.box.numel for move in moves]
-        buffer = torch.empty(sum(sizes), dtype=self._dtype, device=self._device)
-        self.traffic.hold(buffer.nbytes)
-        parts = zip(moves, torch.split(buffer, sizes), strict=True) if moves else ()
-        return buffer, {move: part.view(move.box.shape) for move, part in parts}
+
+def _laid_out(moves: Sequence[Move], buffer: Tensor) -> dict[Move, Tensor]:
+    """Where the moves lie in a buffer, one after the other."""
+    parts = torch.split(buffer, [move.box.numel for move in moves]) if moves else ()
+    return {move: part.view(move.box.shape) for move, part in zip(moves, parts, strict=True)}
 
 
 def _numel(moves: Iterable[Move]) -> int:
