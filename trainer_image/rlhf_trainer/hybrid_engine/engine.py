@@ -13,7 +13,7 @@ from rlhf_trainer.hybrid_engine.groups import generation_groups
 from rlhf_trainer.hybrid_engine.layout import describe, generation_boxes, training_boxes
 from rlhf_trainer.hybrid_engine.plan import addresses, plan
 from rlhf_trainer.protocols import Layout, blocks
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import collective_timeout, device_here
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
@@ -38,7 +38,12 @@ class HybridEngine:
         self._model, self._generator = model, generator
         self._held = held[dist.get_rank()]
         self._exchange = Exchange(
-            route, parameters, dtype=model.compute_dtype, buffer_bytes=BUFFER_BYTES, device=device_here()
+            route,
+            parameters,
+            dtype=model.compute_dtype,
+            buffer_bytes=BUFFER_BYTES,
+            device=device_here(),
+            timeout=collective_timeout(),
         )
 
     def to_generation(self) -> Traffic:

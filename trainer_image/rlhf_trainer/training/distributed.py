@@ -30,6 +30,11 @@ def start(device: Device, timeout_seconds: float) -> int:
     return dist.get_rank()
 
 
+def collective_timeout() -> timedelta | None:
+    """How long a collective may take, by the job; None before `start`. Torch asks for it with every new group."""
+    return _timeout
+
+
 def new_background_group() -> dist.ProcessGroup:
     """All ranks once more, for the collectives of one other thread: those of two threads must not mix in a group."""
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_timeout)
