@@ -28,7 +28,7 @@ MAY_CHANGE = (
     *(
         f"spec.models.reward.{part}{field}"
         for part in ("", "sum.*.reward.")
-        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable")
+        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "parallelism", "offload")
     ),
 )
 """Fields that say where and when, not what: the numbers of the run stay the same, up to rounding.

@@ -12,7 +12,7 @@ from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping, Sizes
 
 def place(job: Job, inventory: Inventory) -> Mapping:
     """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it."""
-    device = _device(job, inventory)
+    device = device_of(job, inventory)
     if job.spec.placement.mode == "Manual":
         pools = tuple(
             MappedPool(
@@ -38,6 +38,8 @@ def place(job: Job, inventory: Inventory) -> Mapping:
 def _sizes(job: Job, role: Role, pool: MappedPool) -> Sizes:
     """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
     asked = job.models()[role].parallelism or Parallelism()
+    if role == "reference" and job.spec.models.reference is None and "actor" not in pool.models:
+        asked = Parallelism()  # the actor's sizes are for the actor's pool
     generates = role == "actor"
     return Sizes(
         pipeline=asked.pipeline,
@@ -65,7 +67,8 @@ def _riders(job: Job, pool: Pool) -> tuple[Role, ...]:
     return ("cost_critic",) if "critic" in pool.models and "cost_critic" in job.models() else ()
 
 
-def _device(job: Job, inventory: Inventory) -> Device:
+def device_of(job: Job, inventory: Inventory) -> Device:
+    """What the slots of a job are. SpecError where it asks for GPUs and there are none."""
     wanted = job.spec.resources.device
     has_gpus = any(inventory.gpus_per_machine)
     if wanted == "GPU" and not has_gpus:

@@ -59,6 +59,16 @@ def test_a_model_is_cut_as_the_manifest_says() -> None:
     assert str(sizes["critic"]) == "1-1-8"
 
 
+def test_a_reference_of_its_own_pool_does_not_take_the_sizes_of_the_actor() -> None:
+    models = cut({"pipeline": 2})
+    pools = [
+        {"name": "actor", "models": ["actor"], "slotsPerNode": 2},
+        {"name": "others", "models": ["critic", "reference", "reward"], "slotsPerNode": 1},
+    ]
+    sizes = place(ppo(models=models, placement={"mode": "Manual", "pools": pools}), LAPTOP).sizes
+    assert (str(sizes["actor"]), str(sizes["reference"])) == ("2-1-1", "1-1-1")
+
+
 def test_a_laptop_without_a_wish_gives_one_cpu_slot() -> None:
     mapping = place(ppo(), LAPTOP)
     assert mapping.device == "CPU"

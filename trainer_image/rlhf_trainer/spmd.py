@@ -25,7 +25,7 @@ from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Parallelism
 from rlhf_mapper.mapping import Inventory
-from rlhf_mapper.place import place
+from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, Layout
@@ -35,6 +35,7 @@ from rlhf_trainer.run.lock import only_run_in
 from rlhf_trainer.run.outputs.display import Display, LastingConsole
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
+from rlhf_trainer.run.sizes import require_possible
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.telemetry import Report, recorder
@@ -118,8 +119,10 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
         raise SpecError([Problem(str(output / job.name), problem)])
     folders = model_folders(job, output)
-    device = place(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),))).device
+    device = device_of(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),)))
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
+    models = {role: (model, folders[role]) for role, model in job.models().items()}
+    require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)
     recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
     folder = JobFolder(output, job)
     try:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
 from rlhf_trainer.training.mini_batches import deal
 
 LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])
@@ -20,6 +20,17 @@ def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(budget: int) 
 def test_rows_of_like_length_share_a_micro_batch() -> None:
     groups = micro_batches(LENGTHS, token_budget=18)
     assert [LENGTHS[rows].tolist() for rows in groups] == [[9, 9], [7, 4], [3, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("budget", "stages", "rows"), [(1000, 2, 4), (18, 2, 2), (1, 4, 1), (1000, 4, 2), (1000, 9, 1)]
+)
+def test_a_pipelines_micro_batches_have_one_shape_within_the_budget(budget: int, stages: int, rows: int) -> None:
+    groups = even_micro_batches(LENGTHS, token_budget=budget, at_least=stages)
+    assert sorted(torch.cat(groups).tolist()) == list(range(len(LENGTHS)))
+    assert len(groups) >= min(stages, len(LENGTHS))
+    assert [len(each) for each in groups[:-1]] == [rows] * (len(groups) - 1)
+    assert padding_waste(LENGTHS, groups, even=True) == (len(groups) * rows * 9 - 35, len(groups) * rows * 9)
 
 
 def test_padding_waste_counts_the_tokens_that_are_not_there() -> None:

@@ -17,6 +17,7 @@ from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.groups import Method, cell
 from rlhf_trainer.protocols import Layout, blocks
+from rlhf_trainer.training.tensor_parallel import plan_of
 
 Place = int | Literal["first", "last"]
 """A decoder layer, or an end of the model: the embedding, or the final norm and the head."""
@@ -55,7 +56,7 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     layer_classes = set(model._no_split_modules or [])  # noqa: SLF001 there is no public name
     layers = [f"{name}." for name, module in model.named_modules() if type(module).__name__ in layer_classes]
-    styles = {f"{model.base_model_prefix}.{path}": style for path, style in (config.base_model_tp_plan or {}).items()}
+    styles = {f"{model.base_model_prefix}.{path}": style for path, style in plan_of(config).items()}
     described = []
     for name, weight in model.named_parameters():
         place: Place = next((number for number, prefix in enumerate(layers) if name.startswith(prefix)), "last")

@@ -32,7 +32,7 @@ MEANINGS = {
     "bytes/reshard": "bytes moved from training to generation",
     "bytes/controller": "bytes that passed the controller; should be 0",
     "skipped_updates": "updates skipped for a loss or gradient that was not finite; should be 0",
-    "policy_version": "updates of the weights that sampled",
+    "policy_version": "steps that trained the weights that sampled",
 }
 PREFIXES = {
     "loss/": "training loss",

@@ -89,9 +89,9 @@ def run_file(
             display.showing(pending),
         ):
             stop.listen()  # once more, for Ray installs signal handlers of its own when it starts
+            placed = own or {job.name: possible_place(job, inventory(), jobs, output) for job in pending}
             for job in pending:
-                placed = own[job.name] if own else possible_place(job, inventory(), jobs, output)
-                run_job(job, placed, folders[job.name], start=starts[job.name], shared=shared)
+                run_job(job, placed[job.name], folders[job.name], start=starts[job.name], shared=shared)
         display.table(read_summary(output))
         leave_report(output, display)
     display.say(f"run folder: {output}")

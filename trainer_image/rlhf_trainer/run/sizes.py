@@ -25,24 +25,25 @@ def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: 
     """
     placed = place(job, inventory)
     by_name = {each.name: each for each in jobs}
-    problems = [
-        Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{reason.split()[0]}", sentence)
-        for role, model in job.models().items()
-        if (reason := _reason(placed, role, _origin(model, by_name, output)))
-        for sentence in [reason.partition(" ")[2]]
-    ]
-    if problems:
-        raise SpecError(problems)
+    sizes = {role: (size.pipeline, size.tensor) for role, size in placed.sizes.items()}
+    require_possible(job, sizes, {role: _origin(model, by_name, output) for role, model in job.models().items()})
     return placed
 
 
-def _reason(placed: PlacedModels, role: Role, origin: tuple[Model, str]) -> str:
-    """Why a model cannot be cut; it begins with the size that is to blame."""
-    sizes, (model, folder) = placed.sizes[role], origin
-    if sizes.pipeline == sizes.tensor == 1:
-        return ""
-    config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-    return impossible_sizes(config, pipeline=sizes.pipeline, tensor=sizes.tensor)
+def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
+    """SpecError if a model cannot be cut so; sizes: (pipeline, tensor); models: what says its shape, and its folder."""
+    problems = []
+    for role, (pipeline, tensor) in sizes.items():
+        if pipeline == tensor == 1:
+            continue
+        model, folder = models[role]
+        config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
+            size, _, sentence = reason.partition(" ")
+            path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
+            problems.append(Problem(path, sentence))
+    if problems:
+        raise SpecError(problems)
 
 
 def _origin(model: Model, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:

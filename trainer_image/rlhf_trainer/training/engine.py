@@ -13,7 +13,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.micro_batches import micro_batches, padding_waste
+from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
 from rlhf_trainer.training.models import shared_parameter, shares_embedding
 from rlhf_trainer.training.offload import Residence
 from rlhf_trainer.training.passes import Compute, MicroBatch, Passes, Reads, WholeModel, tokens_of
@@ -52,8 +52,12 @@ class Engine:
         fields: [B, T] (cut to the longest row of the micro-batch) or [B]; lengths: int64 [B].
         A rank with fewer gets micro-batches of one token whose fields are all 0, so that a masked loss of them is 0.
         """
-        groups = micro_batches(lengths, token_budget=self._token_budget)
-        recorder.mean("padding/waste", *padding_waste(lengths, groups))
+        budget, stages = self._token_budget, self.mesh.layout.pipeline
+        if stages == 1:
+            groups = micro_batches(lengths, token_budget=budget)
+        else:
+            groups = even_micro_batches(lengths, token_budget=budget, at_least=stages)
+        recorder.mean("padding/waste", *padding_waste(lengths, groups, even=stages > 1))
         missing = self.mesh.largest(len(groups)) - len(groups)
         device = device_here()
         micros = []

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlhf_trainer.protocols import Axis, Layout
-from rlhf_trainer.training.distributed import device_here, largest_over_ranks, rows_of_all_ranks, sum_over_ranks
+from rlhf_trainer.training.distributed import (
+    collective_timeout,
+    device_here,
+    largest_over_ranks,
+    rows_of_all_ranks,
+    sum_over_ranks,
+)
 
 # It says for every gradient norm and every whole weight that two collectives are more than one.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -35,6 +42,9 @@ class ModelMesh:
         self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         if layout.replicas > 1:
             self._mesh[REPLICATE, SHARD]._flatten(DATA)  # noqa: SLF001 there is no public name
+        if (timeout := collective_timeout()) is not None:
+            for name in (*kept, *((DATA,) if layout.replicas > 1 else ())):
+                distributed_c10d._set_pg_timeout(timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
         self._place = layout.coordinates(dist.get_rank())
 
     def place(self, axis: Axis) -> int:

@@ -22,7 +22,21 @@ def micro_batches(lengths: Tensor, *, token_budget: int) -> list[Tensor]:
     return [torch.tensor(group) for group in groups]
 
 
-def padding_waste(lengths: Tensor, groups: list[Tensor]) -> tuple[float, float]:
-    """(padding tokens, all tokens) of the micro-batches, each padded to its longest row."""
-    padded = sum(len(rows) * int(lengths[rows].max()) for rows in groups)
+def even_micro_batches(lengths: Tensor, *, token_budget: int, at_least: int) -> list[Tensor]:
+    """The same for a pipeline, whose micro-batches have one shape: as many rows in each, of the longest row's length.
+
+    There are `at_least` so many, if there are so many rows.
+    """
+    if not len(lengths):
+        return []
+    rows = max(1, min(token_budget // max(1, int(lengths.max())), -(-len(lengths) // at_least)))
+    return list(torch.split(torch.argsort(lengths, descending=True, stable=True), rows))
+
+
+def padding_waste(lengths: Tensor, groups: list[Tensor], *, even: bool = False) -> tuple[float, float]:
+    """(padding tokens, all tokens) of the micro-batches, each padded to its longest row or, if `even`, to one shape."""
+    if even and groups:
+        padded = len(groups) * max(map(len, groups)) * int(lengths.max())
+    else:
+        padded = sum(len(rows) * int(lengths[rows].max()) for rows in groups)
     return float(padded - int(lengths[torch.cat(groups)].sum())) if groups else 0.0, float(padded)

@@ -85,22 +85,14 @@ class GeneratingActor(TrainedModel):
     @register(
         THREE_D_ALL_MICRO_DP,
         reads=("prompt_ids", "prompt_mask", "valid"),
-        adds=(
-            "tokens",
-            "attention_mask",
-            "response_mask",
-            "rollout_log_probs",
-            "finished",
-            "sampled",
-            "policy_version",
-        ),
+        adds=ROLLOUT_FIELDS,
     )
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
 
         Without `do_sample` each token is the likeliest one.
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
-        sampled [B] (0 without `do_sample`) and policy_version [B]: how many updates made the weights that wrote it.
+        sampled [B] (0 without `do_sample`) and policy_version [B]: the steps that trained the weights that wrote it.
         """
         self._reshard()
         seed = self.setting.job.spec.training.seed
@@ -141,10 +133,10 @@ class GeneratingActor(TrainedModel):
     def _reshard(self) -> None:
         """Give the generator the weights of the current policy version, if it has others or none."""
         received = 0
-        with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
-            if self._generator_version != self.policy_version:
+        if self._generator_version != self.policy_version:
+            with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
                 received = self._hybrid_engine.to_generation().received
-                self._generator_version = self.policy_version
+            self._generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_api.functions import Function, RewardService
 from rlhf_api.spec import Model, RewardSum, RewardTerm
-from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.protocols import THREE_D_PROTO, Layout
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.rewards.service import ServiceClient
@@ -47,6 +47,9 @@ class ScoringWorker:
             if not isinstance(term.reward, Model)
         }
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
+        layout = setting.layout or Layout(data=dist.get_world_size())
+        # of ranks with the same rows one asks the user's code, and its scores are those that are collected
+        self._scores_here = (dist.get_rank(),) in THREE_D_PROTO.collect(layout)
         for code in self._code.values():
             code.ready()
 
@@ -69,7 +72,8 @@ class ScoringWorker:
             assert self._model is not None
             return self._model.compute_reward(batch)["scores"].cpu()
         scores = torch.zeros(batch.size)
-        scores[real_rows(batch)] = torch.tensor(self._code[path].scores(samples))
+        if self._scores_here:
+            scores[real_rows(batch)] = torch.tensor(self._code[path].scores(samples))
         return scores
 
 

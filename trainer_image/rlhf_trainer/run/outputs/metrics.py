@@ -60,8 +60,8 @@ METRICS = (
         "policy_version",
         "rlhf_policy_version",
         "gauge",
-        "updates",
-        "Updates that made the weights with which the responses were sampled.",
+        "steps",
+        "Steps that trained the weights with which the responses were sampled.",
     ),
     StepMetric(
         "loss/*",
