@@ -31,6 +31,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
         "evaluation.everySteps=2",
         "models.actor.gradientCheckpointing=true",
         "models.actor.offload=All",
+        "models.actor.parallelism.tensor=2",
         "training.totalSteps=99",
     ],
 )
