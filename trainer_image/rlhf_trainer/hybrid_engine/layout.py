@@ -83,7 +83,9 @@ def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Paramet
     if style is None:
         return parameter
     if style not in TENSOR_DIMS:
-        raise ConfigError(f"models.actor.uri: {config.model_type} splits {module} as {style}, which is not supported")
+        raise ConfigError(
+            f"spec.models.actor.uri: {config.model_type} splits {module} as {style}, which is not supported"
+        )
     dim = TENSOR_DIMS[style]
     if dim == 1 and kind == "bias":  # it is added after the sum over ranks
         dim = None
@@ -156,7 +158,7 @@ def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> Box:
     parts = min(tensor, parameter.heads or tensor)
     rows = -(-parameter.shape[parameter.tensor_dim] // parameter.multiple) * parameter.multiple
     if rows % parts or tensor % parts:
-        raise ConfigError(f"rollout.tensorParallel: {tensor} ranks cannot share {parameter.name} equally")
+        raise ConfigError(f"spec.rollout.tensorParallel: {tensor} ranks cannot share {parameter.name} equally")
     size = rows // parts
     part = shard // (tensor // parts)
     return whole.cut(parameter.tensor_dim, min(part * size, whole.stops[parameter.tensor_dim]), (part + 1) * size)
@@ -169,7 +171,9 @@ def _layers(model: Iterable[Parameter]) -> int:
 def _stages(parameter: Parameter, layers: int, pipeline: int) -> set[int]:
     """The pipeline stages that hold a parameter."""
     if pipeline > layers > 0:
-        raise ConfigError(f"models.actor.parallelism.pipeline: {pipeline} stages are more than the {layers} layers")
+        raise ConfigError(
+            f"spec.models.actor.parallelism.pipeline: {pipeline} stages are more than the {layers} layers"
+        )
     ends = {"first": 0, "last": pipeline - 1}
     stage_of = [stage for stage, rows in enumerate(blocks(layers, pipeline)) for _ in rows]
     return {stage_of[place] if isinstance(place, int) else ends[place] for place in parameter.places}
