@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fnmatch import fnmatch
 from typing import Any
 
@@ -18,6 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
 from rlhf_trainer.training.models import LeftOut
+
+# The logits of a cut head are a view, which nobody may change in place: `ops` are pure.
+warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 PIPELINED = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
