@@ -121,9 +121,10 @@ def test_a_description_says_what_is_split_and_where_it_is_used() -> None:
     assert qwen3[f"{layer}q_norm.weight"].tensor_dim is None
 
 
-def test_a_style_of_splitting_that_is_not_known_is_refused() -> None:
+def test_a_style_of_splitting_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     strange = config()
-    strange.base_model_tp_plan = {**strange.base_model_tp_plan, "layers.*.mlp.up_proj": "packed_colwise"}
+    plan = {**type(strange).base_model_tp_plan, "layers.*.mlp.up_proj": "packed_colwise"}
+    monkeypatch.setattr(type(strange), "base_model_tp_plan", plan)
     with pytest.raises(ConfigError, match=r"llama splits model.layers.0.mlp.up_proj as packed_colwise"):
         describe(strange)
 

@@ -133,10 +133,11 @@ class GeneratingActor(TrainedModel):
     def _reshard(self) -> None:
         """Give the generator the weights of the current policy version, if it has others or none."""
         received = 0
-        if self._generator_version != self.policy_version:
-            with recorder.span("reshard", "actor.reshard"), self.trainer.residence.in_use():
-                received = self._hybrid_engine.to_generation().received
-            self._generator_version = self.policy_version
+        with recorder.span("reshard", "actor.reshard"):
+            if self._generator_version != self.policy_version:
+                with self.trainer.residence.in_use():
+                    received = self._hybrid_engine.to_generation().received
+                self._generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
 
