@@ -1,13 +1,26 @@
-"""What the mapper is told and what it answers."""
+"""What the mapper answers: pools, how each model is cut over its pool, and what that is predicted to take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping as Map
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_api.names import Role
 
 Device = Literal["CPU", "GPU"]
+Stage = Literal["generation", "preparation", "training"]
+STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
+"""The stages of a step, one after the other; within one, pools work at the same time (HybridFlow Algorithm 1)."""
+Phase = Literal["generation", "reshard", "scoring", "update"]
+PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
+"""What a run measures as time/<phase>."""
+STAGE_OF: Map[Phase, Stage] = {
+    "reshard": "generation",
+    "generation": "generation",
+    "scoring": "preparation",
+    "update": "training",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,8 @@ class MappedPool:
     name: str
     models: tuple[Role, ...]
     slots_per_machine: tuple[int, ...]
+    gpu: str = ""
+    """Name of the GPU type; empty where nobody said."""
 
     @property
     def size(self) -> int:
@@ -47,6 +62,65 @@ class Sizes:
     def __str__(self) -> str:
         return f"{self.pipeline}-{self.tensor}-{self.data}"
 
+    @property
+    def micro_data(self) -> int:
+        """d_g, generators of a training replica."""
+        return self.pipeline * self.tensor // (self.generation_pipeline * self.generation_tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPrediction:
+    """What one model is predicted to take in its pool."""
+
+    micro_batch: int
+    """Sequences of a forward pass."""
+    offload: str
+    """What waits in host memory while the model is not in use, as `models.<role>.offload` names it."""
+    seconds: Map[Phase, float]
+    """Of a step; phases without work are left out."""
+    memory: Map[Stage, Map[str, float]]
+    """Bytes of a GPU that are this model's in each stage, by part: weights, gradients, optimizer, activations,
+    generator (its copy of the weights) and kv_cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a step under a mapping is predicted to take."""
+
+    step_seconds: float
+    tokens_per_second: float
+    """Prompt and response tokens of the batch over the time of a step."""
+    phases: Map[Phase, float]
+    """Seconds of a step; of the slowest pool, where pools work at the same time."""
+    stages: Map[Stage, float]
+    """The same by stage; they add up to the step."""
+    models: Map[Role, ModelPrediction]
+    memory_limit: Map[str, float]
+    """Bytes of a GPU that may be used, by pool."""
+    gpu_memory_utilization: float
+    """Share of a GPU's memory for the generator's weights and KV cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A placement that lost: its pools as (models, GPU type, GPUs), and why."""
+
+    pools: tuple[tuple[tuple[Role, ...], str, int], ...]
+    step_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasible:
+    """No mapping fits: what is short, and what would do."""
+
+    short_bytes: float
+    """Bytes by which the memory of all GPUs falls short of the states of the models."""
+    smallest: tuple[tuple[str, int], ...]
+    """(GPU type, GPUs) of the smallest cluster of each type that would do."""
+    reason: str
+    """One sentence."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mapping:
@@ -56,6 +130,10 @@ class Mapping:
     pools: tuple[MappedPool, ...]
     sizes: dict[Role, Sizes]
     """Of every model of the job."""
+    prediction: Prediction | None = None
+    """None where the shapes of the models are not known."""
+    rejected: tuple[Rejected, ...] = field(default=())
+    """The best other placements, best first."""
 
     def described(self, pool: MappedPool) -> str:
         """A pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of what is not cut by data alone."""

@@ -15,7 +15,6 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.stopping import Stopped
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -58,7 +57,7 @@ def run(
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
         from rlhf_trainer.run.outputs.options import OutputOptions
 
-        folder = output or Path("runs") / file.stem
+        folder = run_folder(file, output)
         options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
         run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
 
@@ -85,24 +84,42 @@ def validate(
 @app.command()
 def plan(
     file: File,
-    graph: Annotated[bool, typer.Option("--graph", help="Draw the calls of a step, and what moves between them.")],
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the job's graph into this file.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Plan for so many nodes; default this machine.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Type of the GPUs, such as a100-80g.")] = None,
+    inventory: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plan for the cluster that this file describes.")
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="SECONDS: those a step may take."),
+    ] = "throughput",
+    in_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: of one job an object, of several a list as they run.")
+    ] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Draw the calls of a step, and what moves between them, instead.")
+    ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this file."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
     ] = None,
     sets: Sets = None,
 ) -> None:
-    """Show what a run of the manifest would do here; nothing runs."""
+    """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
 
     def work() -> None:
-        assert graph, "typer requires it"
-        try:
-            from rlhf_trainer.run.plan import draw
-        except ModuleNotFoundError as error:
-            raise EnvironmentProblem(f"--graph reads what the workers declare, which needs {error.name}") from error
+        from rlhf_trainer.run.machines import ClusterFlags  # numpy: time that `validate` does not need
+        from rlhf_trainer.run.plan import Question
+        from rlhf_trainer.run.plan import plan as answer
 
-        draw(jobs_of(file, sets, output), only=job, svg=svg)
+        machines = ClusterFlags(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
+        question = Question(only=job, machines=machines, objective=objective, in_json=in_json, graph=graph, svg=svg)
+        answer(jobs_of(file, sets, output), run_folder(file, output), question)
 
     sys.exit(exit_code_of(work, debug=False))
 
@@ -168,7 +185,12 @@ def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list
     """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
     from rlhf_trainer.run.folder import load_beside
 
-    return load_beside(output or Path("runs") / file.stem, file, sets or [])
+    return load_beside(run_folder(file, output), file, sets or [])
+
+
+def run_folder(file: Path, output: Path | None) -> Path:
+    """Where a run of the manifest leaves what it makes."""
+    return output or Path("runs") / file.stem
 
 
 def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:

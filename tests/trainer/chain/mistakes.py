@@ -66,7 +66,7 @@ class Mistake:
     """What stands on stderr after `error: `; `…` is anything."""
     remedy: str
     code: ExitCode
-    how: Literal["validate", "before Ray", "run"] = "run"
+    how: Literal["validate", "plan", "before Ray", "run"] = "run"
     manifest: str = SFT
     sets: tuple[str, ...] = SHORT
     options: tuple[str, ...] = ()
@@ -108,8 +108,20 @@ def pickled(folder: Path) -> None:
 
 
 def file(name: str, text: str) -> Callable[[Path], object]:
-    """Writes a file into the manifest's folder."""
-    return lambda folder: (folder / name).write_text(text)
+    """Writes a file into the manifest's folder, or into a new folder there."""
+
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    return write
+
+
+LLAMA_7B = """\
+{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+ "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000}
+"""
+"""The config.json of a model too large for a small machine."""
 
 
 SPEC, DATA, ENVIRONMENT = ExitCode.SPEC, ExitCode.DATA, ExitCode.ENVIRONMENT
@@ -186,6 +198,71 @@ VALIDATE: dict[str, Mistake] = {
         code=SPEC,
         sentence="helpful-sft: metadata.name: is used by 2 documents",
         remedy="Rename one of them.",
+    ),
+}
+PLAN: dict[str, Mistake] = {
+    "a GPU that nobody knows": Mistake(
+        how="plan",
+        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100"),
+        code=SPEC,
+        sentence='--gpu: is "a100", expected a100-40g, a100-80g, …; another type takes an --inventory',
+        remedy="Name one of the table, or give its figures below `gpus` of an `--inventory`.",
+    ),
+    "no nodes to plan for": Mistake(
+        how="plan",
+        options=("--nodes=0", "--gpus-per-node=8", "--gpu=a100-80g"),
+        code=SPEC,
+        sentence="--nodes: is 0, expected at least 1",
+        remedy="Give a node at least.",
+    ),
+    "half a description of a cluster": Mistake(
+        how="plan",
+        options=("--nodes=2", "--gpus-per-node=8"),
+        code=SPEC,
+        sentence="--gpu: is missing, --nodes needs it",
+        remedy="Give `--nodes`, `--gpus-per-node` and `--gpu`, or an `--inventory`.",
+    ),
+    "a bandwidth in a wrong unit": Mistake(
+        how="plan",
+        prepare=file("cluster.yaml", "nodes: [{gpu: a100-80g, count: 2, gpusPerNode: 8, interNodeGbps: 25e9}]"),
+        options=("--inventory={folder}/cluster.yaml",),
+        code=SPEC,
+        sentence="…cluster.yaml: nodes.0.interNodeGbps: is 2.5e+10, expected 0.1 to 100000; "
+        "it is in Gb/s (1e9 bits/s), one direction",
+        remedy="Write the figure in the unit of the field's name: 25 GB/s are `interNodeGbps: 200`.",
+    ),
+    "a price that is missing": Mistake(
+        how="plan",
+        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=lowest-cost"),
+        code=SPEC,
+        sentence="--objective: lowest-cost needs the pricePerGpuHour of all nodes of an --inventory",
+        remedy="Give an `--inventory` with prices.",
+    ),
+    "a model folder without config.json": Mistake(
+        how="plan",
+        prepare=file("bare/readme", ""),
+        sets=("models.actor.uri=file://bare",),
+        code=DATA,
+        sentence="helpful-sft: spec.models.actor.uri: …/bare: the folder has no config.json",
+        remedy="Name the folder of a Hugging Face model; to plan, its `config.json` is enough.",
+    ),
+    "a model that is no decoder": Mistake(
+        how="plan",
+        prepare=file("t5/config.json", '{"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": true}'),
+        sets=("models.actor.uri=file://t5",),
+        code=DATA,
+        sentence="helpful-sft: spec.models.actor.uri: …/t5/config.json: T5ForConditionalGeneration is no decoder "
+        "(such as LlamaForCausalLM), and only those are trained here",
+        remedy="Take a decoder such as Llama or Qwen.",
+    ),
+    "a model that fits nowhere": Mistake(
+        how="plan",
+        prepare=file("llama/config.json", LLAMA_7B),
+        sets=("models.actor.uri=file://llama",),
+        options=("--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g"),
+        code=ENVIRONMENT,
+        sentence="helpful-sft: …",
+        remedy="Take the smallest cluster that `rlhf plan` names, or a smaller model.",
     ),
 }
 BEFORE_RAY: dict[str, Mistake] = {
@@ -416,7 +493,7 @@ RUNS: dict[str, Mistake] = {
         remedy="Read the stacks; where a call may take longer, raise `spec.training.callDeadlineSeconds`.",
     ),
 }
-MISTAKES = {**VALIDATE, **BEFORE_RAY, **RUNS}
+MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS}
 
 
 def table() -> str:

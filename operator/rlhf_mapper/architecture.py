@@ -1,0 +1,84 @@
+"""The shape of a decoder model, as its config.json gives it, and what follows: parameters and FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A decoder with a gated MLP: Llama, Qwen and their kin."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int
+    """Width of the MLP, of one expert where there are several."""
+    vocabulary: int
+    tied: bool = False
+    """Whether the output head is the embedding."""
+    experts: int = 1
+    experts_per_token: int = 1
+    scores: bool = False
+    """A reward model, cost model or critic: a head of one value a token."""
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer: attention, MLP (all experts), router and two norms."""
+        return self._attention + self.experts * self._mlp + self._router + 2 * self.hidden
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Those of one layer that multiply a token."""
+        return self._attention + self.experts_per_token * self._mlp + self._router
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output head: the vocabulary's, or one value's."""
+        return self.hidden * (1 if self.scores else self.vocabulary)
+
+    @property
+    def parameters(self) -> int:
+        """All of them; an embedding that is also the head counts once."""
+        own_head = 0 if self.tied and not self.scores else self.head_parameters
+        return self.layers * self.layer_parameters + self.vocabulary * self.hidden + self.hidden + own_head
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that the KV cache holds for a token, of all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+    @property
+    def _attention(self) -> int:
+        return self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+
+    @property
+    def _mlp(self) -> int:
+        return 3 * self.hidden * self.ffn
+
+    @property
+    def _router(self) -> int:
+        return self.hidden * self.experts if self.experts > 1 else 0
+
+
+def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Architecture:
+    """The architecture that a config.json describes. Raises KeyError with the name of a field that is not there."""
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 1)
+    return Architecture(
+        layers=int(config["num_hidden_layers"]),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_size=int(config.get("head_dim") or hidden // heads),
+        ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,
+        scores=scores,
+    )

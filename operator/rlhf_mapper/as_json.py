@@ -1,0 +1,89 @@
+"""The answer of the mapper as the JSON of `rlhf plan --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_mapper.mapping import Infeasible, MappedPool, Mapping, ModelPrediction, Prediction, Rejected, Sizes
+
+SCHEMA_VERSION = 1
+
+
+def as_json(mapping: Mapping | Infeasible) -> dict[str, Any]:
+    """Seconds, bytes of a GPU and numbers of GPUs under the same keys in every case.
+
+    Without a mapping there are no pools and `infeasible` says why; without a prediction `predicted` is null, and
+    `models` is empty.
+    """
+    if isinstance(mapping, Infeasible):
+        return _document(infeasible=_infeasible(mapping))
+    answer = _document(
+        pools=[_pool(pool, mapping.prediction) for pool in mapping.pools],
+        rejected=[_rejected(placement) for placement in mapping.rejected],
+    )
+    if prediction := mapping.prediction:
+        roles = [role for pool in mapping.pools for role in pool.models]
+        models = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
+        answer |= {"predicted": _predicted(prediction), "models": models}
+    return answer
+
+
+def _document(**known: Any) -> dict[str, Any]:
+    """All keys of the schema."""
+    empty: dict[str, Any] = {"predicted": None, "pools": [], "models": {}, "rejected": [], "infeasible": None}
+    return {"schema_version": SCHEMA_VERSION, **empty, **known}
+
+
+def _predicted(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "step_seconds": prediction.step_seconds,
+        "tokens_per_second": prediction.tokens_per_second,
+        "phases": dict(prediction.phases),
+        "stages": dict(prediction.stages),
+        "gpu_memory_utilization": prediction.gpu_memory_utilization,
+    }
+
+
+def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "models": list(pool.models),
+        "gpu": pool.gpu,
+        "gpus": pool.size,
+        "nodes": len(pool.slots_per_machine),
+        "memory_limit": prediction and prediction.memory_limit[pool.name],
+    }
+
+
+def _model(sizes: Sizes, model: ModelPrediction) -> dict[str, Any]:
+    generation = {
+        "p_g": sizes.generation_pipeline,
+        "t_g": sizes.generation_tensor,
+        "d_g": sizes.micro_data,
+    }
+    return {
+        "p": sizes.pipeline,
+        "t": sizes.tensor,
+        "d": sizes.data,
+        **(generation if "generation" in model.seconds else {}),
+        "micro_batch": model.micro_batch,
+        "offload": model.offload,
+        "seconds": dict(model.seconds),
+        "memory": {stage: dict(parts) for stage, parts in model.memory.items()},
+    }
+
+
+def _rejected(placement: Rejected) -> dict[str, Any]:
+    return {
+        "pools": [{"models": list(models), "gpu": gpu, "gpus": gpus} for models, gpu, gpus in placement.pools],
+        "predicted": {"step_seconds": placement.step_seconds},
+        "reason": placement.reason,
+    }
+
+
+def _infeasible(answer: Infeasible) -> dict[str, Any]:
+    return {
+        "reason": answer.reason,
+        "short_bytes": answer.short_bytes,
+        "smallest": [{"gpu": gpu, "gpus": gpus} for gpu, gpus in answer.smallest],
+    }

@@ -1,0 +1,60 @@
+"""Why nothing fits, by how much, and what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from rlhf_mapper.hardware import Cluster, NodeGroup
+from rlhf_mapper.mapping import Infeasible
+from rlhf_mapper.pools import PoolCosts
+from rlhf_mapper.simulate import memory
+
+MOST_NODES = 4096
+"""Beyond so many nodes nobody is told to look."""
+
+
+def infeasible(costs: PoolCosts, cluster: Cluster, fits: Callable[[Cluster], bool]) -> Infeasible:
+    """What is short on a cluster where no mapping was found; `fits` says whether there is one on another cluster."""
+    needed = sum(sum(costs.states(role, 0).values()) for role in costs.wanted)
+    have = sum(memory.STATE_SHARE * group.gpu.memory * group.gpus for group in cluster.groups)
+    smallest = tuple(
+        (group.gpu.name, nodes * group.gpus_per_node)
+        for group in cluster.groups
+        if (nodes := _smallest(group, fits)) is not None
+    )
+    would_do = " or ".join(f"{gpus} x {name}" for name, gpus in smallest) or f"no cluster of up to {MOST_NODES} nodes"
+    return Infeasible(
+        short_bytes=max(needed - have, 0.0),
+        smallest=smallest,
+        reason=f"{_reason(costs, cluster, needed, have)}; {would_do} would do",
+    )
+
+
+def _smallest(group: NodeGroup, fits: Callable[[Cluster], bool]) -> int | None:
+    """The least nodes of a group on which a mapping is found; None beyond MOST_NODES."""
+    most = 1
+    while not fits(Cluster((replace(group, count=most),))):
+        most *= 2
+        if most > MOST_NODES:
+            return None
+    least = most // 2 + 1
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if fits(Cluster((replace(group, count=middle),))) else (middle + 1, most)
+    return most
+
+
+def _reason(costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> str:
+    models = ", ".join(costs.wanted)
+    if needed > have:
+        names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
+        return f"the states of {models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
+    divides = costs.settings[0].load.pool_divides
+    largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)
+    if largest < max(cluster.groups, key=lambda group: group.gpus).gpus:
+        batch = " and ".join(str(number) for number in divides)
+        return f"{models} do not fit on {largest} GPUs, the most that divide the batch of {batch} sequences"
+    return f"{models} fit on these GPUs, but not with their activations or the KV cache of one sequence"

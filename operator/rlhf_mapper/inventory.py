@@ -1,0 +1,154 @@
+"""The cluster that a user describes: an inventory file, or a number of equal nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from collections.abc import Mapping as Map
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from rlhf_api.contract import Count, Name, Spec
+from rlhf_api.problems import Problem, SpecError, choice
+from rlhf_api.sentences import explain
+from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup
+
+GIGABIT = 1e9 / 8
+"""Bytes."""
+NodeCount = Annotated[int, Field(ge=1, le=100_000)]
+
+
+def _in(unit: str, least: float, most: float) -> BeforeValidator:
+    """A number in this unit; one outside of the bounds is in another unit, and the sentence says so."""
+
+    def check(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"is {_shown(value)}, expected a number, in {unit}")
+        if not least <= value <= most:
+            raise ValueError(f"is {value:g}, expected {least:g} to {most:g}; it is in {unit}")
+        return float(value)
+
+    return BeforeValidator(check)
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str | bool) else "empty" if value is None else "no number"
+
+
+Memory = Annotated[float, _in("GB (1e9 bytes)", 1, 10_000)]
+Tflops = Annotated[float, _in("TFLOP/s (1e12 operations/s)", 0.001, 100_000)]
+GigabytesPerSecond = Annotated[float, _in("GB/s (1e9 bytes/s)", 0.1, 100_000)]
+BothDirections = Annotated[float, _in("GB/s (1e9 bytes/s), both directions together", 0.1, 20_000)]
+GigabitsPerSecond = Annotated[float, _in("Gb/s (1e9 bits/s), one direction", 0.1, 100_000)]
+Price = Annotated[float, _in("money for a GPU and hour", 1e-6, 100_000)]
+
+
+class GpuType(Spec):
+    """A type of GPU that the table lacks; the figures are peaks, as its vendor quotes them."""
+
+    name: Name
+    memory: Annotated[Memory, Field(alias="memoryGB")]
+    bf16: Annotated[Tflops, Field(alias="bf16Tflops")]
+    fp32: Annotated[Tflops, Field(alias="fp32Tflops")]
+    memory_bandwidth: Annotated[GigabytesPerSecond, Field(alias="memoryGBps")]
+    link_bandwidth: Annotated[BothDirections, Field(alias="linkGBps")]
+    host_bandwidth: Annotated[GigabytesPerSecond, Field(alias="hostGBps")]
+
+    def gpu(self, source: str) -> Gpu:
+        """The same in bytes and FLOP/s."""
+        return Gpu(
+            name=self.name,
+            memory=self.memory * GB,
+            bf16=self.bf16 * 1e12,
+            fp32=self.fp32 * 1e12,
+            memory_bandwidth=self.memory_bandwidth * GB,
+            link_bandwidth=self.link_bandwidth * GB,
+            host_bandwidth=self.host_bandwidth * GB,
+            source=source,
+        )
+
+
+class Nodes(Spec):
+    """Equal nodes."""
+
+    gpu: str
+    count: NodeCount
+    gpus_per_node: Count
+    intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
+    inter_node: Annotated[GigabitsPerSecond, Field(alias="interNodeGbps")] = 200.0
+    price_per_gpu_hour: Price | None = None
+
+    def group(self, gpu: Gpu) -> NodeGroup:
+        """The same in bytes/s; without intraNodeGBps the links are those of the GPU type."""
+        return NodeGroup(
+            gpu=gpu,
+            count=self.count,
+            gpus_per_node=self.gpus_per_node,
+            link_bandwidth=None if self.intra_node is None else self.intra_node * GB,
+            node_bandwidth=self.inter_node * GIGABIT,
+            gpu_hour_price=self.price_per_gpu_hour,
+        )
+
+
+class InventoryFile(Spec):
+    """An inventory file: nodes by group, and the GPU types of one's own."""
+
+    nodes: Annotated[tuple[Nodes, ...], Field(strict=False, min_length=1)]
+    gpus: Annotated[tuple[GpuType, ...], Field(strict=False)] = ()
+
+
+class Flags(Spec):
+    """Equal nodes as `rlhf plan` is told of them."""
+
+    nodes: Annotated[NodeCount, Field(alias="--nodes")]
+    gpus_per_node: Annotated[Count, Field(alias="--gpus-per-node")]
+
+
+def cluster_of(document: object, source: str) -> Cluster:
+    """The cluster that an inventory file describes; two entries of one GPU type are two groups.
+
+    source: the file, which opens every sentence. Raises SpecError with every mistake.
+    """
+    try:
+        inventory = InventoryFile.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as found:
+        raise SpecError([each.within(f"{source}: ") for each in explain(InventoryFile, found).problems]) from None
+    types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
+    if problems := _conflicts(inventory, types):
+        raise SpecError([each.within(f"{source}: ") for each in problems])
+    return Cluster(tuple(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes))
+
+
+def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
+    """Equal nodes with the table's figures. Raises SpecError with every mistake."""
+    try:
+        Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
+    except ValidationError as found:
+        raise explain(Flags, found) from None
+    if gpu not in GPUS:
+        raise SpecError([Problem("--gpu", f"{_unknown(gpu, GPUS)}; another type takes an --inventory")])
+    return Cluster((NodeGroup(gpu=GPUS[gpu], count=nodes, gpus_per_node=gpus_per_node),))
+
+
+def _conflicts(inventory: InventoryFile, types: Map[str, Gpu]) -> list[Problem]:
+    """What is wrong with fields that are right each by itself."""
+    own = [each.name for each in inventory.gpus]
+    problems = [
+        Problem(f"gpus.{place}.name", f'"{name}" is used twice')
+        for place, name in enumerate(own)
+        if name in own[:place]
+    ]
+    problems += [
+        Problem(f"nodes.{place}.gpu", f"{_unknown(nodes.gpu, types)}; `gpus` of this file may describe others")
+        for place, nodes in enumerate(inventory.nodes)
+        if nodes.gpu not in types
+    ]
+    slots = [nodes.gpu == CPU_SLOT.name for nodes in inventory.nodes]
+    if any(slots) and not all(slots):
+        problems.append(Problem("nodes", "mixes CPU slots and GPUs; a job runs on one of the two"))
+    return problems
+
+
+def _unknown(gpu: str, known: Iterable[str]) -> str:
+    return f'is "{gpu}", expected {choice(known)}'

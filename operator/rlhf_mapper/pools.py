@@ -1,0 +1,162 @@
+"""What a pool of models takes on each number of GPUs: memory first, then the strategies that fit in what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Map
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from rlhf_api.names import Role
+from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.search.tables import StageTable
+from rlhf_mapper.simulate import memory
+from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.strategy import ROOMS, GeneratingStrategies, Indices, Setting, Strategies, Wanted
+
+BATCH_BYTES = 16
+"""Of a token, that a pool without the generator fetches: token, mask and two numbers."""
+
+
+def pool_sizes(nodes: NodeGroup) -> Indices:
+    """GPUs that a pool may have: parts of a node that pack without a gap, and whole nodes."""
+    part, parts = nodes.gpus_per_node, []
+    while part % 2 == 0:
+        part //= 2
+        parts.append(part)
+    if part > 1:
+        parts.append(1)
+    return np.array([*sorted(parts), *(nodes.gpus_per_node * count for count in range(1, nodes.count + 1))])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Arrays over pool sizes [K] for one way to keep the states of a set of models."""
+
+    least: int
+    """Smallest p t of the models, where a replica holds all states."""
+    offloads: bool
+    room: Indices
+    """Index into ROOMS of what activations may fill; -1: the states do not fit."""
+    cache: Numbers
+    """[G, K] bytes for the KV cache; [0, K] without a generator."""
+    generator: Indices
+    """Row of p_g-t_g."""
+    seconds: Numbers
+    """[3, K] of the stages; inf where it does not fit."""
+
+
+class PoolCosts:
+    """Stage costs of every set of models on every node group; a strategy is simulated once for all sets."""
+
+    def __init__(
+        self,
+        wanted: Map[Role, Wanted],
+        settings: Sequence[Setting],
+        sizes: Sequence[Indices],
+        riders: Map[Role, Role] = MappingProxyType({}),
+    ) -> None:
+        """settings and sizes: of each node group; sizes: GPUs that a pool may have there.
+
+        riders: models that are in no set, and the one that each lives with.
+        """
+        self.wanted, self.settings, self.sizes = wanted, settings, sizes
+        self._riders = riders
+        self._strategies: dict[tuple[Wanted, int, int], Strategies] = {}
+        self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
+        self._choices: dict[tuple[frozenset[str], int], list[Choice]] = {}
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """GPUs of each node group."""
+        return tuple(setting.nodes.gpus for setting in self.settings)
+
+    def of(self, models: frozenset[str], group: int) -> StageTable:
+        """Seconds of each stage on each number of GPUs, the fastest way to keep the states each time."""
+        key = (models, group)
+        if key not in self._tables:
+            seconds = np.stack([choice.seconds for choice in self._ways(models, group)])
+            best = np.argmin(seconds.sum(axis=1), axis=0)
+            chosen = np.take_along_axis(seconds, best[None, None, :], axis=0)[0]
+            self._tables[key] = StageTable(self.sizes[group], chosen)
+        return self._tables[key]
+
+    def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[Choice, int]:
+        """The way whose seconds `of` gives for a pool of so many GPUs, and the place of that number in its arrays."""
+        size = int(np.searchsorted(self.sizes[group], gpus))
+        return min(self._ways(models, group), key=lambda choice: float(choice.seconds[:, size].sum())), size
+
+    def seconds(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
+        """[3] seconds of the stages of one pool."""
+        choice, size = self.chosen(models, group, gpus)
+        return choice.seconds[:, size]
+
+    def living(self, models: frozenset[str]) -> tuple[Role, ...]:
+        """The models of a pool in order, with those that live beside them."""
+        return tuple(role for role in self.wanted if self._riders.get(role, role) in models)
+
+    def strategies(self, role: Role, group: int, least: int) -> Strategies:
+        """Those of one model; roles of the same shape and work share them."""
+        key = (self.wanted[role], group, least)
+        if key not in self._strategies:
+            kind = GeneratingStrategies if self.wanted[role].work.generated else Strategies
+            self._strategies[key] = kind(self.wanted[role], self.settings[group], self.sizes[group], least=least)
+        return self._strategies[key]
+
+    def states(self, role: Role, group: int) -> dict[memory.Part, float]:
+        """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
+        wanted = self.wanted[role]
+        return memory.states(wanted.model, self.settings[group].software, trains=wanted.work.trained > 0)
+
+    def _ways(self, models: frozenset[str], group: int) -> list[Choice]:
+        """Each way to keep the states: with a smallest p t, and in host memory while not in use."""
+        key = (models, group)
+        if key not in self._choices:
+            software, largest = self.settings[group].software, self.sizes[group].max(initial=1)
+            leasts = [1] if software.shards_weights else [2**power for power in range(11) if 2**power <= largest]
+            ways = [(least, False) for least in leasts] + [(1, True)] * software.may_offload
+            self._choices[key] = [self._choice(models, group, least, offloads=offloads) for least, offloads in ways]
+        return self._choices[key]
+
+    def _choice(self, models: frozenset[str], group: int, least: int, *, offloads: bool) -> Choice:
+        setting, gpus = self.settings[group], self.sizes[group]
+        whole, q = gpus.astype(float), setting.nodes.gpu.memory
+        living = self.living(models)
+        states = {
+            role: memory.of_gpu(self.states(role, group), setting.software, replica=least, gpus=whole)
+            for role in living
+        }
+        together = np.max(list(states.values()), axis=0) if offloads else np.sum(list(states.values()), axis=0)
+        room = np.searchsorted(ROOMS, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
+        room = np.where(together <= memory.STATE_SHARE * q, room, -1)
+        seconds = np.zeros((3, len(gpus)))
+        cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
+        for role in living:
+            strategies = self.strategies(role, group, least)
+            if not len(strategies.cuts):
+                seconds[:] = np.inf
+            elif isinstance(strategies, GeneratingStrategies):
+                cache = memory.USABLE_SHARE * q - (0 if offloads else together) - strategies.generator_bytes
+                generator, found = strategies.with_generator(room, cache)
+                seconds += found
+            else:
+                seconds += strategies.alone(room)
+            seconds += self._moves(role, states[role], setting) * offloads
+        if not any(self.wanted[role].work.generated for role in living):
+            seconds[1] += self._batch(setting, gpus)
+        return Choice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))
+
+    def _moves(self, role: Role, states: Numbers, setting: Setting) -> Numbers:
+        """[3, K]: seconds in which a model's states come from host memory and go back, each time it is used."""
+        work, once = self.wanted[role].work, 2 * states / setting.nodes.gpu.host_bandwidth
+        return np.stack([once * bool(work.generated), once * bool(work.read), once * bool(work.trained)])
+
+    def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
+        """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""
+        if len(self.wanted) == 1:
+            return np.zeros(len(gpus))
+        nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
+        reached = nodes * setting.nodes.node_bandwidth * setting.software.efficiency.network
+        return BATCH_BYTES * setting.load.tokens / reached

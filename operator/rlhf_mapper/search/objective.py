@@ -1,0 +1,89 @@
+"""What the best mapping is: the fastest, the smallest that is fast enough, or the cheapest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Ranks mappings by two numbers, the less the better; both only grow with seconds and with GPUs.
+
+    Build one by `throughput`, `fewest_gpus` or `lowest_cost`.
+    """
+
+    kind: Literal["throughput", "fewest_gpus", "lowest_cost"]
+    most_seconds: float = math.inf
+    """Of a step."""
+    prices: tuple[float, ...] = ()
+    """Of a GPU for an hour, in each node group; not negative."""
+
+    @classmethod
+    def throughput(cls) -> Objective:
+        """Least seconds; among equals, least GPUs."""
+        return cls("throughput")
+
+    @classmethod
+    def fewest_gpus(cls, most_seconds: float) -> Objective:
+        """Least GPUs with which a step takes no longer than this; among equals, least seconds."""
+        return cls("fewest_gpus", most_seconds=most_seconds)
+
+    @classmethod
+    def lowest_cost(cls, prices: tuple[float, ...]) -> Objective:
+        """Least price of a step, during which all pools hold their GPUs; among equals, least seconds.
+
+        Errors: ValueError where a price is negative.
+        """
+        if min(prices, default=0.0) < 0:
+            raise ValueError("a GPU's price is negative")
+        return cls("lowest_cost", prices=prices)
+
+    def weights(self, groups: int) -> Floats:
+        """What a GPU of each node group adds to `used`."""
+        prices = self.prices if self.kind == "lowest_cost" else (1.0,) * groups
+        if len(prices) != groups:
+            raise ValueError(f"{len(prices)} prices for {groups} node groups")
+        return np.array(prices, dtype=float)
+
+    def keys(self, seconds: Floats, used: Floats) -> tuple[Floats, Floats]:
+        """The two numbers, of steps that take `seconds` with GPUs of the weight `used`; inf where that is too slow."""
+        if self.kind == "throughput":
+            return seconds, used
+        if self.kind == "lowest_cost":
+            return seconds * used / 3600, seconds
+        late = seconds > self.most_seconds
+        return np.where(late, np.inf, used), np.where(late, np.inf, seconds)
+
+    def seconds_within(self, first: Floats, used: Floats) -> Floats:
+        """Upper bound of the seconds of what uses at least `used` and is no worse than `first`."""
+        if self.kind == "throughput":
+            return first
+        if self.kind == "fewest_gpus":
+            return np.full_like(first, self.most_seconds)
+        return _quotient(first * 3600, used)
+
+    def used_within(self, first: Floats, seconds: Floats) -> Floats:
+        """Upper bound of the weight of the GPUs of what takes at least `seconds` and is no worse than `first`."""
+        if self.kind == "throughput":
+            return np.full_like(first, np.inf)
+        return first if self.kind == "fewest_gpus" else _quotient(first * 3600, seconds)
+
+
+def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
+    """[M, groups] GPUs -> [M], always added in the same order."""
+    used = np.zeros(len(gpus))
+    for group, each in enumerate(weights):
+        used = used + gpus[:, group] * each
+    return used
+
+
+def _quotient(above: Floats, below: Floats) -> Floats:
+    """inf where `below` is zero."""
+    return np.divide(above, below, out=np.full_like(above, np.inf), where=below > 0)

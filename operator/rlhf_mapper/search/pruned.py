@@ -1,0 +1,244 @@
+"""The search of Algorithm 1 without trying every allocation: branch and bound over limits of the stages.
+
+A box is a typed placement (sets, and a node group for each) with a lower and an upper limit of the slowest set's
+seconds in each stage. Under upper limits each set has a smallest pool, which leaves the others at most the rest of
+their group's GPUs, which bounds every stage from below. The sum of those bounds and of the smallest pools bounds the
+objective; the smallest pools themselves are an allocation. Boxes are halved along the stage in which the two are
+furthest apart, best bound first, until no bound is better than what was found. Where limits meet, the smallest pools
+are the best allocation of their box, so the answer is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_mapper.search.objective import Objective, weight
+from rlhf_mapper.search.placements import assignments, placements
+from rlhf_mapper.search.stacked import Floats, Ints, StackedTables, stack
+from rlhf_mapper.search.tables import Costs, Found, Sets, total
+
+WAVE = 1024
+"""Boxes looked at together: numpy calls of that length cost little more than short ones."""
+SLACK = 1 + 1e-9
+"""Limits computed by subtraction or division are widened, lest rounding cuts off an equal."""
+
+
+Typed = tuple[int, Sets, tuple[int, ...]]
+"""A typed placement: number of the placement, its sets, index of a node group for each."""
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """All typed placements, in the order of `placements` and then of `assignments`."""
+
+    typed: list[Typed]
+    stacked: StackedTables
+    tables: Ints
+    """[T, S] of each set; `nothing` beyond the sets."""
+    groups: Ints
+    """[T, S] 0 beyond the sets."""
+    placement: Ints
+    """[T]"""
+    budgets: Ints
+    """[G] GPUs."""
+    weights: Floats
+    """[G] of a GPU, for the objective."""
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """What is left to look at."""
+
+    typed: Ints
+    """[M]"""
+    low: Ints
+    """[M, 3] ranks that the slowest set has at least."""
+    high: Ints
+    """[M, 3] ranks that no set exceeds."""
+    first: Floats
+    """[M] bounds of the objective's two numbers."""
+    second: Floats
+
+    def __getitem__(self, chosen: slice | NDArray[np.bool_] | Ints) -> _Boxes:
+        return _Boxes(self.typed[chosen], self.low[chosen], self.high[chosen], self.first[chosen], self.second[chosen])
+
+    def __add__(self, others: _Boxes) -> _Boxes:
+        return _Boxes(
+            np.concatenate([self.typed, others.typed]),
+            np.concatenate([self.low, others.low]),
+            np.concatenate([self.high, others.high]),
+            np.concatenate([self.first, others.first]),
+            np.concatenate([self.second, others.second]),
+        )
+
+
+class _Best:
+    """The best allocation of each placement so far."""
+
+    def __init__(self, placements: int, keep: int) -> None:
+        self.first = np.full(placements, np.inf)
+        self.second = np.full(placements, np.inf)
+        self.options: dict[int, tuple[int, Ints]] = {}
+        """By placement: its typed placement, and the index of the option of each set."""
+        self._keep = keep
+
+    def offer(self, placement: Ints, first: Floats, second: Floats, typed: Ints, options: Ints) -> None:
+        """[M] allocations, of which the best of each placement is kept if it is better than before."""
+        better = np.nonzero(_less(first, second, self.first[placement], self.second[placement]))[0]
+        order = better[np.lexsort((second[better], first[better], placement[better]))]
+        starts = np.diff(placement[order], prepend=-1) > 0
+        for row in order[starts]:
+            index = int(placement[row])
+            self.first[index], self.second[index] = first[row], second[row]
+            self.options[index] = int(typed[row]), options[row].copy()
+
+    def order(self) -> Ints:
+        """The best placements, best first: no more than asked for."""
+        order: Ints = np.lexsort((self.second, self.first))[: self._keep]
+        fits: Ints = order[np.isfinite(self.first[order])]
+        return fits
+
+    def limits(self) -> tuple[Floats, Floats]:
+        """[placements] an allocation is of use only if its two numbers are less than these."""
+        order = np.lexsort((self.second, self.first))
+        if len(order) < self._keep:
+            return self.first, self.second
+        last = order[self._keep - 1]
+        out = _less(self.first[last], self.second[last], self.first, self.second)
+        first, second = np.where(out, self.first[last], self.first), np.where(out, self.second[last], self.second)
+        # A placement that comes earlier wins a tie with the last one kept.
+        second = np.where(out & (np.arange(len(out)) < last), np.nextafter(second, np.inf), second)
+        return first, second
+
+
+def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
+    """The first `keep` answers of `exhaustive`: the same placements with the same two numbers of the objective."""
+    goal = objective or Objective.throughput()
+    typed = [
+        (number, sets, groups)
+        for number, sets in enumerate(placements(models))
+        for groups in assignments(sets, len(costs.groups))
+    ]
+    if not typed:
+        return []
+    problem = _problem(costs, typed, goal)
+    best = _Best(typed[-1][0] + 1, keep)
+    boxes = _roots(problem)
+    while len(boxes.typed):
+        wave, rest = boxes, boxes[:0]
+        if len(boxes.typed) > WAVE:
+            order = np.argpartition(boxes.first, WAVE)
+            wave, rest = boxes[order[:WAVE]], boxes[order[WAVE:]]
+        boxes = _halved(problem, goal, best, wave) + rest
+        boxes = boxes[_worthwhile(problem, best, boxes)]
+    return [_found(problem, *best.options[int(index)]) for index in best.order()]
+
+
+def _problem(costs: Costs, typed: list[Typed], goal: Objective) -> _Problem:
+    pools = list(dict.fromkeys(pool for _, sets, groups in typed for pool in zip(sets, groups, strict=True)))
+    index = {pool: number for number, pool in enumerate(pools)}
+    width = max(len(sets) for _, sets, _ in typed)
+    tables = np.full((len(typed), width), len(pools), np.int64)
+    in_group = np.zeros((len(typed), width), np.int64)
+    for row, (_, sets, groups) in enumerate(typed):
+        tables[row, : len(sets)] = [index[pool] for pool in zip(sets, groups, strict=True)]
+        in_group[row, : len(sets)] = groups
+    return _Problem(
+        typed=typed,
+        stacked=stack([costs.of(*pool) for pool in pools], [costs.groups[group] for _, group in pools]),
+        tables=tables,
+        groups=in_group,
+        placement=np.array([number for number, _, _ in typed], dtype=np.int64),
+        budgets=np.array(costs.groups, dtype=np.int64),
+        weights=goal.weights(len(costs.groups)),
+    )
+
+
+def _roots(problem: _Problem) -> _Boxes:
+    """One box without limits for each typed placement."""
+    count = len(problem.typed)
+    low = np.zeros((count, 3), np.int64)
+    high = low + problem.stacked.seconds.shape[1] - 1
+    return _Boxes(np.arange(count), low, high, np.zeros(count), np.zeros(count))
+
+
+def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _Boxes:
+    """Bounds boxes, offers their smallest pools as allocations, and halves those that may hold something better."""
+    stacked = problem.stacked
+    options = stacked.smallest(problem.tables[boxes.typed], boxes.high)
+    gpus = _by_group(problem, boxes.typed, stacked.gpus[options])
+    exist = np.all(stacked.gpus[options] <= stacked.most_gpus, axis=1)
+    fits = exist & np.all(gpus <= problem.budgets, axis=1)
+    boxes, options, gpus = boxes[fits], options[fits], gpus[fits]
+    placement, used = problem.placement[boxes.typed], weight(gpus, problem.weights)
+
+    chosen = stacked.ranks[options].max(1)
+    best.offer(placement, *goal.keys(total(stacked.values(chosen)), used), boxes.typed, options)
+
+    limit = best.limits()[0][placement]
+    spare = goal.used_within(limit, total(stacked.values(boxes.low))) * SLACK - used
+    low = np.maximum(boxes.low, _lowest(problem, boxes.typed, options, gpus, spare))
+    seconds = stacked.values(low)
+    most = goal.seconds_within(limit, used)[:, None] * SLACK - (total(seconds)[:, None] - seconds)
+    high = np.minimum(boxes.high, stacked.highest(most))
+    boxes = _Boxes(boxes.typed, low, high, *goal.keys(total(seconds), used))
+    worthwhile = _worthwhile(problem, best, boxes)
+    return _split(stacked, boxes[worthwhile], chosen[worthwhile])
+
+
+def _split(stacked: StackedTables, boxes: _Boxes, chosen: Ints) -> _Boxes:
+    """Halves of boxes in whose smallest pools the slowest set has the ranks `chosen`."""
+    low, high = boxes.low.copy(), boxes.high.copy()
+    start, end = stacked.values(low), np.minimum(chosen, high)
+    stop = stacked.values(end)
+    rows, stage = np.arange(len(low)), np.argmax(stop - start, 1)
+    middle = np.maximum(np.minimum(stacked.highest((start + stop) / 2), end - 1), low)[rows, stage]
+    low[rows, stage], high[rows, stage] = middle + 1, middle
+    below = _Boxes(boxes.typed, boxes.low, high, boxes.first, boxes.second)
+    return below + _Boxes(boxes.typed, low, boxes.high, boxes.first, boxes.second)
+
+
+def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.bool_]:
+    """[M] whether something better than the best so far may lie in a box."""
+    first, second = best.limits()
+    placement = problem.placement[boxes.typed]
+    better = _less(boxes.first, boxes.second, first[placement], second[placement])
+    worthwhile: NDArray[np.bool_] = better & (boxes.low <= boxes.high).all(1)
+    return worthwhile
+
+
+def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
+    """[M, 3] least ranks of the slowest set, if each set in turn has all GPUs that the smallest pools leave.
+
+    `spare` [M] is the weight of GPUs that the objective allows besides those pools.
+    """
+    weights = np.broadcast_to(problem.weights, gpus.shape)
+    affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
+    room = np.minimum(problem.budgets - gpus, np.maximum(affordable, 0)).astype(np.int64)
+    sizes = problem.stacked.gpus[options] + np.take_along_axis(room, problem.groups[typed], 1)
+    lowest: Ints = problem.stacked.within(problem.tables[typed], sizes).max(1)
+    return lowest
+
+
+def _by_group(problem: _Problem, typed: Ints, sizes: Ints) -> Ints:
+    """[M, S] -> [M, G] GPUs."""
+    groups = problem.groups[typed]
+    return np.stack([(sizes * (groups == group)).sum(1) for group in range(len(problem.budgets))], 1)
+
+
+def _less(first: Floats, second: Floats, than_first: Floats, than_second: Floats) -> NDArray[np.bool_]:
+    less: NDArray[np.bool_] = (first < than_first) | ((first == than_first) & (second < than_second))
+    return less
+
+
+def _found(problem: _Problem, typed: int, options: Ints) -> Found:
+    _, sets, groups = problem.typed[typed]
+    sizes = problem.stacked.gpus[options].tolist()
+    stages = problem.stacked.values(problem.stacked.ranks[options].max(0)[None])
+    generation, preparation, training = stages[0].tolist()
+    pools = tuple(zip(sets, groups, sizes[: len(sets)], strict=True))
+    return Found(pools, float(total(stages)[0]), (generation, preparation, training))

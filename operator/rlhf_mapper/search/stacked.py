@@ -1,0 +1,115 @@
+"""Many stage tables in a few arrays, with seconds as ranks, so that lookups of many boxes are single numpy calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_mapper.search.tables import StageTable
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StackedTables:
+    """Tables one after the other, each followed by an end mark; the last table is `nothing`: no GPUs, no seconds.
+
+    A rank is an index into the sorted seconds of a stage, over all tables; of equals, the first.
+    """
+
+    gpus: Ints
+    """[N] sizes of the options of all tables."""
+    ranks: Ints
+    """[N, 3]; of an end mark: above all ranks."""
+    seconds: Floats
+    """[3, N] by rank, ascending from 0."""
+    by_gpus: Ints
+    """[N] ascending: number of the table, then GPUs."""
+    by_rank: Ints
+    """[3, N] ascending: number of the table, then the least rank of this option and all smaller ones, backwards."""
+    least_ranks: Ints
+    """[N, 3] of this option and all smaller ones of its table."""
+    most_gpus: int
+
+    @property
+    def nothing(self) -> int:
+        """Number of the last table."""
+        return int(self.by_gpus[-1] // (self.most_gpus + 2))
+
+    def within(self, tables: Ints, gpus: Ints) -> Ints:
+        """[...] -> [..., 3] least rank of each stage with at most so many GPUs, which are enough for some option."""
+        last = np.searchsorted(self.by_gpus, tables * (self.most_gpus + 2) + np.minimum(gpus, self.most_gpus), "right")
+        ranks: Ints = self.least_ranks[last - 1]
+        return ranks
+
+    def smallest(self, tables: Ints, ranks: Ints) -> Ints:
+        """[M, S], [M, 3] -> [M, S] index of the smallest option whose stages have at most these ranks, or end mark."""
+        width = self.seconds.shape[1] + 1
+        option = np.zeros_like(tables)
+        for stage in range(3):
+            key = (tables + 1) * width - 1 - ranks[:, None, stage]
+            np.maximum(option, np.searchsorted(self.by_rank[stage], key), out=option)
+        # Each stage alone allows an option no smaller; only where seconds go up and down must more be tried.
+        row, column = np.nonzero(((self.ranks[option] > ranks[:, None]).any(2)) & (self.gpus[option] <= self.most_gpus))
+        while len(row):
+            option[row, column] += 1
+            tried = option[row, column]
+            again = (self.ranks[tried] > ranks[row]).any(1) & (self.gpus[tried] <= self.most_gpus)
+            row, column = row[again], column[again]
+        return option
+
+    def values(self, ranks: Ints) -> Floats:
+        """[M, 3] -> [M, 3] seconds."""
+        seconds: Floats = self.seconds[np.arange(3), ranks]
+        return seconds
+
+    def highest(self, seconds: Floats) -> Ints:
+        """[M, 3] -> [M, 3] highest ranks with no more seconds than these; -1 below zero."""
+        columns = [np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(3)]
+        return np.stack(columns, 1)
+
+
+def stack(tables: Sequence[StageTable], budgets: Sequence[int]) -> StackedTables:
+    """Tables without what cannot be chosen or is worse in every way; `budgets` are the GPUs that each may use."""
+    kept = [_useful(table, budget) for table, budget in zip(tables, budgets, strict=True)]
+    kept.append((np.zeros(1, np.int64), np.zeros((3, 1))))
+    most = max(budgets)
+    number = np.repeat(np.arange(len(kept)), [len(gpus) + 1 for gpus, _ in kept])
+    gpus = np.concatenate([np.append(gpus, most + 1) for gpus, _ in kept])
+    seconds = np.concatenate([np.pad(seconds, ((0, 0), (0, 1)), constant_values=np.inf) for _, seconds in kept], 1)
+    values = np.sort(seconds, 1)
+    width = values.shape[1]
+    ranks = np.stack([np.searchsorted(value, stage) for value, stage in zip(values, seconds, strict=True)])
+    ranks[:, gpus > most] = width
+    # Least so far within a table: all of a later table is lower than all of an earlier one.
+    offset = number * (width + 1)
+    lowered = np.minimum.accumulate(np.where(gpus > most, 0, ranks) - offset, axis=1)
+    return StackedTables(
+        gpus=gpus,
+        ranks=np.ascontiguousarray(ranks.T),
+        seconds=values,
+        by_gpus=number * (most + 2) + gpus,
+        by_rank=width - lowered,
+        least_ranks=np.ascontiguousarray((lowered + offset).T),
+        most_gpus=most,
+    )
+
+
+def _useful(table: StageTable, budget: int) -> tuple[Ints, Floats]:
+    """[K'], [3, K'] options that fit, without most of those that a smaller one equals or beats in every stage.
+
+    An option is compared with the smaller one that is fastest in each stage, and in their sum.
+    """
+    fits = np.isfinite(table.seconds).all(0) & (table.gpus <= budget)
+    gpus, seconds = table.gpus[fits], table.seconds[:, fits]
+    keep = np.ones(len(gpus), bool)
+    position = np.arange(len(gpus))
+    for fast in (*seconds, seconds.sum(0)):
+        improves = np.append(True, fast[1:] < np.minimum.accumulate(fast)[:-1])[: len(fast)]
+        fastest = np.maximum.accumulate(np.where(improves, position, 0))
+        keep[1:] &= (seconds[:, fastest[:-1]] > seconds[:, 1:]).any(0)
+    return gpus[keep], seconds[:, keep]

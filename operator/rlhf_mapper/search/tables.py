@@ -1,0 +1,56 @@
+"""What a search reads, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Sets = tuple[frozenset[str], ...]
+"""Sets of models that share a pool each; every model is in exactly one."""
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """Seconds that one set of models takes in a pool of each size that it may have."""
+
+    gpus: NDArray[np.int64]
+    """[K], ascending, above zero. Sizes pack: pools fit a node group whenever the sum of their sizes does."""
+    seconds: NDArray[np.float64]
+    """[3, K] of generation, preparation and training, none negative; inf where the set does not fit."""
+
+
+class Costs(Protocol):
+    """Stage costs of any set of models in any node group; the implementer caches."""
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """GPUs of each node group; a pool lies in one of them."""
+
+    def of(self, models: frozenset[str], group: int) -> StageTable:
+        """The table of a set whose pool lies in the group with this index."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement with its best allocation."""
+
+    sets: tuple[tuple[frozenset[str], int, int], ...]
+    """(models, index of the node group, GPUs) of each pool."""
+    seconds: float
+    """Of a step: the sum of the stages."""
+    stages: tuple[float, float, float]
+    """Seconds of generation, preparation and training, each of the slowest pool."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(gpus for _, _, gpus in self.sets)
+
+
+def total(stages: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[..., 3] -> [...], always added in the same order, so that equal stages give equal sums in every search."""
+    seconds: NDArray[np.float64] = stages[..., 0] + stages[..., 1] + stages[..., 2]
+    return seconds

@@ -1,0 +1,91 @@
+"""Seconds of a micro-batch through one pipeline stage: roofline of each layer, and the tensor-parallel all-reduces.
+
+After llm-analysis (github:cli99/llm-analysis), which HybridFlow cites for its simulators (section 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import Software
+from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
+
+KERNELS_OF_A_LAYER = 12
+TOUCHES_OF_A_LAYER = 14
+"""Times that a layer's forward pass reads or writes a hidden state outside its matrix products: norms, residuals."""
+TOUCHES_OF_A_LOGIT = 6
+"""The same of a logit: softmax and the log-probability of a token, in float32."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward and backward passes of one model."""
+
+    model: Architecture
+    nodes: NodeGroup
+    software: Software
+
+    @property
+    def network(self) -> Network:
+        return Network(self.nodes, self.software.efficiency)
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s that large matrix products reach."""
+        gpu = self.nodes.gpu
+        return (gpu.fp32 if self.software.compute_bytes == 4 else gpu.bf16) * self.software.efficiency.kernel
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Bytes/s that kernels reach."""
+        return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
+
+    def stage_layers(self, layouts: Layouts) -> Numbers:
+        """Layers of the largest stage."""
+        return np.ceil(self.model.layers / layouts.p)
+
+    def forward(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+        """Of `sequences` sequences of so many tokens each, through the slowest stage."""
+        return self.compute(layouts, sequences, tokens) + self.tensor_parallel(layouts, sequences * tokens)
+
+    def compute(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+        """The same without communication."""
+        layer = self._layer(layouts, sequences, tokens)
+        return self.stage_layers(layouts) * layer + self._head(layouts, sequences * tokens)
+
+    def tensor_parallel(self, layouts: Layouts, tokens: Numbers) -> Numbers:
+        """Two ring all-reduces of the hidden states a layer."""
+        t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
+        steps = 2 * (t - 1) * self.network.latency(t)
+        once = np.where(t > 1, steps + 2 * ring(t) * bytes_ / self.network.of(t), 0.0)
+        both: Numbers = 2 * self.stage_layers(layouts) * once
+        return both
+
+    def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
+        """A micro-batch's hidden states on their way to the next stage, 0 with one stage."""
+        bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
+        span = 2 * layouts.t
+        return np.where(layouts.p > 1, self.network.latency(span) + bytes_ / self.network.of(span), 0.0)
+
+    def _layer(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+        model, size = self.model, self.software.compute_bytes
+        count = sequences * tokens
+        attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square
+        flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
+        weights = model.layer_parameters * size / layouts.t
+        touched = TOUCHES_OF_A_LAYER * count * model.hidden * size
+        if self.software.sequence_parallel:
+            touched = touched / layouts.t
+        products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
+        return np.maximum(
+            products + touched / self.memory_bandwidth, KERNELS_OF_A_LAYER * self.nodes.gpu.launch_seconds
+        )
+
+    def _head(self, layouts: Layouts, count: Numbers) -> Numbers:
+        """Output head, which the last stage has; logits in float32."""
+        logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
+        return 2 * logits * self.model.hidden / self.peak + TOUCHES_OF_A_LOGIT * 4 * logits / self.memory_bandwidth

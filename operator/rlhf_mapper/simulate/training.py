@@ -1,0 +1,89 @@
+"""Seconds of training and of forward passes (inference) in p-t-d."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlhf_mapper.simulate.layouts import Layouts, Numbers, ring
+from rlhf_mapper.simulate.passes import Passes
+from rlhf_mapper.workload import Work, Workload
+
+BACKWARD_OVER_FORWARD = 2.0
+OPTIMIZER_BYTES = 34.0
+"""Of a parameter, what Adam reads and writes: gradient, master weight and moments, and the rounded weight."""
+
+
+Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
+
+
+def trained(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
+    """Of all mini-batch updates of a step, with micro-batches of so many sequences."""
+    if not work.trained:
+        return np.zeros_like(layouts.gpus)
+    tokens = load.sequence_tokens
+    of_a_rank = np.ceil(work.trained / work.updates / layouts.d)
+    size = np.minimum(micro_batch, of_a_rank)
+    count = np.ceil(of_a_rank / size)
+    forwards = 1.0 + work.recomputes
+    compute = passes.compute(layouts, size, tokens) * (forwards + BACKWARD_OVER_FORWARD)
+    reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
+    one = np.maximum(compute, _gathered_and_scattered(passes, layouts)) + reduces
+    one = one + 2 * passes.between_stages(layouts, size * tokens)
+    filled = (count + layouts.p - 1) * one
+    backward = BACKWARD_OVER_FORWARD * passes.compute(layouts, size, tokens)
+    update = filled + _synchronised(passes, layouts, backward) + _optimizer(passes, layouts)
+    seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
+    return seconds
+
+
+def read(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
+    """Of the forward passes of a step."""
+    if not work.read:
+        return np.zeros_like(layouts.gpus)
+    tokens = load.sequence_tokens
+    of_a_rank = np.ceil(work.read / layouts.d)
+    size = np.minimum(micro_batch, of_a_rank)
+    count = np.ceil(of_a_rank / size)
+    compute = np.maximum(passes.compute(layouts, size, tokens), _gathered(passes, layouts))
+    one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
+    seconds: Numbers = (count + layouts.p - 1) * one + passes.software.efficiency.call_seconds
+    return seconds
+
+
+def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
+    """Parameters of a stage's tensor-parallel shard."""
+    return passes.model.parameters / (layouts.p * layouts.t)
+
+
+def _gathered(passes: Passes, layouts: Layouts) -> Numbers:
+    """FSDP's all-gather of the weights for a pass of one micro-batch, which hides behind the computation."""
+    if not passes.software.shards_weights:
+        return np.zeros_like(layouts.gpus)
+    bytes_ = _shard_parameters(passes, layouts) * passes.software.compute_bytes
+    return ring(layouts.d) * bytes_ / passes.network.of_data_ranks(layouts)
+
+
+def _gathered_and_scattered(passes: Passes, layouts: Layouts) -> Numbers:
+    """FSDP's all-gathers for the forward and the backward pass, and its reduce-scatter of the gradients."""
+    if not passes.software.shards_weights:
+        return np.zeros_like(layouts.gpus)
+    gradients = _shard_parameters(passes, layouts) * passes.software.gradient_bytes
+    return 2 * _gathered(passes, layouts) + ring(layouts.d) * gradients / passes.network.of_data_ranks(layouts)
+
+
+def _synchronised(passes: Passes, layouts: Layouts, backward: Numbers) -> Numbers:
+    """Once a mini-batch where replicas are whole: the gradients' reduce-scatter and the new weights' all-gather.
+
+    The reduce-scatter hides behind the backward pass of the last micro-batch.
+    """
+    software = passes.software
+    if software.shards_weights:
+        return np.zeros_like(layouts.gpus)
+    shares = ring(layouts.d) * _shard_parameters(passes, layouts) / passes.network.of_data_ranks(layouts)
+    return np.maximum(shares * software.gradient_bytes - backward, 0.0) + shares * software.weight_bytes
+
+
+def _optimizer(passes: Passes, layouts: Layouts) -> Numbers:
+    return passes.model.parameters / layouts.gpus * OPTIMIZER_BYTES / passes.memory_bandwidth

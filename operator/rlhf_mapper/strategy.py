@@ -1,0 +1,202 @@
+"""Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import Correction, Software
+from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.passes import Passes
+from rlhf_mapper.workload import Work, Workload
+
+Indices = NDArray[np.int64]
+ROOMS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
+"""Shares of a GPU's memory that activations may fill: in steps, so that a strategy serves every set of models."""
+MICRO_BATCHES_OF_A_STAGE = 4
+"""So many micro-batches for each pipeline stage keep the bubble below a fifth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be cut: a model, what it does in a step, and the sizes that its user asks for."""
+
+    model: Architecture
+    work: Work
+    pipeline: int | None = None
+    tensor: int | None = None
+    data: int | None = None
+    replicas: int = 1
+    generation_pipeline: int | None = None
+    generation_tensor: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and by what it runs."""
+
+    nodes: NodeGroup
+    software: Software
+    load: Workload
+    correction: Correction
+
+
+class Strategies:
+    """The ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], p_g-t_g in rows [G].
+
+    least: smallest p t, where each replica of a model holds all its states.
+    """
+
+    def __init__(self, wanted: Wanted, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
+        self.wanted, self.setting, self.gpus = wanted, setting, gpus
+        self.passes = Passes(wanted.model, setting.nodes, setting.software)
+        cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
+        self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 2)
+        p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
+        d = gpus[None, :] / (p * t)
+        self.fits = (d == np.floor(d)) & (d >= 1) & self._shares_are_even_enough(d)
+        self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
+        model, wanted = self.wanted.model, self.wanted
+        heads = np.gcd.reduce([model.heads, model.kv_heads, model.ffn, self.setting.nodes.gpus_per_node])
+        tensors = [t for t in range(1, int(heads) + 1) if heads % t == 0]
+        pipelines = sorted({p for p in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32) if p <= model.layers})
+        return [
+            (p, t)
+            for p in ([wanted.pipeline] if wanted.pipeline else pipelines)
+            for t in ([wanted.tensor] if wanted.tensor else tensors)
+        ]
+
+    def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
+        """Every data-parallel rank has a sequence of each mini-batch."""
+        work = self.wanted.work
+        least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
+        few = d <= min(least, work.read or np.inf, self.setting.load.sequences)
+        return few & (d == self.wanted.data) if self.wanted.data else few
+
+    @cached_property
+    def micro_batch(self) -> Numbers:
+        """[rooms, C, K]: sequences of a forward pass, the most that fit and leave a pipeline enough; 0: none."""
+        setting, layouts, work = self.setting, self.layouts, self.wanted.work
+        tokens = setting.load.longest_tokens
+        trains = work.trained > 0
+        one = memory.activations(
+            self.wanted.model,
+            setting.software,
+            layouts,
+            tokens * np.ones_like(layouts.gpus),
+            kept=memory.kept_of(work, trains=trains),
+        )
+        of_a_rank = (work.trained / work.updates if trains else max(work.read, 1)) / layouts.d
+        most = np.minimum(max(setting.load.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
+        enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
+        rooms = np.array(ROOMS)[:, None, None] * setting.nodes.gpu.memory
+        free = rooms - memory.gathered(self.wanted.model, setting.software, layouts)
+        return np.clip(np.floor(free / one), 0, np.minimum(most, enough))
+
+    @cached_property
+    def trained(self) -> Numbers:
+        """[rooms, C, K]: seconds of training; inf where it does not fit."""
+        return self._seconds(training.trained) * self.setting.correction.of("training")
+
+    @cached_property
+    def read(self) -> Numbers:
+        """[rooms, C, K]: seconds of forward passes; inf where it does not fit."""
+        return self._seconds(training.read) * self.setting.correction.of("inference")
+
+    def _seconds(self, simulate: training.Simulator) -> Numbers:
+        size = self.micro_batch
+        seconds = simulate(self.passes, self.wanted.work, self.setting.load, self.layouts, np.maximum(size, 1))
+        return np.where(self.fits & (size >= 1), seconds, np.inf)
+
+    @cached_property
+    def best(self) -> Indices:
+        """[rooms, K]: row of the cut with the least time of training and forward passes."""
+        rows: Indices = np.argmin(self.trained + self.read, axis=1)
+        return rows
+
+    def alone(self, room: Indices) -> Numbers:
+        """[3, K]: seconds of the stages with the best cut; room: [K] index into ROOMS."""
+        return self.stages(room, self.best[room, np.arange(len(self.gpus))])
+
+    def stages(self, room: Indices, row: Indices) -> Numbers:
+        """[3, K]: seconds of the stages with the cuts of the rows, none of them generation."""
+        sizes = np.arange(len(self.gpus))
+        read, trained = self.read[room, row, sizes], self.trained[room, row, sizes]
+        return np.stack([np.zeros(len(sizes)), read, trained])
+
+
+class GeneratingStrategies(Strategies):
+    """Those of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
+
+    @cached_property
+    def generators(self) -> Indices:
+        """[G, 2]: p_g, t_g."""
+        wanted = self.wanted
+        asked = (wanted.generation_pipeline, wanted.generation_tensor)
+        divides = {
+            (p_g, t_g)
+            for p, t in self.cuts.tolist()
+            for p_g in range(1, p + 1)
+            for t_g in range(1, t + 1)
+            if p % p_g == t % t_g == 0 and all(a in (None, b) for a, b in zip(asked, (p_g, t_g), strict=True))
+        }
+        return np.array(sorted(divides), dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def generator_layouts(self) -> Layouts:
+        """[G, K]: p_g, t_g, and the replicas there are."""
+        p, t = (self.generators[:, column, None].astype(float) for column in (0, 1))
+        return Layouts(p, t, np.maximum(self.gpus[None, :] / (p * t), 1.0))
+
+    @cached_property
+    def _of_training(self) -> tuple[Numbers, Indices, Numbers]:
+        """[rooms, G, K]: least seconds of all but generation, the row of that cut, and its transition's seconds."""
+        moved = np.full((len(self.generators), len(self.cuts), len(self.gpus)), np.inf)
+        for row, (p_g, t_g) in enumerate(self.generators.tolist()):
+            divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
+            one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
+            seconds = transition.resharded(self.passes, self.layouts, one)
+            moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
+        moved *= self.setting.correction.of("transition") * self.wanted.work.passes
+        whole = (self.trained + self.read)[:, None] + moved[None]
+        row = np.argmin(whole, axis=2)
+        moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]
+        return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
+
+    @cached_property
+    def generator_bytes(self) -> Numbers:
+        """[G, 1]: bytes of a GPU for the generator's weights."""
+        return generation.weights_of_gpu(self.passes, self.generator_layouts)
+
+    def generated(self, cache: Numbers) -> Numbers:
+        """[G, K]: seconds of generation with so many bytes of KV cache on each GPU; inf where it does not fit."""
+        load, work = self.setting.load, self.wanted.work
+        seconds = generation.generated(self.passes, work, load, self.generator_layouts, cache)
+        return seconds * self.setting.correction.of("generation")
+
+    def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
+        """([K] row of p_g-t_g, [3, K] seconds of the stages) of the least time in all; cache as of `generated`."""
+        sizes = np.arange(len(self.gpus))
+        least, row, moved = (table[room, :, sizes].T for table in self._of_training)
+        generated = self.generated(cache)
+        best = np.argmin(least + generated, axis=0)
+        stages = self.stages(room, row[best, sizes])
+        stages[0] = generated[best, sizes] + moved[best, sizes]
+        return best, stages
+
+    def row(self, room: int, generator: int, size: int) -> int:
+        """The cut that goes best with a generator."""
+        return int(self._of_training[1][room, generator, size])
+
+    def moved(self, room: int, generator: int, size: int) -> float:
+        """Seconds of the transitions of a step with that cut."""
+        return float(self._of_training[2][room, generator, size])

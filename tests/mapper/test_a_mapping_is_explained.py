@@ -1,0 +1,228 @@
+"""What `rlhf plan` says of a mapping: the JSON, the text, the timeline and its drawing."""
+
+import io
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from rlhf_mapper.as_json import as_json
+from rlhf_mapper.mapping import STAGES, Infeasible, Mapping, Prediction
+from rlhf_trainer.run.mapping_text import TIMES, explain
+from rlhf_trainer.run.timeline import STAGE_OF, Timeline, marks_of, timeline_of
+from rlhf_trainer.run.timeline_svg import svg_of
+from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
+
+MAPPINGS = {"colocated": COLOCATED, "split": SPLIT, "laptop": LAPTOP}
+ANSWERS = {**MAPPINGS, "unknown": UNKNOWN, "too big": TOO_BIG}
+KEYS = {"schema_version", "predicted", "pools", "models", "rejected", "infeasible"}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def predicted(mapping: Mapping) -> Prediction:
+    assert mapping.prediction
+    return mapping.prediction
+
+
+def timeline(mapping: Mapping) -> Timeline:
+    return timeline_of(mapping.pools, predicted(mapping))
+
+
+def text_of(mapping: Mapping | Infeasible, columns: int) -> str:
+    """What a pipe gets."""
+    console = Console(width=columns, file=io.StringIO())
+    explain(mapping, title="a [job] of PPO", console=console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+each_mapping = pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
+each_answer = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+
+
+@each_mapping
+def test_the_bars_of_the_slowest_pool_fill_a_stage(mapping: Mapping) -> None:
+    drawn, begin = timeline(mapping), 0.0
+    for stage in STAGES:
+        start, end = drawn.stages[stage]
+        bars = [bar for bar in drawn.bars if STAGE_OF[bar.phase] == stage]
+        busy = [sum(bar.end - bar.start for bar in bars if bar.pool == pool.name) for pool in mapping.pools]
+        assert start == pytest.approx(begin)
+        assert max(busy) == pytest.approx(end - start) == pytest.approx(predicted(mapping).stages[stage])
+        assert all(start <= bar.start < bar.end <= end * (1 + 1e-9) for bar in bars)
+        begin = end
+    assert drawn.seconds == pytest.approx(predicted(mapping).step_seconds)
+
+
+@each_mapping
+def test_models_of_a_pool_work_in_turn_and_every_phase_has_its_bar(mapping: Mapping) -> None:
+    drawn = timeline(mapping)
+    for pool in mapping.pools:
+        bars = sorted((bar.start, bar.end) for bar in drawn.bars if bar.pool == pool.name)
+        assert all(left[1] <= right[0] * (1 + 1e-9) for left, right in pairwise(bars))
+    seconds = {(bar.model, bar.phase): bar.end - bar.start for bar in drawn.bars}
+    wanted = {
+        (role, phase): s for role, model in predicted(mapping).models.items() for phase, s in model.seconds.items()
+    }
+    assert seconds == pytest.approx(wanted)
+
+
+def test_a_pool_waits_for_slower_ones() -> None:
+    drawn = timeline(SPLIT)
+    assert drawn.idle("reference") == [pytest.approx((0, 59.6)), pytest.approx((71.9, 193.9))]
+    assert drawn.busy("reference") == pytest.approx(12.3 / 193.9)
+    assert timeline(COLOCATED).idle("all") == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "labels"),
+    [
+        (91.3, 6, ["0 s", "20 s", "40 s", "60 s", "80 s"]),
+        (0.593, 4, ["0 ms", "200 ms", "400 ms"]),
+        (1.0, 3, ["0 s", "0.5 s", "1 s"]),
+        (12_000.0, 4, ["0 s", "5,000 s", "10,000 s"]),
+    ],
+)
+def test_a_time_axis_has_round_marks(seconds: float, most: int, labels: list[str]) -> None:
+    assert [label for _, label in marks_of(seconds, most=most)] == labels
+
+
+@each_answer
+def test_the_json_has_the_keys_of_the_contract(answer: Mapping | Infeasible) -> None:
+    document = as_json(answer)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document.keys() == KEYS
+    assert document["schema_version"] == 1
+
+
+def test_the_json_of_a_mapping() -> None:
+    document = as_json(SPLIT)
+    assert document["predicted"].keys() >= {"step_seconds", "tokens_per_second", "phases"}
+    assert (
+        document["pools"][3].items()
+        >= {
+            "name": "reward-and-cost",
+            "models": ["reward", "cost"],
+            "gpu": "a100-80g",
+            "gpus": 16,
+            "nodes": 3,
+        }.items()
+    )
+    actor, critic = document["models"]["actor"], document["models"]["critic"]
+    assert [actor[key] for key in ("p", "t", "d", "p_g", "t_g", "d_g")] == [4, 8, 2, 1, 4, 8]
+    assert not {"p_g", "t_g", "d_g"} & critic.keys()
+    assert critic["micro_batch"] == 8
+    assert critic["memory"]["training"]["optimizer"] == pytest.approx(18.6e9)
+    assert set(document["models"]) == set(SPLIT.sizes)
+    assert document["rejected"][0]["predicted"] == {"step_seconds": 195.2}
+    assert document["rejected"][0]["pools"][0] == {"models": ["actor", "reference"], "gpu": "h100-80g", "gpus": 64}
+    assert document["infeasible"] is None
+
+
+def test_the_json_where_nothing_is_predicted_or_nothing_fits() -> None:
+    unknown, infeasible = as_json(UNKNOWN), as_json(TOO_BIG)
+    assert (unknown["predicted"], unknown["models"]) == (None, {})
+    assert unknown["pools"][0]["gpus"] == 2
+    assert infeasible["infeasible"]["short_bytes"] == 412.5e9
+    assert infeasible["infeasible"]["smallest"][1] == {"gpu": "h200-141g", "gpus": 16}
+    assert not infeasible["pools"]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@each_mapping
+def test_the_text_names_everything_and_cuts_nothing(mapping: Mapping, columns: int) -> None:
+    text = text_of(mapping, columns)
+    words = " ".join(text.split())
+    assert text.startswith("a [job] of PPO\n")
+    assert "\x1b" not in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= columns
+    for pool in mapping.pools:
+        assert pool.name in words
+        assert f"{', '.join(pool.models)} {pool.size}" in words
+    for role, sizes in mapping.sizes.items():
+        assert f"{role} {sizes}" in words
+    for placement in mapping.rejected:
+        assert placement.reason in words
+    assert all(f"{stage} " in words for stage in STAGES)
+
+
+def test_the_text_shows_memory_times_and_what_others_take_longer() -> None:
+    lines = [" ".join(line.split()) for line in text_of(COLOCATED, 100).splitlines()]
+    assert "actor 1-8-2 1-2-4 8 Optimizer 412 ms 31.3 s 2.9 s 24.7 s" in lines
+    assert "all, limit 76.5 GB" in lines
+    (generation,) = [line for line in lines if line.startswith("generation 65.0 █")]
+    assert generation.endswith("85% 10.4 5.2 31.2 5.2 13.0")
+    assert "predicted: 91.3 s a step, 22,967 tokens/s" in lines
+    assert "by stage: generation 31.7 s, preparation 11 s, training 48.6 s" in lines
+    assert any(line.startswith(f"96.1 s +5.2% actor, critic, reward on 12{TIMES}a100-80g; reference") for line in lines)
+    assert any("memory of a CPU slot in MB" in line for line in text_of(LAPTOP, 80).splitlines())
+
+
+def test_the_chart_shows_short_phases_and_who_waits() -> None:
+    rows = [line for line in text_of(SPLIT, 80).splitlines() if "░▓" in line or "▒" in line]
+    actor = next(row for row in rows if "actor" in row)
+    assert "░▓▓▓" in actor  # 1.2 s of 194 s are still seen
+    assert actor.rstrip().endswith("██····    86%")
+    reference = next(row for row in rows if row.split()[:2] == ["reference", "reference"])
+    assert reference.count("·") > 30
+    assert "·" not in text_of(COLOCATED, 80)
+
+
+def test_a_mapping_without_prediction_shows_pools_and_cuts() -> None:
+    text = text_of(UNKNOWN, 80)
+    assert "actor, reference, reward" in text
+    assert "reference  1-1-2" in text
+    assert "timeline" not in text
+
+
+def test_what_is_short_and_what_would_do_is_said() -> None:
+    words = " ".join(text_of(TOO_BIG, 80).split())
+    assert TOO_BIG.reason in words
+    assert "412.5 GB" in words
+    assert f"24{TIMES}a100-80g or 16{TIMES}h200-141g" in words
+
+
+@each_mapping
+def test_the_drawing_is_xml_with_every_bar_inside(mapping: Mapping) -> None:
+    root = ET.fromstring(svg_of(timeline(mapping), title='<job> & "co"'))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    boxes = [box for box in root.iter(f"{SVG}rect") if "class" in box.attrib]
+    for box in boxes:
+        x, y, across, down = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert 0 <= x < x + across <= width
+        assert 0 <= y < y + down <= height
+    for text in root.iter(f"{SVG}text"):
+        assert 0 <= float(text.attrib["x"]) <= width
+        assert 0 <= float(text.attrib["y"]) <= height
+    said = {title.text for title in root.iter(f"{SVG}title")}
+    assert {f"{bar.model} {bar.phase}" for bar in timeline(mapping).bars} <= {str(text).split(":")[0] for text in said}
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts[0] == '<job> & "co"'
+    assert {name for row in timeline(mapping).rows for name in row} <= set(texts)
+
+
+def test_bars_stand_where_the_axis_says_and_fill_the_picture() -> None:
+    root = ET.fromstring(svg_of(timeline(SPLIT), title="job"))
+    places = {
+        str(box[0].text).split(":")[0]: (float(box.attrib["x"]), float(box.attrib["width"]))
+        for box in root.iter(f"{SVG}rect")
+        if box.attrib.get("class") == "bar"
+    }
+    marks = {str(text.text): float(text.attrib["x"]) for text in root.iter(f"{SVG}text")}
+    zero, second = marks["0 s"], (marks["100 s"] - marks["0 s"]) / 100
+    assert len(places) == len(timeline(SPLIT).bars)
+    for bar in timeline(SPLIT).bars:
+        wanted = (zero + bar.start * second, (bar.end - bar.start) * second)
+        assert places[f"{bar.model} {bar.phase}"] == pytest.approx(wanted, abs=0.2)
+    assert max(x + width for x, width in places.values()) == pytest.approx(float(root.attrib["width"]), abs=30)
+
+
+def test_explaining_loads_no_runtime() -> None:
+    modules = "rlhf_mapper.as_json, rlhf_trainer.run.mapping_text, rlhf_trainer.run.timeline_svg"
+    check = f"import sys, {modules}; assert not {{'torch', 'ray', 'vllm', 'matplotlib'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

@@ -1,0 +1,130 @@
+"""An inventory file or a few flags become a cluster; a figure in a wrong unit is refused, and its unit is named."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.problems import SpecError
+from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, NodeGroup
+from rlhf_mapper.inventory import cluster_of, cluster_of_flags
+
+NODES = "{gpu: a100-80g, count: 16, gpusPerNode: 8"
+OWN = (
+    "{name: a900, memoryGB: 96, bf16Tflops: 500, fp32Tflops: 50, memoryGBps: 4000, linkGBps: 800, hostGBps: 60}",
+    "{gpu: a900, count: 1, gpusPerNode: 2}",
+)
+
+
+def read(text: str) -> Cluster:
+    (document,) = kubectl_yaml.read(text, "")
+    return cluster_of(document, "cluster.yaml")
+
+
+def told(text: str) -> list[str]:
+    """The mistakes of an inventory file."""
+    with pytest.raises(SpecError) as found:
+        read(text)
+    return str(found.value).splitlines()
+
+
+def test_figures_are_bytes_a_second_whatever_the_unit_in_the_file() -> None:
+    cluster = read(f"nodes: [{NODES}, intraNodeGBps: 600, interNodeGbps: 400, pricePerGpuHour: 1.5}}]")
+    (group,) = cluster.groups
+    assert (group.gpu, group.count, group.gpus_per_node) == (GPUS["a100-80g"], 16, 8)
+    assert (group.link, group.node_bandwidth, group.gpu_hour_price) == (300e9, 50e9, 1.5)
+    assert cluster.gpus == 128
+
+
+def test_what_is_not_said_is_the_tables() -> None:
+    (group,) = read(f"nodes: [{NODES}}}]").groups
+    assert group == NodeGroup(gpu=GPUS["a100-80g"], count=16, gpus_per_node=8)
+    assert cluster_of_flags(16, 8, "a100-80g") == Cluster((group,))
+
+
+def test_two_entries_of_one_type_are_two_groups() -> None:
+    groups = read(f"nodes: [{NODES}}}, {NODES}, interNodeGbps: 100}}]").groups
+    assert [group.gpu.name for group in groups] == ["a100-80g", "a100-80g"]
+    assert groups[0].node_bandwidth == 2 * groups[1].node_bandwidth
+
+
+def test_a_gpu_of_ones_own_stands_beside_the_tables() -> None:
+    own, other = read(f"gpus: [{OWN[0]}]\nnodes: [{OWN[1]}, {NODES}}}]").groups
+    assert (own.gpu.memory, own.gpu.bf16, own.gpu.fp32) == (96e9, 500e12, 50e12)
+    assert (own.gpu.memory_bandwidth, own.gpu.host_bandwidth, own.link) == (4e12, 60e9, 400e9)
+    assert own.gpu.source == "cluster.yaml"
+    assert other.gpu.source.startswith("NVIDIA")
+
+
+def test_cpu_slots_are_nodes_too() -> None:
+    assert read("nodes: [{gpu: cpu-slot, count: 1, gpusPerNode: 4}]").groups[0].gpu == CPU_SLOT
+    mixed = told(f"nodes: [{NODES}}}, {{gpu: cpu-slot, count: 1, gpusPerNode: 4}}]")
+    assert mixed == ["cluster.yaml: nodes: mixes CPU slots and GPUs; a job runs on one of the two"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "unit"),
+    [
+        ("intraNodeGBps", "600e9", "GB/s (1e9 bytes/s), both directions together"),
+        ("intraNodeGBps", "600GB", "GB/s (1e9 bytes/s), both directions together"),
+        ("intraNodeGBps", "0", "GB/s (1e9 bytes/s), both directions together"),
+        ("interNodeGbps", "200e9", "Gb/s (1e9 bits/s), one direction"),
+        ("interNodeGbps", "200GB", "Gb/s (1e9 bits/s), one direction"),
+        ("interNodeGbps", "-200", "Gb/s (1e9 bits/s), one direction"),
+        ("interNodeGbps", "yes", "Gb/s (1e9 bits/s), one direction"),
+        ("pricePerGpuHour", "$2", "money for a GPU and hour"),
+    ],
+)
+def test_a_figure_in_a_wrong_unit_is_refused_with_the_right_one(field: str, value: str, unit: str) -> None:
+    (sentence,) = told(f"nodes: [{NODES}, {field}: {value}}}]")
+    assert sentence.startswith(f"cluster.yaml: nodes.0.{field}: is ")
+    assert sentence.endswith(f" in {unit}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("memoryGB", 80e9), ("memoryGB", 81920), ("bf16Tflops", 312e12), ("memoryGBps", 2e12), ("linkGBps", 6e11)],
+)
+def test_so_is_that_of_a_gpu_of_ones_own(field: str, value: float) -> None:
+    gpu: dict[str, Any] = kubectl_yaml.read(OWN[0], "")[0]
+    with pytest.raises(SpecError) as found:
+        cluster_of({"gpus": [{**gpu, field: value}], "nodes": [kubectl_yaml.read(OWN[1], "")[0]]}, "f")
+    assert str(found.value).startswith(f"f: gpus.0.{field}: is {value:g}, expected ")
+    assert len(found.value.problems) == 1
+
+
+KNOWN = ", ".join([*GPUS][:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nodes: []", "nodes: is empty"),
+        ("[]", "document: is a list, expected a mapping"),
+        ("nodes: [{gpu: a100-80g, count: 0, gpusPerNode: 8}]", "nodes.0.count: is 0, expected at least 1"),
+        ("nodes: [{gpu: a100-80g, count: 1, gpusPerNode: -8}]", "nodes.0.gpusPerNode: is -8, expected at least 1"),
+        ("nodes: [{gpu: a100-80g, gpusPerNode: 8}]", "nodes.0.count: is missing"),
+        (f"nodes: [{NODES}, interNodeGbs: 200}}]", "nodes.0.interNodeGbs: unknown field; did you mean interNodeGbps?"),
+        (
+            "nodes: [{gpu: a100, count: 1, gpusPerNode: 8}]",
+            f'nodes.0.gpu: is "a100", expected {KNOWN} or cpu-slot; `gpus` of this file may describe others',
+        ),
+        (f"gpus: [{OWN[0]}, {OWN[0]}]\nnodes: [{OWN[1]}]", 'gpus.1.name: "a900" is used twice'),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_path(text: str, sentence: str) -> None:
+    assert told(text) == [f"cluster.yaml: {sentence}"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slots", "gpu", "sentence"),
+    [
+        (0, 8, "a100-80g", "--nodes: is 0, expected at least 1"),
+        (1, -1, "a100-80g", "--gpus-per-node: is -1, expected at least 1"),
+        (1, 1, "a100", f'--gpu: is "a100", expected {KNOWN} or cpu-slot; another type takes an --inventory'),
+    ],
+)
+def test_so_is_a_mistake_in_a_flag(nodes: int, slots: int, gpu: str, sentence: str) -> None:
+    with pytest.raises(SpecError) as found:
+        cluster_of_flags(nodes, slots, gpu)
+    assert str(found.value) == sentence

@@ -1,0 +1,198 @@
+"""The pruned search against the exhaustive one, on tables as uneven as costs may be; and what both promise."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from rlhf_mapper.search import pruned as pruned_search
+from rlhf_mapper.search.exhaustive import exhaustive
+from rlhf_mapper.search.objective import Objective
+from rlhf_mapper.search.pruned import pruned
+from rlhf_mapper.search.tables import Found, StageTable
+
+MODELS = ("actor", "cost", "critic", "reference", "reward")
+Search = Callable[..., list[Found]]
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Costs that are written down."""
+
+    groups: Sequence[int]
+    tables: Mapping[tuple[frozenset[str], int], StageTable]
+
+    def of(self, models: frozenset[str], group: int) -> StageTable:
+        return self.tables[models, group]
+
+
+def subsets(models: Sequence[str]) -> list[frozenset[str]]:
+    return [frozenset(some) for size in range(1, len(models) + 1) for some in combinations(models, size)]
+
+
+def table(rng: np.random.Generator, most: int, options: int) -> StageTable:
+    """Seconds that go up and down with GPUs, with ties, with sizes that do not fit and with stages without work."""
+    sizes = np.arange(1, most + 3 if rng.random() < 0.9 else 3 * most)
+    gpus = np.sort(rng.choice(sizes, min(options, most), replace=False)).astype(np.int64)
+    seconds = rng.random((3, len(gpus))) if rng.random() < 0.5 else rng.integers(0, 5, (3, len(gpus))).astype(float)
+    if rng.random() < 0.5:
+        seconds += rng.integers(0, 40, (3, 1)) / gpus
+    seconds[rng.random(3) < 0.3] = 0
+    seconds[:, rng.random(len(gpus)) < 0.15] = np.inf
+    return StageTable(gpus, seconds)
+
+
+def uneven(seed: int) -> tuple[Tables, tuple[str, ...]]:
+    """One to five models on one or two node groups; every tenth with many sizes."""
+    rng = np.random.default_rng(seed)
+    models = MODELS[: (1, 2, 3, 3, 4, 3, 2, 4, 3, 5 if seed % 40 == 9 else 2)[seed % 10]]
+    many = seed % 10 == 6
+    groups = [int(most) for most in rng.integers(40, 90, 1) if many] or rng.integers(2, 14, rng.integers(1, 3)).tolist()
+    options = 60 if many else 3 if len(models) == 5 else 6
+    tables = {
+        (some, group): table(rng, most, int(rng.integers(1, options + 1)))
+        for some in subsets(models)
+        for group, most in enumerate(groups)
+    }
+    return Tables(groups, tables), models
+
+
+def falling(groups: Sequence[int]) -> Tables:
+    """Costs as they are: work over GPUs and a constant, uneven by a tenth, the same for a size in any cluster."""
+    tables = {}
+    for some in subsets(MODELS[:4]):
+        rng = np.random.default_rng(sorted(map(MODELS.index, some)))
+        work = np.array([[900.0 * ("actor" in some)], [100.0 * len(some)], [500.0 * len(some & {"actor", "critic"})]])
+        gpus = np.arange(1, 65)
+        seconds = (work / gpus + 3 * (work > 0)) * rng.uniform(1, 1.1, (3, len(gpus)))
+        seconds[:, : 2 * len(some) - 1] = np.inf
+        for group, most in enumerate(groups):
+            tables[some, group] = StageTable(gpus[:most], seconds[:, :most])
+    return Tables(groups, tables)
+
+
+def objectives(costs: Tables, seed: int) -> list[Objective]:
+    every = [found.seconds for found in exhaustive(costs, uneven(seed)[1])] or [1.0]
+    prices = np.random.default_rng(seed).integers(0, 4, len(costs.groups)) / 2
+    return [
+        Objective.throughput(),
+        Objective.fewest_gpus(float(np.median(every))),
+        Objective.lowest_cost(tuple(prices.tolist())),
+    ]
+
+
+def score(found: Found, objective: Objective) -> tuple[object, ...]:
+    """What is specified of an answer."""
+    prices = objective.prices or (1.0,) * (1 + max(group for _, group, _ in found.sets))
+    price = sum(gpus * prices[group] for _, group, gpus in found.sets)
+    return [models for models, _, _ in found.sets], found.seconds, price
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, models = uneven(seed)
+    monkeypatch.setattr(pruned_search, "WAVE", (1024, 3)[seed % 2])
+    keep = (4, 1, 100)[seed % 3]
+    for objective in objectives(costs, seed):
+        expected = exhaustive(costs, models, objective)[:keep]
+        found = pruned(costs, models, keep, objective)
+        assert [score(answer, objective) for answer in found] == [score(answer, objective) for answer in expected]
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 5))
+def test_answers_are_what_they_say(seed: int) -> None:
+    costs, models = uneven(seed)
+    for found in pruned(costs, models, 100) + exhaustive(costs, models):
+        assert sorted(model for some, _, _ in found.sets for model in some) == list(models)
+        for group, most in enumerate(costs.groups):
+            assert sum(gpus for _, of, gpus in found.sets if of == group) <= most
+        tables = [(costs.of(some, group), gpus) for some, group, gpus in found.sets]
+        stages = np.max([table.seconds[:, table.gpus == gpus][:, 0] for table, gpus in tables], 0)
+        assert found.stages == tuple(stages.tolist())
+        assert found.seconds == sum(found.stages) < np.inf
+        assert found.gpus == sum(gpus for _, _, gpus in found.sets)
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 8))
+def test_the_order_of_the_input_does_not_matter(seed: int) -> None:
+    costs, models = uneven(seed)
+    assert pruned(costs, models) == pruned(costs, models[::-1])
+    assert exhaustive(costs, models) == exhaustive(costs, models[::-1])
+
+
+def test_more_gpus_never_predict_a_worse_optimum() -> None:
+    models = MODELS[:4]
+    best = [pruned(falling([most]), models)[0].seconds for most in range(8, 65, 4)]
+    assert best == sorted(best, reverse=True)
+    assert best[0] > 2 * best[-1]
+    assert pruned(falling([32, 8]), models)[0].seconds <= pruned(falling([32]), models)[0].seconds
+
+
+def flat(groups: Sequence[int], least: Mapping[frozenset[str], int] | None = None) -> Tables:
+    """Everything takes a second, with any number of GPUs from the least one on."""
+    tables = {}
+    for some in subsets(("actor", "critic")):
+        for group, most in enumerate(groups):
+            gpus = np.arange((least or {}).get(some, 1), most + 1)
+            tables[some, group] = StageTable(gpus, np.ones((3, len(gpus))))
+    return Tables(groups, tables)
+
+
+@pytest.mark.parametrize("search", [exhaustive, pruned])
+def test_ties_go_to_fewer_gpus_and_then_to_fewer_sets(search: Search) -> None:
+    both = frozenset({"actor", "critic"})
+    apart = [(frozenset({"actor"}), 0, 1), (frozenset({"critic"}), 0, 1)]
+    together = [[*found.sets] for found in search(flat([8]), both)]
+    assert together == [[(both, 0, 1)], apart]
+    equal = [[*found.sets] for found in search(flat([8], {both: 2}), both)]
+    assert equal == [[(both, 0, 2)], apart]
+    fewer = [[*found.sets] for found in search(flat([8], {both: 3}), both)]
+    assert fewer == [apart, [(both, 0, 3)]]
+
+
+def test_a_tie_with_the_last_answer_kept_goes_to_the_earlier_placement() -> None:
+    both = frozenset({"actor", "critic"})
+    seconds = np.array([[2.0, 1.0]] * 3)
+    costs = Tables([8], {**flat([8]).tables, (both, 0): StageTable(np.array([1, 4]), seconds)})
+    (found,) = pruned(costs, both, 1, Objective.lowest_cost((0,)))
+    assert found.sets == ((both, 0, 4),)
+
+
+@pytest.mark.parametrize("search", [exhaustive, pruned])
+def test_nothing_fits(search: Search) -> None:
+    both = frozenset({"actor", "critic"})
+    assert search(flat([]), both) == []
+    assert search(flat([8], dict.fromkeys(subsets(tuple(both)), 9)), both) == []
+    assert [found.gpus for found in search(flat([8], {frozenset({"actor"}): 8}), both)] == [1]
+    assert search(flat([8]), both, objective=Objective.fewest_gpus(2.9)) == []
+    assert search(flat([8]), ()) == []
+
+
+@pytest.mark.parametrize("search", [exhaustive, pruned])
+def test_objectives_choose_what_they_are_named_for(search: Search) -> None:
+    actor = frozenset({"actor"})
+    slow = StageTable(np.array([1, 2, 4]), np.array([[8.0, 5, 4]] * 3))
+    fast = StageTable(np.array([1, 2, 4]), np.array([[6.0, 3, 2]] * 3))
+    costs = Tables([4, 4], {(actor, 0): slow, (actor, 1): fast})
+
+    def choice(objective: Objective) -> tuple[int, int]:
+        ((_, group, gpus),) = search(costs, actor, objective=objective)[0].sets
+        return group, gpus
+
+    assert choice(Objective.throughput()) == (1, 4)
+    assert choice(Objective.fewest_gpus(24)) == (1, 1)
+    assert choice(Objective.fewest_gpus(17)) == (1, 2)
+    assert choice(Objective.fewest_gpus(6)) == (1, 4)
+    assert choice(Objective.lowest_cost((1, 1))) == (1, 2)
+    assert choice(Objective.lowest_cost((1, 3))) == (0, 1)
+    assert choice(Objective.lowest_cost((1, 0))) == (1, 4)
+
+
+def test_prices_are_those_of_the_groups() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        Objective.lowest_cost((1, -1))
+    with pytest.raises(ValueError, match="1 prices for 2 node groups"):
+        pruned(flat([4, 4]), ("actor",), objective=Objective.lowest_cost((1,)))

@@ -1,0 +1,293 @@
+"""`rlhf plan` reads a manifest and config.json, and answers in text, JSON and pictures; no torch, weight or data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import huggingface_hub
+import pytest
+from typer.testing import CliRunner
+
+from rlhf_api.algorithms import AnyAlgorithm
+from rlhf_api.files import load
+from rlhf_api.problems import SpecError
+from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
+from rlhf_mapper.mapping import PHASES, STAGES
+from rlhf_trainer.cli import app
+from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.run import machines
+from rlhf_trainer.run.machines import device_of, this_machine
+from rlhf_trainer.run.plan import objective_of
+from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run.stages import STAGES as STAGES_OF_ALGORITHMS
+from tests.examples.test_every_example_is_right import EXAMPLES
+from tests.trainer.chain.mistakes import LLAMA_7B, MISTAKES, PLAN
+from tests.trainer.chain.test_mistakes_end_with_a_sentence_and_their_exit_code import told, written
+
+JOB = """\
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: ppo}
+spec:
+  algorithm: {name: PPO}
+  models:
+    actor: {uri: "file://llama", optimizer: {learningRate: 1e-6}}
+    critic: {uri: "file://llama", optimizer: {learningRate: 1e-5}}
+    reward: {uri: "file://llama"}
+  data: {train: {uri: "file://nowhere.jsonl"}, maxPromptTokens: 1024, maxResponseTokens: 1024}
+  training: {totalSteps: 1, promptBatchSize: 1024, miniBatchSize: 128}
+"""
+SAFE = JOB.replace("name: PPO", "name: SafeRLHF").replace(
+    '    reward: {uri: "file://llama"}\n', '    reward: {uri: "file://llama"}\n    cost: {uri: "file://llama"}\n'
+)
+TWO_NODES = ("--nodes=2", "--gpus-per-node=8", "--gpu=a100-80g")
+MODELS = ("models.actor", "models.critic", "models.reward", "models.cost")
+NOT_NEEDED = ("torch", "ray", "vllm", "transformers", "datasets", "huggingface_hub", "safetensors", "matplotlib")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """PPO of Llama-7B, of which there is a config.json only."""
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text(LLAMA_7B)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path / "job.yaml"
+
+
+def plan(*arguments: object) -> tuple[int, str]:
+    """Exit code and stdout of `rlhf plan`."""
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return done.exit_code, done.stdout
+
+
+def planned(*arguments: object) -> Any:
+    """What `rlhf plan --json` prints."""
+    code, shown = plan(*arguments, "--json")
+    assert code == 0, shown
+    return json.loads(shown)
+
+
+@pytest.mark.parametrize("name", PLAN)
+def test_a_mistake_is_told(name: str, tmp_path: Path) -> None:
+    mistake = MISTAKES[name]
+    manifest, options = written(mistake, tmp_path)
+    done = CliRunner().invoke(app, ["plan", str(manifest), *options])
+    assert done.exit_code == mistake.code
+    assert told(done.stderr, mistake), done.stderr
+
+
+def test_the_chain_of_the_example_is_planned_for_this_machine() -> None:
+    code, shown = plan(EXAMPLES[0])
+    assert code == 0, shown
+    titles = [line for line in shown.splitlines() if ", a step of " in line]
+    assert titles == [
+        "helpful-sft, a step of SFT",
+        "helpful-rm, a step of RewardModel",
+        "helpful-ppo, a step of PPO",
+    ]
+    assert max(map(len, shown.splitlines())) <= 100
+    assert [each["job"] for each in planned(EXAMPLES[0])] == ["helpful-sft", "helpful-rm", "helpful-ppo"]
+
+
+def test_every_model_is_placed_once_and_predicted(manifest: Path) -> None:
+    answer = planned(manifest, *TWO_NODES)
+    placed = [model for pool in answer["pools"] for model in pool["models"]]
+    assert sorted(placed) == ["actor", "critic", "reference", "reward"] == sorted(answer["models"])
+    assert sum(pool["gpus"] for pool in answer["pools"]) <= 16
+    assert {pool["gpu"] for pool in answer["pools"]} == {"a100-80g"}
+    sizes = {pool["name"]: pool["gpus"] for pool in answer["pools"]}
+    for pool in answer["pools"]:
+        for cut in (answer["models"][model] for model in pool["models"]):
+            assert cut["p"] * cut["t"] * cut["d"] == sizes[pool["name"]]
+    assert set(answer["predicted"]["phases"]) == set(PHASES)
+    assert sum(answer["predicted"]["stages"].values()) == pytest.approx(answer["predicted"]["step_seconds"])
+    assert set(answer["predicted"]["stages"]) == set(STAGES)
+    assert answer["infeasible"] is None
+
+
+def test_pools_by_hand_are_predicted_as_they_are(manifest: Path) -> None:
+    halves = "[{name: left, models: [actor, reference], nodes: 1, slotsPerNode: 8}, "
+    halves += "{name: right, models: [critic, reward], nodes: 1, slotsPerNode: 8}]"
+    answer = planned(manifest, *TWO_NODES, "--set=placement.mode=Manual", f"--set=placement.pools={halves}")
+    assert [(pool["name"], pool["gpus"]) for pool in answer["pools"]] == [("left", 8), ("right", 8)]
+    assert answer["predicted"]["step_seconds"] > 0
+
+
+def test_what_fits_nowhere_is_an_answer_in_json_too(manifest: Path) -> None:
+    code, shown = plan(manifest, "--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g", "--json")
+    assert code == 4
+    answer = json.loads(shown)
+    assert answer["predicted"] is None
+    assert answer["infeasible"]["short_bytes"] > 0
+    assert all(each["gpus"] > 1 for each in answer["infeasible"]["smallest"])
+    assert "nothing fits" in plan(manifest, "--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g")[1]
+
+
+def test_objectives_differ(manifest: Path) -> None:
+    inventory = manifest.parent / "cluster.yaml"
+    inventory.write_text("nodes: [{gpu: a100-80g, count: 8, gpusPerNode: 8, pricePerGpuHour: 2}]")
+
+    def answer(objective: str) -> tuple[float, float]:
+        """GPUs, and seconds of a step."""
+        found = planned(manifest, "--inventory", inventory, "--objective", objective)
+        return sum(pool["gpus"] for pool in found["pools"]), found["predicted"]["step_seconds"]
+
+    (most, fastest), (fewest, slowest), cheapest = map(answer, ("throughput", "fewest-gpus=1e5", "lowest-cost"))
+    assert fewest < most
+    assert fastest < slowest
+    assert cheapest[0] * cheapest[1] <= min(most * fastest, fewest * slowest)
+
+
+def test_the_timeline_or_the_graph_is_drawn(manifest: Path, tmp_path: Path) -> None:
+    for options in ([], ["--graph"]):
+        svg = tmp_path / f"{len(options)}.svg"
+        assert plan(manifest, *TWO_NODES, "--svg", svg, *options)[0] == 0
+        assert svg.read_text().startswith("<svg")
+    assert (tmp_path / "0.svg").read_text() != (tmp_path / "1.svg").read_text()
+    assert plan(EXAMPLES[0], "--svg", tmp_path / "2.svg")[0] == 2, "there are three jobs"
+    assert plan(manifest, *TWO_NODES, "--json", "--graph")[0] == 2
+    assert plan(manifest, *TWO_NODES, "--svg", "/nowhere/x.svg")[0] == 4
+    assert plan(manifest, "nobody", *TWO_NODES)[0] == 2
+
+
+@pytest.mark.parametrize("options", [[], list(TWO_NODES)])
+def test_neither_torch_nor_ray_nor_vllm_is_needed(options: list[str]) -> None:
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r})); "
+        f"sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, 'helpful-ppo', '--json', *{options!r}]; "
+        "from rlhf_trainer.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (gpu,) = {pool["gpu"] for pool in json.loads(done.stdout)["pools"]}
+    assert gpu == ("a100-80g" if options else "cpu-slot")
+
+
+def test_an_objective_is_one_of_three() -> None:
+    free = Cluster((NodeGroup(gpu=GPUS["t4-16g"], count=1, gpus_per_node=1),))
+    for wrong in ("fastest", "throughput=3", "fewest-gpus", "fewest-gpus=-1", "fewest-gpus=nan", "lowest-cost"):
+        with pytest.raises(SpecError, match=r"^--objective: "):
+            objective_of(wrong, free)
+    assert objective_of("fewest-gpus=2.5", free).most_seconds == 2.5
+
+
+def test_models_that_score_have_a_head_of_one_value(manifest: Path) -> None:
+    (job,) = load(SAFE, [f"{field}.uri=file://{manifest.parent}/llama" for field in MODELS])
+    shapes = shapes_of([job], job, manifest.parent)
+    assert {role: shape.scores for role, shape in shapes.items()} == {
+        "actor": False,
+        "reference": False,
+        "critic": True,
+        "cost_critic": True,
+        "reward": True,
+        "cost": True,
+    }
+    assert shapes["actor"].parameters == 6_738_415_616, "as published, 6.7B"
+
+
+def test_a_chain_of_jobs_ends_at_the_model_that_it_began_with(tmp_path: Path) -> None:
+    jobs = load(EXAMPLES[0])
+    first, second, third = (shapes_of(jobs, job, tmp_path) for job in jobs)
+    assert third["actor"] == third["reference"] == first["actor"]
+    assert third["critic"] == third["reward"] == second["reward"]
+    assert second["reward"].layers == first["actor"].layers
+
+
+def test_a_job_that_another_manifest_ran_is_read_from_the_run_folder(tmp_path: Path) -> None:
+    (job,) = load(JOB, [f"{field}.uri=job://before" for field in MODELS[:1]], finished={"before": "SFT"})
+    with pytest.raises(DataError, match=r"^ppo: spec\.models\.actor\.uri: .*before/model: is not there$"):
+        shapes_of([job], job, tmp_path)
+    (tmp_path / "before" / "model").mkdir(parents=True)
+    (tmp_path / "before" / "model" / "config.json").write_text(LLAMA_7B)
+    (tmp_path / "llama").symlink_to(tmp_path / "before" / "model")
+    others = [f"{field}.uri=file://{tmp_path}/llama" for field in MODELS[1:3]]
+    (job,) = load(JOB, ["models.actor.uri=job://before", *others], finished={"before": "SFT"})
+    assert shapes_of([job], job, tmp_path)["actor"].hidden == 4096
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", "is no mapping"),
+        ('{"hidden_size": 8}', "has no num_attention_heads, which the shape of a model needs"),
+        (LLAMA_7B.replace("4096", "0"), "hidden_size is 0, expected a positive whole number"),
+        (LLAMA_7B.replace("11008", '"wide"'), 'intermediate_size is "wide", expected a positive whole number'),
+        (LLAMA_7B.replace("32000", "null"), "has no vocab_size, which the shape of a model needs"),
+        ('{"architectures": ["BertForMaskedLM"]}', "BertForMaskedLM is no decoder"),
+        ('{"model_type": "roberta", "type_vocab_size": 1}', "roberta is no decoder"),
+    ],
+)
+def test_a_config_that_says_no_shape_is_refused(manifest: Path, config: str, sentence: str) -> None:
+    (manifest.parent / "llama" / "config.json").write_text(config)
+    (job,) = load(manifest)
+    with pytest.raises(DataError) as found:
+        shapes_of([job], job, manifest.parent)
+    assert str(found.value).startswith("ppo: spec.models.actor.uri: /")
+    assert f"config.json: {sentence}" in str(found.value)
+
+
+def test_of_a_model_on_the_hub_only_config_json_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's cache on this machine, in which nothing else is."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (job,) = load(JOB, [f"{field}.uri=hf://org/llama" for field in MODELS[:3]])
+    with pytest.raises(DataError, match=r"^ppo: spec\.models\.actor\.uri: hf://org/llama: its config\.json cannot be"):
+        shapes_of([job], job, tmp_path)
+    commit, model = "0" * 40, tmp_path / "models--org--llama"
+    for path, text in {"refs/main": commit, f"snapshots/{commit}/config.json": LLAMA_7B}.items():
+        (model / path).parent.mkdir(parents=True)
+        (model / path).write_text(text)
+    assert shapes_of([job], job, tmp_path)["actor"].hidden == 4096
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(EnvironmentProblem, match=r"needs the package huggingface_hub$"):
+        shapes_of([job], job, tmp_path)
+
+
+def test_the_first_model_that_an_algorithm_trains_is_the_one_it_saves() -> None:
+    for algorithm in get_args(AnyAlgorithm):
+        (name,) = get_args(algorithm.model_fields["name"].annotation)
+        assert STAGES_OF_ALGORITHMS[name].saved == algorithm.trained[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 84.99e9, "a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", 42.3e9, "a100-40g"),
+        ("NVIDIA H100 80GB HBM3", 85.0e9, "h100-80g"),
+        ("NVIDIA A10", 24.1e9, "a10-24g"),
+        ("Tesla T4", 15.6e9, "t4-16g"),
+    ],
+)
+def test_gpus_of_this_machine_are_found_in_the_table(
+    name: str, memory: float, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "_gpus_here", lambda: [(name, memory)] * 4)
+    (job,) = load(JOB)
+    here = this_machine(job)
+    assert [(group.gpu.name, group.gpus) for group in here.groups] == [(gpu, 4)]
+    assert device_of(job, here) == "GPU"
+    assert this_machine(load(JOB, ["resources.slotsPerNode=2"])[0]).gpus == 2
+    with pytest.raises(SpecError, match=r"ppo: spec\.resources: asks for 8 GPUs, but there are 4"):
+        this_machine(load(JOB, ["resources.slotsPerNode=8"])[0])
+
+
+def test_a_gpu_that_nobody_knows_takes_an_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = load(JOB)
+    monkeypatch.setattr(machines, "_gpus_here", lambda: [("NVIDIA GeForce RTX 4090", 25.3e9)])
+    with pytest.raises(EnvironmentProblem, match="NVIDIA GeForce RTX 4090 of 25 GB, are not known; give --inventory"):
+        this_machine(job)
+    monkeypatch.setattr(machines, "_gpus_here", list)
+    here = this_machine(job)
+    assert device_of(job, here) == "CPU"
+    with pytest.raises(SpecError, match=r"ppo: spec\.resources\.device: is GPU, but there is no GPU here"):
+        device_of(load(JOB, ["resources.device=GPU"])[0], here)
+
+
+def test_a_job_for_cpu_slots_is_not_planned_for_gpus(manifest: Path) -> None:
+    assert plan(manifest, *TWO_NODES, "--set=resources.device=CPU")[0] == 2

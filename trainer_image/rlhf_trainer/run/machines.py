@@ -1,0 +1,108 @@
+"""The cluster that a plan is for: the one that the command line describes, or this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, NodeGroup
+from rlhf_mapper.inventory import cluster_of, cluster_of_flags
+from rlhf_mapper.mapping import Device
+from rlhf_trainer.errors import EnvironmentProblem
+
+SAME_MEMORY = 0.1
+"""A driver's figure of memory differs from the vendor's by a smaller share than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags:
+    """What the command line says of a cluster; without anything it is this machine."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    gpu: str | None = None
+    inventory: Path | None = None
+
+    def cluster(self) -> Cluster | None:
+        """The cluster, None if nothing is said. Raises SpecError."""
+        flags = {"--nodes": self.nodes, "--gpus-per-node": self.gpus_per_node, "--gpu": self.gpu}
+        given = [flag for flag, value in flags.items() if value is not None]
+        if self.inventory:
+            if given:
+                raise SpecError([Problem(given[0], "is not for a cluster that --inventory describes")])
+            return _read(self.inventory)
+        if self.nodes is None or self.gpus_per_node is None or self.gpu is None:
+            missing = [
+                Problem(flag, f"is missing, {given[0]} needs it") for flag in flags if given and flag not in given
+            ]
+            if missing:
+                raise SpecError(missing)
+            return None
+        return cluster_of_flags(self.nodes, self.gpus_per_node, self.gpu)
+
+
+def device_of(job: Job, cluster: Cluster) -> Device:
+    """What the slots of a cluster are. SpecError where the job asks for others."""
+    device: Device = "CPU" if all(group.gpu == CPU_SLOT for group in cluster.groups) else "GPU"
+    wanted = job.spec.resources.device
+    if wanted not in ("Auto", device):
+        there = "no GPU here" if wanted == "GPU" else "no CPU slot in this cluster"
+        raise SpecError([Problem(f"{job.name}: spec.resources.device", f"is {wanted}, but there is {there}")])
+    return device
+
+
+def this_machine(job: Job) -> Cluster:
+    """The slots that a job may use here: GPUs where torch sees some, else as many CPU slots as it asks for.
+
+    Raises SpecError where it asks for more GPUs than there are, EnvironmentProblem where nobody knows their figures.
+    """
+    resources, placement = job.spec.resources, job.spec.placement
+    gpus = _gpus_here() if resources.device != "CPU" else []
+    asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))
+    nodes, slots = resources.nodes, resources.slots_per_node or 1
+    if placement.pools:
+        asked = sum(pool.nodes * pool.slots_per_node for pool in placement.pools)
+        nodes = max(pool.nodes for pool in placement.pools)
+        slots = sum(pool.slots_per_node for pool in placement.pools)
+    if not gpus:
+        return Cluster((NodeGroup(gpu=CPU_SLOT, count=nodes, gpus_per_node=slots),))
+    if asked > len(gpus):
+        raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
+    return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
+
+
+def _read(file: Path) -> Cluster:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError([Problem(f"--inventory {file}", f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise SpecError([Problem(f"--inventory {file}", "cannot be read: it is not UTF-8 text")]) from None
+    documents = [document for document in kubectl_yaml.read(text, f"{file}: ") if document is not None]
+    if len(documents) != 1:
+        raise SpecError([Problem(f"--inventory {file}", f"has {len(documents)} documents, expected 1")])
+    return cluster_of(documents[0], str(file))
+
+
+def _gpus_here() -> list[tuple[str, float]]:
+    """Name and bytes of memory of each GPU that torch sees; none without torch."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
+    return [(each.name, float(each.total_memory)) for each in found]
+
+
+def _known(name: str, memory: float) -> Gpu:
+    """The row of the table for a GPU as its driver names it, such as NVIDIA A100-SXM4-80GB."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    for gpu in GPUS.values():
+        if gpu.name.partition("-")[0] in words and abs(memory / gpu.memory - 1) < SAME_MEMORY:
+            return gpu
+    size = f"{memory / 1e9:.0f} GB"
+    raise EnvironmentProblem(f"the figures of this machine's GPU, {name} of {size}, are not known; give --inventory")

@@ -1,0 +1,254 @@
+"""A mapping and the reasons for it as text, right from 80 columns on, with colours or without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as Map
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_api.names import Role
+from rlhf_mapper.mapping import (
+    PHASES,
+    STAGES,
+    Device,
+    Infeasible,
+    MappedPool,
+    Mapping,
+    Phase,
+    Prediction,
+    Rejected,
+    Stage,
+)
+from rlhf_trainer.report.numbers import number
+from rlhf_trainer.run.timeline import seconds_text, timeline_of
+from rlhf_trainer.run.timeline_text import chart_of, legend_of
+
+NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
+PARTS = {
+    "weights": "weights",
+    "gradients": "gradi-\nents",
+    "optimizer": "opti-\nmizer",
+    "activations": "activa-\ntions",
+    "generator": "gene-\nrator",
+    "kv_cache": "KV\ncache",
+}
+"""Part of the memory -> heading of its column."""
+HEADS: dict[Phase, str] = {
+    "reshard": "reshard",
+    "generation": "gene-\nration",
+    "scoring": "scoring",
+    "update": "update",
+}
+GB = 1e9
+TIMES = "\N{MULTIPLICATION SIGN}"
+UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
+"""Power of ten and name."""
+STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
+"""Columns of a stage's name; of bytes; of all of a memory table but its bar."""
+WIDE = 88
+"""Columns from which on two of them lie between neighbours."""
+
+
+def explain(mapping: Mapping | Infeasible, *, title: str, console: Console) -> None:
+    """Print where each model is, what that is predicted to take, and why it won; or why nothing fits."""
+    writer = Writer(console)
+    writer.line(title, style="bold")
+    if isinstance(mapping, Infeasible):
+        _infeasible(writer, mapping)
+        return
+    writer.head("pools")
+    writer.table(_pools(mapping))
+    if prediction := mapping.prediction:
+        writer.head("models")
+        writer.table(_models(mapping, prediction, gap=writer.gap))
+        _memory(writer, mapping, prediction)
+        _times(writer, mapping, prediction)
+        _rejected(writer, mapping.rejected, prediction.step_seconds)
+    else:
+        writer.head("models")
+        writer.table(_cuts(mapping))
+        writer.console.print()
+        writer.line("No time or memory is predicted: the shapes of the models are not known.")
+
+
+class Writer:
+    """Prints paragraphs and tables below headings; what is printed is text, never markup."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.columns = console.width
+        self.gap = 2 if console.width >= WIDE else 1
+        """Columns between two columns of a wide table."""
+
+    def head(self, text: str) -> None:
+        self.console.print()
+        self.line(text, style="bold")
+
+    def line(self, text: str | Text, style: str = "") -> None:
+        self.console.print(Text(text) if isinstance(text, str) else text, style=style, highlight=False)
+
+    def table(self, table: Table) -> None:
+        """The table, indented."""
+        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def _pools(mapping: Mapping) -> Table:
+    table = _table(left=("pool", "models"), right=(NOUNS[mapping.device],), gap=2)
+    table.add_column("machines x slots")
+    if named := any(pool.gpu for pool in mapping.pools):
+        table.add_column("type", overflow="fold")
+    for pool in mapping.pools:
+        cells = [pool.name, ", ".join(pool.models), str(pool.size), _machines(pool), *([pool.gpu] if named else [])]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _machines(pool: MappedPool) -> str:
+    """`8 x 8`; `2 x 8 + 1 x 4` where machines differ."""
+    return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
+
+
+def _models(mapping: Mapping, prediction: Prediction, *, gap: int) -> Table:
+    """A row a model; the seconds are those of a step."""
+    phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
+    table = _table(left=("model", "p-t-d"), gap=gap)
+    if "generation" in phases:
+        table.add_column("p_g-t_g-\nd_g", no_wrap=True)
+    table.add_column("micro\nbatch", justify="right")
+    table.add_column("offload", no_wrap=True)
+    for phase in phases:
+        table.add_column(HEADS[phase], justify="right", no_wrap=True)
+    for role in _roles(mapping):
+        model, sizes = prediction.models[role], mapping.sizes[role]
+        cells = [role, str(sizes)]
+        if "generation" in phases:
+            ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro_data}"
+            cells.append(ways if "generation" in model.seconds else "")
+        cells += [str(model.micro_batch), model.offload]
+        cells += [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
+        table.add_row(*cells)
+    return table
+
+
+def _cuts(mapping: Mapping) -> Table:
+    """How each model is cut, where no more is known."""
+    table = _table(left=("model", "p-t-d"), gap=2)
+    for role in _roles(mapping):
+        table.add_row(role, str(mapping.sizes[role]))
+    return table
+
+
+def _roles(mapping: Mapping) -> list[Role]:
+    """The models by pool."""
+    return [role for pool in mapping.pools for role in pool.models]
+
+
+def _memory(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
+    """A table a pool: what its models hold on a slot in each stage, against what a slot may hold."""
+    stages = [stage for stage in STAGES if prediction.stages.get(stage)]
+    held = {pool.name: {stage: _parts(pool, prediction, stage) for stage in stages} for pool in mapping.pools}
+    most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
+    power, unit = next(((power, unit) for power, unit in UNITS if most >= 10**power), UNITS[-1])
+    slot = "GPU" if mapping.device == "GPU" else "CPU slot"
+    writer.head(f"memory of a {slot} in {unit} of 1e{power} bytes")
+    for pool in mapping.pools:
+        limit = prediction.memory_limit[pool.name]
+        writer.line(f"  {pool.name}, limit {number(limit / 10**power)} {unit}")
+        table = _stages(held[pool.name], limit, scale=10**power, cells=max(6, writer.columns - MEMORY_COLUMNS))
+        table.show_header = pool is mapping.pools[0]
+        writer.table(table)
+    if any("generation" in model.seconds for model in prediction.models.values()):
+        writer.line(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}")
+
+
+def _stages(held: Map[Stage, Map[str, float]], limit: float, *, scale: float, cells: int) -> Table:
+    """Bytes of a slot by stage and part; the bar takes so many cells."""
+    table = _table(gap=1)
+    table.add_column("", min_width=STAGE_COLUMNS)
+    table.add_column("total", justify="right", min_width=NUMBER_COLUMNS)
+    table.add_column("of limit", min_width=cells)
+    for head in PARTS.values():
+        table.add_column(head, justify="right", min_width=max(NUMBER_COLUMNS, *map(len, head.split("\n"))))
+    for stage, parts in held.items():
+        total = sum(parts.values())
+        values = [f"{parts[part] / scale:,.1f}" if parts.get(part) else "" for part in PARTS]
+        table.add_row(stage, f"{total / scale:,.1f}", _filled(total / limit, cells), *values)
+    return table
+
+
+def _parts(pool: MappedPool, prediction: Prediction, stage: Stage) -> dict[str, float]:
+    """Bytes of a slot by part, of all models of a pool."""
+    parts: dict[str, float] = {}
+    for role in pool.models:
+        for part, size in prediction.models[role].memory.get(stage, {}).items():
+            parts[part] = parts.get(part, 0.0) + size
+    return parts
+
+
+def _filled(share: float, cells: int) -> Text:
+    """A bar and its percentage."""
+    percentage = f" {share:>4.0%}"
+    length = cells - len(percentage)
+    full = min(length, round(share * length))
+    return Text.assemble(("█" * full, "cyan"), ("░" * (length - full), "dim"), percentage)
+
+
+def _times(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
+    """What a step takes, and who works when."""
+    writer.head(
+        f"predicted: {seconds_text(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s"
+    )
+    writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
+    writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
+    writer.head("timeline: stages are barriers, pools overlap within one")
+    timeline = timeline_of(mapping.pools, prediction)
+    writer.table(chart_of(timeline, columns=writer.columns - 2))
+    writer.line(Text("  ") + legend_of(timeline))
+
+
+def _listed(seconds: Map[Any, float], order: Iterable[str]) -> str:
+    """`generation 4.1 s, scoring 20 ms`; what takes no time is left out."""
+    return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
+
+
+def _rejected(writer: Writer, placements: Sequence[Rejected], won: float) -> None:
+    """The best of the others, and why each lost."""
+    if not placements:
+        return
+    writer.head("best rejected placements")
+    table = _table(right=("seconds", "slower"), gap=2)
+    table.show_header = False
+    table.add_column("why")
+    for placement in placements:
+        slower = f"{placement.step_seconds / won - 1:+.1%}"
+        where = "; ".join(f"{', '.join(models)} on {_slots(gpu, slots)}" for models, gpu, slots in placement.pools)
+        table.add_row(seconds_text(placement.step_seconds), slower, Text(f"{where}\n{placement.reason}"))
+    writer.table(table)
+
+
+def _infeasible(writer: Writer, answer: Infeasible) -> None:
+    writer.line(f"nothing fits: {answer.reason}")
+    writer.line(f"  short: {answer.short_bytes / GB:,.1f} GB of memory (1 GB = 1e9 bytes)")
+    if answer.smallest:
+        writer.line(f"  would do: {' or '.join(_slots(gpu, slots) for gpu, slots in answer.smallest)}")
+
+
+def _slots(gpu: str, slots: int) -> str:
+    """GPUs and their type as one word, which is never broken; `2 slots` where the type is not known."""
+    return f"{slots}{TIMES}{gpu}" if gpu else f"{slots} slots"
+
+
+def _table(*, left: Iterable[str] = (), right: Iterable[str] = (), gap: int) -> Table:
+    """A table without lines."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", highlight=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,113 @@
+"""When each model of a pool is predicted to work during a step: a bar a phase, between the barriers of the stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlhf_api.names import Role
+from rlhf_mapper.mapping import PHASES, STAGES, MappedPool, Phase, Prediction, Stage
+from rlhf_trainer.report.numbers import number, tick
+
+STAGE_OF: dict[Phase, Stage] = {
+    "reshard": "generation",
+    "generation": "generation",
+    "scoring": "preparation",
+    "update": "training",
+}
+STEPS = (1, 2, 2.5, 5, 10)
+"""A time axis is marked in these steps times a power of ten."""
+NEGLIGIBLE = 1e-9
+"""Share of a step below which a gap between bars is rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A model at work; times in seconds after the begin of the step."""
+
+    pool: str
+    model: Role
+    phase: Phase
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A step; its stages are barriers, each as long as its slowest pool."""
+
+    rows: tuple[tuple[str, Role], ...]
+    """(pool, model) of every model, by pool."""
+    stages: dict[Stage, tuple[float, float]]
+    """Begin and end of the stages with work, in order."""
+    bars: tuple[Bar, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The length of the step."""
+        return max((end for _, end in self.stages.values()), default=0.0)
+
+    def of(self, pool: str, model: Role) -> list[Bar]:
+        """The bars of a row, from left to right."""
+        return [bar for bar in self.bars if (bar.pool, bar.model) == (pool, model)]
+
+    def idle(self, pool: str) -> list[tuple[float, float]]:
+        """Begin and end of the times in which no model of a pool works."""
+        gaps, free_since = [], 0.0
+        working = sorted((bar.start, bar.end) for bar in self.bars if bar.pool == pool)
+        for start, end in [*working, (self.seconds, self.seconds)]:
+            if start - free_since > NEGLIGIBLE * self.seconds:
+                gaps.append((free_since, start))
+            free_since = end
+        return gaps
+
+    def busy(self, pool: str) -> float:
+        """The share of the step in which a pool works."""
+        waits = sum(end - start for start, end in self.idle(pool))
+        return 1 - waits / self.seconds if self.seconds else 0.0
+
+
+def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline:
+    """Within a stage the models of a pool run one after another, and pools at the same time."""
+    stages: dict[Stage, tuple[float, float]] = {}
+    begin = 0.0
+    for stage in STAGES:
+        if length := prediction.stages.get(stage, 0.0):
+            stages[stage] = (begin, begin + length)
+            begin += length
+    bars = [
+        bar
+        for stage, (start, _) in stages.items()
+        for pool in pools
+        for bar in _in_turn(pool, prediction, stage, start)
+    ]
+    rows = tuple((pool.name, model) for pool in pools for model in pool.models)
+    return Timeline(rows=rows, stages=stages, bars=tuple(bars))
+
+
+def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:
+    """The bars of a pool in a stage, from the stage's begin."""
+    for model in pool.models:
+        for phase in PHASES:
+            seconds = prediction.models[model].seconds.get(phase, 0.0)
+            if STAGE_OF[phase] == stage and seconds > 0:
+                yield Bar(pool=pool.name, model=model, phase=phase, start=start, end=start + seconds)
+                start += seconds
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits: 84 ms, 1.53 s, 41.2 s, 1,234 s."""
+    return f"{number(seconds)} s" if seconds >= 1 else f"{number(1000 * seconds)} ms"
+
+
+def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:
+    """The marks of a time axis of that length, at most so many and one at 0: seconds and label, in s or ms."""
+    if seconds <= 0:
+        return [(0.0, "0 s")]
+    scale, unit = (1.0, "s") if seconds >= 1 else (1000.0, "ms")
+    least = seconds * scale / (most - 1)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(step * power for step in STEPS if step * power >= least * (1 - NEGLIGIBLE))
+    count = math.floor(seconds * scale / step * (1 + NEGLIGIBLE))
+    return [(place * step / scale, f"{tick(place * step)} {unit}") for place in range(count + 1)]
