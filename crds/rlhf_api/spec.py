@@ -252,8 +252,9 @@ class Rollout(Spec):
         Count, Field(description="Pipeline stages in generation; a divisor of the actor's.")
     ] = 1
     gpu_memory_utilization: Annotated[
-        float, Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take.")
-    ] = 0.4
+        float | None,
+        Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),
+    ] = None
 
 
 class Training(Spec):

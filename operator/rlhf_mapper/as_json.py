@@ -41,6 +41,7 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
         "phases": dict(prediction.phases),
         "stages": dict(prediction.stages),
         "gpu_memory_utilization": prediction.gpu_memory_utilization,
+        "correction": dict(prediction.correction),
     }
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlhf_mapper.mapping import Device
-
-Kind = Literal["training", "inference", "generation", "transition"]
-KINDS: tuple[Kind, ...] = ("training", "inference", "generation", "transition")
+from rlhf_mapper.mapping import Device, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,7 @@ _EFFICIENCY = Efficiency(
     sequence_seconds=5e-5,
     update_seconds=0.05,
     call_seconds=0.1,
-    transition_seconds=2.2,
+    transition_seconds=2.7,
 )
 
 _ON_CPU = Efficiency(
@@ -109,18 +106,6 @@ TRAINER = Software(
     may_offload=True,
     sequence_parallel=False,
     efficiency=_EFFICIENCY,
-)
-
-TESTBED = replace(
-    TRAINER,
-    name="HybridFlow's testbed: Megatron-core 0.6 and vLLM 0.3.1",
-    shards_weights=False,
-    weight_bytes=2,  # bf16; gradients, master weights and moments are float32 (section 8)
-    gradient_bytes=4,
-    optimizer_bytes=12,
-    frozen_bytes=2,
-    rereads_kv=True,
-    may_offload=False,
 )
 
 

@@ -59,6 +59,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         models={role: cut.predicted for role, cut in cuts.items()},
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
+        correction=costs.settings[0].correction.factors,
     )
 
 

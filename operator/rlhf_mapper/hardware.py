@@ -49,9 +49,9 @@ def _gpu(name: str, memory: float, bf16: float, fp32: float, hbm: float, link: f
 CPU_SLOT = Gpu(
     name="cpu-slot",
     memory=8 * GB,
-    bf16=40e9,
-    fp32=40e9,
-    memory_bandwidth=8 * GB,
+    bf16=64e9,
+    fp32=64e9,
+    memory_bandwidth=16 * GB,
     link_bandwidth=2 * GB,
     host_bandwidth=8 * GB,
     launch_seconds=60e-6,

@@ -21,6 +21,8 @@ STAGE_OF: Map[Phase, Stage] = {
     "scoring": "preparation",
     "update": "training",
 }
+Kind = Literal["training", "inference", "generation", "transition"]
+"""What measurements correct, each by a factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,8 @@ class Prediction:
     """Bytes of a GPU that may be used, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
+    correction: Map[Kind, float] = field(default_factory=dict)
+    """The factors of the kinds that are in these seconds; none where nothing was measured before."""
 
 
 @dataclass(frozen=True, kw_only=True)

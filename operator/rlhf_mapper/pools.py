@@ -138,7 +138,7 @@ class PoolCosts:
             if not len(strategies.cuts):
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
-                cache = memory.USABLE_SHARE * q - (0 if offloads else together) - strategies.generator_bytes
+                cache = memory.USABLE_SHARE * q - together * (not offloads) - strategies.generator_bytes
                 generator, found = strategies.with_generator(room, cache)
                 seconds += found
             else:

@@ -166,7 +166,7 @@ class GeneratingStrategies(Strategies):
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
             seconds = transition.resharded(self.passes, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
-        moved *= self.setting.correction.of("transition") * self.wanted.work.passes
+        moved *= self.setting.correction.of("transition")
         whole = (self.trained + self.read)[:, None] + moved[None]
         row = np.argmin(whole, axis=2)
         moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]
@@ -198,5 +198,5 @@ class GeneratingStrategies(Strategies):
         return int(self._of_training[1][room, generator, size])
 
     def moved(self, room: int, generator: int, size: int) -> float:
-        """Seconds of the transitions of a step with that cut."""
+        """Seconds of the transition with that cut; further generation passes of a step have the weights."""
         return float(self._of_training[2][room, generator, size])

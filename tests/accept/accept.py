@@ -16,6 +16,9 @@ from typing import Any
 import check_algorithms
 from check_demo import Row, check, table
 
+from rlhf_mapper.calibration import apart
+from rlhf_mapper.mapping import PHASES
+
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 EXAMPLE = "examples/01-helpful-ppo.yaml"
@@ -30,6 +33,8 @@ RESHARDED = (
 )
 RESHARDED_TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
 """Of a loss that is cut otherwise, relative; losses near 0 are measured against this one."""
+BAND = 3.0
+"""Factor by which measured seconds may differ from those predicted without calibration, on a machine that is shared."""
 
 
 class FellShortError(Exception):
@@ -58,6 +63,26 @@ def hold_to(rows: list[Row], summary: Mapping[str, Any]) -> None:
     missed = [row.figure for row in rows if not row.good]
     if missed:
         raise FellShortError(f"missed: {', '.join(missed)}", summary)
+
+
+def auto_mapping(folder: Path) -> dict[str, Any]:
+    """Where `placement.mode: Auto` put the models of the PPO job of `run`, and its phases, predicted and measured."""
+    job = folder / "run" / "helpful-ppo"
+    mapping = json.loads((job / "mapping.json").read_text())
+    predicted = mapping["predicted"]
+    seconds = {**predicted["phases"], "step": predicted["step_seconds"]}
+    compared = {each.phase: each for each in apart(seconds, records(job / "metrics.jsonl"))}
+    placed = [{name: pool[name] for name in ("models", "gpu", "gpus")} for pool in mapping["pools"]]
+    row: dict[str, Any] = {"pools": placed, **{phase: each._asdict() for phase, each in compared.items()}}
+    for each in compared.values():
+        print("{:12} predicted {:7.3f} s, measured {:7.3f} s, ratio {:.2f}".format(*each), file=sys.stderr)
+    missing = [phase for phase in PHASES if phase not in compared]
+    if missing:
+        raise FellShortError(f"not predicted or not measured: {', '.join(missing)}", row)
+    row["ratio"] = sum(compared[phase].measured for phase in PHASES) / sum(seconds[phase] for phase in PHASES)
+    if not 1 / BAND <= row["ratio"] <= BAND:
+        raise FellShortError(f"measured / predicted is {row['ratio']:.2f}, beyond a factor of {BAND:g}", row)
+    return row
 
 
 def resume(folder: Path) -> dict[str, Any]:
@@ -145,6 +170,7 @@ def hybrid_engine(folder: Path) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
+    "auto_mapping": auto_mapping,
     "resume": resume,
     "algorithms": algorithms,
     "hybrid_engine": hybrid_engine,

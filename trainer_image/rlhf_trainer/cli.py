@@ -105,6 +105,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this file."),
     ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Correct the prediction by the times of a run on such GPUs.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
     ] = None,
@@ -118,7 +121,15 @@ def plan(
         from rlhf_trainer.run.plan import plan as answer
 
         machines = ClusterFlags(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
-        question = Question(only=job, machines=machines, objective=objective, in_json=in_json, graph=graph, svg=svg)
+        question = Question(
+            only=job,
+            machines=machines,
+            objective=objective,
+            in_json=in_json,
+            graph=graph,
+            svg=svg,
+            calibrate=calibrate,
+        )
         answer(jobs_of(file, sets, output), run_folder(file, output), question)
 
     sys.exit(exit_code_of(work, debug=False))

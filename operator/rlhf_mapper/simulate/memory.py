@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Map
 from typing import Literal
 
@@ -79,3 +80,8 @@ def kept_of(work: Work, *, trains: bool) -> Kept:
 def logits(model: Architecture, layouts: Layouts, tokens: Numbers) -> Numbers:
     """Bytes of a micro-batch's logits and their gradient in float32."""
     return tokens * (1 if model.scores else model.vocabulary) / layouts.t * 4 * 2
+
+
+def least_gpus(states: float, memory: float) -> int:
+    """The fewest GPUs of so many bytes that hold these states, if they share them evenly (get_min_alloc)."""
+    return math.ceil(states / (STATE_SHARE * memory))

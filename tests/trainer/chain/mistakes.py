@@ -238,6 +238,13 @@ PLAN: dict[str, Mistake] = {
         sentence="--objective: lowest-cost needs the pricePerGpuHour of all nodes of an --inventory",
         remedy="Give an `--inventory` with prices.",
     ),
+    "a step that cannot be so fast": Mistake(
+        how="plan",
+        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=fewest-gpus=1e-9"),
+        code=ENVIRONMENT,
+        sentence="helpful-sft: no mapping takes … a step or less; the fastest takes …",
+        remedy="Allow the step more seconds, or give it more GPUs.",
+    ),
     "a model folder without config.json": Mistake(
         how="plan",
         prepare=file("bare/readme", ""),
@@ -261,7 +268,7 @@ PLAN: dict[str, Mistake] = {
         sets=("models.actor.uri=file://llama",),
         options=("--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g"),
         code=ENVIRONMENT,
-        sentence="helpful-sft: …",
+        sentence="helpful-sft: the states of actor take … GB, but 1 x t4-16g hold … GB; …",
         remedy="Take the smallest cluster that `rlhf plan` names, or a smaller model.",
     ),
 }

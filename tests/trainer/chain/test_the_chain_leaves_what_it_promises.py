@@ -51,6 +51,7 @@ def test_every_job_has_its_folder(chain: Chain, name: str) -> None:
     assert status["output"]["uri"] == (folder / "model").resolve().as_uri()
     assert yaml.safe_load((folder / "job.yaml").read_text())["metadata"]["name"] == name
     assert "slots" in (folder / "events.log").read_text()
+    assert json.loads((folder / "mapping.json").read_text())["predicted"]["step_seconds"] > 0
     lines = records(folder)
     assert [line["step"] for line in lines] == list(range(1, JOBS[name] + 1))
     assert all(line.keys() >= EVERY_STEP for line in lines)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf_api.algorithms import AnyAlgorithm
-from rlhf_api.files import load
+from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, STAGES
@@ -165,6 +165,48 @@ def test_neither_torch_nor_ray_nor_vllm_is_needed(options: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     (gpu,) = {pool["gpu"] for pool in json.loads(done.stdout)["pools"]}
     assert gpu == ("a100-80g" if options else "cpu-slot")
+
+
+def run_folder(run: Path, mapping: dict[str, Any], *, factor: float) -> Path:
+    """A run of example 01's PPO in which every phase took `factor` times what its mapping predicts."""
+    folder = run / "helpful-ppo"
+    folder.mkdir(parents=True)
+    (job,) = (job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo")
+    (folder / "job.yaml").write_text(dump(job))
+    (folder / "mapping.json").write_text(json.dumps(mapping))
+    times = {f"time/{phase}": factor * seconds for phase, seconds in mapping["predicted"]["phases"].items()}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **times}) + "\n" for n in (1, 2, 3)))
+    return run
+
+
+def test_measured_times_correct_the_prediction(tmp_path: Path) -> None:
+    before = planned(EXAMPLES[0], "helpful-ppo")
+    slow = run_folder(tmp_path / "slow", before, factor=2)
+    after = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", slow)
+    assert after["predicted"]["step_seconds"] == pytest.approx(2 * before["predicted"]["step_seconds"], rel=0.02)
+    assert after["predicted"]["correction"] == pytest.approx(
+        {"training": 2, "inference": 2, "generation": 2, "transition": 2}
+    )
+    shown = plan(EXAMPLES[0], "helpful-ppo", "--calibrate", slow)[1]
+    said = "corrected by helpful-ppo, where measured over predicted seconds were: reshard 2, generation 2, scoring 2"
+    assert said in shown
+    right = run_folder(tmp_path / "right", after, factor=1)
+    again = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", right)
+    assert again["predicted"]["correction"] == pytest.approx(after["predicted"]["correction"])
+
+
+def test_a_run_on_other_gpus_or_of_other_jobs_corrects_nothing(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", planned(EXAMPLES[0], "helpful-ppo"), factor=1)
+    calibrate = ("--calibrate", str(run))
+    other = CliRunner().invoke(app, ["plan", str(EXAMPLES[0]), "helpful-ppo", *calibrate, *TWO_NODES])
+    assert (other.exit_code, other.stderr) == (
+        2,
+        f"error: --calibrate {run}: helpful-ppo ran on cpu-slot, and this plan is for a100-80g\n",
+    )
+    other = CliRunner().invoke(app, ["plan", str(EXAMPLES[0]), "helpful-sft", *calibrate])
+    assert other.exit_code == 2
+    assert other.stderr.startswith(f"error: --calibrate {run}: has no job named helpful-sft or of SFT with a pred")
+    assert plan(EXAMPLES[0], "--calibrate", tmp_path / "nowhere")[0] == 2
 
 
 def test_an_objective_is_one_of_three() -> None:

@@ -29,6 +29,8 @@ CPU_ENVIRONMENT = {
 }
 CPU_BLOCK_TOKENS = 128
 MAX_SEQUENCES = 256
+UNMAPPED_SHARE = 0.4
+"""Of a GPU's memory, where neither the manifest nor the mapper says what generation may take."""
 GIB = 1024**3
 
 
@@ -90,7 +92,7 @@ class GenerationEngine:
         sequences = min(max_sequences, MAX_SEQUENCES)
         layers = max(stage_layers, default=int(config.num_hidden_layers))
         memory: dict[str, Any] = (
-            {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
+            {"gpu_memory_utilization": rollout.gpu_memory_utilization or UNMAPPED_SHARE, "enable_sleep_mode": True}
             if on_gpu
             else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
         )

@@ -10,7 +10,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.report import held_out, metrics
+from rlhf_trainer.report import held_out, metrics, predicted
 from rlhf_trainer.report.numbers import between, duration, shortened, step_list
 from rlhf_trainer.report.reading import JobRecord, Run, read_run
 
@@ -71,6 +71,7 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
         "times": taken,
+        "predicted": predicted.comparison(job),
         "learning": metrics.panels(job, learning=True),
         "health": metrics.panels(job, learning=False),
         "constants": metrics.constants(job),

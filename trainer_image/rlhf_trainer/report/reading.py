@@ -32,6 +32,8 @@ class JobRecord:
     samples: list[dict[str, Any]]
     events: list[str]
     summary: Mapping[str, Any]
+    mapping: Mapping[str, Any] = field(default_factory=dict)
+    """Where the models live and what was predicted, as `rlhf plan --json` tells it."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,6 +98,7 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
         samples=samples,
         events=_lines(folder / "events.log"),
         summary=summary,
+        mapping=_read(folder / "mapping.json", _object, notes) or {},
         notes=notes,
     )
 

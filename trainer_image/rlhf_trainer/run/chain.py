@@ -13,6 +13,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
+from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.environment import write_environment
@@ -122,12 +123,21 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
+def tell_mapping(placed: Mapping, publisher: Publisher) -> None:
+    """Leave the mapping in the job's folder, and say what a step is predicted to take."""
+    publisher.folder.tell_mapping(placed)
+    if prediction := placed.prediction:
+        pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
+        publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")
+
+
 def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(shared.output, job)
     folder.begin(start.checkpoint, inputs=start.inputs)
     publisher = Publisher(job, folder, shared.display, shared.listeners)
     publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(placed.described, placed.pools))}")
+    tell_mapping(placed, publisher)
     if start.checkpoint:
         publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.telling_the_end():

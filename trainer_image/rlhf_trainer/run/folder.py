@@ -19,6 +19,8 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
+from rlhf_mapper.as_json import as_json
+from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
@@ -26,6 +28,7 @@ from rlhf_trainer.errors import DataError, EnvironmentProblem
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
+MAPPING = "mapping.json"
 SAVE_REQUEST = "save-now"
 """A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
 
@@ -134,7 +137,7 @@ def writes(
 
 
 class JobFolder:
-    """`DIR/<job>/`: the job as resolved, its status, metrics, events and samples, and the model."""
+    """`DIR/<job>/`: the job as resolved, its mapping, status, metrics, events and samples, and the model."""
 
     def __init__(self, output: Path, job: Job) -> None:
         self.path = output / job.name
@@ -194,6 +197,11 @@ class JobFolder:
         replace(self.path / INPUTS, json.dumps(dict(inputs)) + "\n")
         replace(self.path / JOB_FILE, dump(self._job))
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
+
+    @writes
+    def tell_mapping(self, placed: PlacedModels) -> None:
+        """Write mapping.json: where the models live, and what a step is predicted to take."""
+        replace(self.path / MAPPING, json.dumps(as_json(placed), indent=2) + "\n")
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """The files of this folder that belong to the checkpoint of step `up_to`, by name."""

@@ -11,7 +11,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, NodeGroup
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
-from rlhf_mapper.mapping import Device
+from rlhf_mapper.mapping import Device, Mapping
 from rlhf_trainer.errors import EnvironmentProblem
 
 SAME_MEMORY = 0.1
@@ -73,6 +73,15 @@ def this_machine(job: Job) -> Cluster:
     if asked > len(gpus):
         raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
     return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
+
+
+def slots_of(placed: Mapping) -> Cluster:
+    """The slots that a placement takes, as one group of equal nodes."""
+    nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
+    slots = -(-sum(pool.size for pool in placed.pools) // nodes)
+    here = _gpus_here() if placed.device == "GPU" else []
+    gpu = _known(*here[0]) if here else CPU_SLOT
+    return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=slots),))
 
 
 def _read(file: Path) -> Cluster:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -14,16 +15,18 @@ from rich.console import Console
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_mapper.as_json import as_json
-from rlhf_mapper.auto_map import auto_map
+from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Infeasible, Mapping
+from rlhf_mapper.mapping import Device, Infeasible, Inventory, Mapping
+from rlhf_mapper.place import place
 from rlhf_mapper.search.objective import Objective
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.folder import written
 from rlhf_trainer.run.machines import ClusterFlags, device_of, this_machine
 from rlhf_trainer.run.mapping_text import explain
+from rlhf_trainer.run.measured import Measured, measured
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run.timeline import timeline_of
+from rlhf_trainer.run.timeline import seconds_text, timeline_of
 from rlhf_trainer.run.timeline_svg import svg_of
 
 OBJECTIVES = ("throughput", "fewest-gpus=SECONDS", "lowest-cost")
@@ -44,6 +47,22 @@ class Question:
     graph: bool
     """Whether to draw the calls of a step instead of explaining the mapping."""
     svg: Path | None
+    calibrate: Path | None
+    """Run folder whose times correct the prediction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is told about a job."""
+
+    job: Job
+    mapping: Mapping | Infeasible
+    measured: Measured | None
+    """By which the prediction is corrected."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.name}, a step of {self.job.spec.algorithm.name}"
 
 
 def plan(jobs: Sequence[Job], output: Path, question: Question) -> None:
@@ -52,17 +71,49 @@ def plan(jobs: Sequence[Job], output: Path, question: Question) -> None:
     Raises SpecError; DataError for a model whose shape cannot be read; EnvironmentProblem where no mapping fits, after
     everything has been told.
     """
-    chosen, asked = _chosen(jobs, question), question.machines.cluster()
-    clusters = {job.name: asked or this_machine(job) for job in chosen}
-    objectives = {name: objective_of(question.objective, cluster) for name, cluster in clusters.items()}
-    answers: list[tuple[Job, Mapping | Infeasible]] = []
-    for job in chosen:
-        cluster, shapes = clusters[job.name], shapes_of(jobs, job, output)
-        mapping = auto_map(job, cluster, shapes, device=device_of(job, cluster), objective=objectives[job.name])
-        answers.append((job, mapping))
+    chosen, cluster = _chosen(jobs, question), question.machines.cluster()
+    answers = [_answer(job, cluster or this_machine(job), jobs, output, question) for job in chosen]
     _tell(answers, question)
-    if short := [f"{job.name}: {answer.reason}" for job, answer in answers if isinstance(answer, Infeasible)]:
+    if short := [f"{each.job.name}: {each.mapping.reason}" for each in answers if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
+
+
+def _answer(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, question: Question) -> Answer:
+    """The best mapping of a job onto a cluster, or the one that its manifest says."""
+    device, objective = device_of(job, cluster), objective_of(question.objective, cluster)
+    found = measured(question.calibrate, job, cluster) if question.calibrate else None
+    correction = found.correction if found else None
+    shapes = shapes_of(jobs, job, output)
+    if job.spec.placement.mode == "Manual":
+        placed = place(job, _inventory(cluster, device))
+        return Answer(job=job, mapping=predicted(job, placed, cluster, shapes, correction=correction), measured=found)
+    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction)
+    mapping = search(objective=objective)
+    if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
+        mapping = _too_slow(search(), objective.most_seconds)
+    return Answer(job=job, mapping=mapping, measured=found)
+
+
+def _inventory(cluster: Cluster, device: Device) -> Inventory:
+    """The GPUs of each machine; CPU slots are none."""
+    return Inventory(
+        gpus_per_machine=tuple(
+            group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count)
+        )
+    )
+
+
+def _too_slow(fastest: Mapping | Infeasible, most_seconds: float) -> Infeasible:
+    """Why no mapping takes so few seconds; fastest: the best one without that limit."""
+    if isinstance(fastest, Infeasible):
+        return fastest
+    assert fastest.prediction, "the shapes are known"
+    seconds = seconds_text(fastest.prediction.step_seconds)
+    return Infeasible(
+        short_bytes=0.0,
+        smallest=(),
+        reason=f"no mapping takes {seconds_text(most_seconds)} a step or less; the fastest takes {seconds}",
+    )
 
 
 def objective_of(text: str, cluster: Cluster) -> Objective:
@@ -107,19 +158,17 @@ def _chosen(jobs: Sequence[Job], question: Question) -> list[Job]:
     return chosen
 
 
-def _tell(answers: Sequence[tuple[Job, Mapping | Infeasible]], question: Question) -> None:
+def _tell(answers: Sequence[Answer], question: Question) -> None:
     """Print what was found, in the form that is asked for."""
-    found = [(job, answer) for job, answer in answers if isinstance(answer, Mapping)]
+    found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, Mapping)]
     if question.in_json:
-        documents = [{"job": job.name, **as_json(answer)} for job, answer in answers]
+        documents = [{"job": each.job.name, **as_json(each.mapping)} for each in answers]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
     elif question.graph:
         _draw(found, question.svg)
     else:
-        _explain(answers)
-        for job, mapping in found:
-            if question.svg:
-                _write_timeline(job, mapping, question.svg)
+        for each in answers:
+            _explain(each, question.svg)
 
 
 def _draw(found: Sequence[tuple[Job, Mapping]], svg: Path | None) -> None:
@@ -130,18 +179,15 @@ def _draw(found: Sequence[tuple[Job, Mapping]], svg: Path | None) -> None:
     draw(found, svg)
 
 
-def _explain(answers: Sequence[tuple[Job, Mapping | Infeasible]]) -> None:
+def _explain(answer: Answer, svg: Path | None) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS
-    for place, (job, answer) in enumerate(answers):
-        typer.echo("\n" * bool(place), nl=False)
-        explain(answer, title=f"{job.name}, a step of {job.spec.algorithm.name}", console=console)
-
-
-def _write_timeline(job: Job, mapping: Mapping, svg: Path) -> None:
-    assert mapping.prediction, "the shapes are known"
-    timeline = timeline_of(mapping.pools, mapping.prediction)
-    with written(svg):
-        svg.write_text(svg_of(timeline, title=f"{job.name}, a step of {job.spec.algorithm.name}"))
-    typer.echo(f"drawn into {svg}")
+    explain(answer.mapping, title=answer.title, console=console)
+    typer.echo(f"{answer.measured}\n" if answer.measured else "")
+    if svg and isinstance(answer.mapping, Mapping):
+        assert answer.mapping.prediction, "the shapes are known"
+        timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
+        with written(svg):
+            svg.write_text(svg_of(timeline, title=answer.title))
+        typer.echo(f"drawn into {svg}")

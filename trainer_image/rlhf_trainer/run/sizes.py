@@ -9,10 +9,14 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
+from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_mapper.place import place
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.folder import JOB, model_folder
+from rlhf_trainer.run.machines import slots_of
+from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
@@ -21,13 +25,33 @@ from rlhf_trainer.training.tensor_parallel import impossible_sizes
 def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> PlacedModels:
     """Where the models of a job live; jobs: those of the manifest, which may make its models.
 
-    SpecError if that cannot be, or a model cannot be cut into its stages and shards.
+    SpecError if that cannot be, or a model cannot be cut into its stages and shards; EnvironmentProblem if the mapper
+    finds no way to place them.
     """
-    placed = place(job, inventory)
+    placed = _mapped(job, place(job, inventory), jobs, output)
     by_name = {each.name: each for each in jobs}
     sizes = {role: (size.pipeline, size.tensor) for role, size in placed.sizes.items()}
     require_possible(job, sizes, {role: _origin(model, by_name, output) for role, model in job.models().items()})
     return placed
+
+
+def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path) -> PlacedModels:
+    """What the mapper makes of a job on the slots of a placement: of all models together, or one made by hand.
+
+    The placement as it is, where the mapper does not know the shape of a model.
+    """
+    try:
+        shapes = shapes_of(jobs, job, output)
+    except TrainerError:
+        return together
+    cluster = slots_of(together)
+    if job.spec.placement.mode == "Manual":
+        kept = predicted(job, together, cluster, shapes)
+        return kept if isinstance(kept, PlacedModels) else together
+    answer = auto_map(job, cluster, shapes, device=together.device)
+    if isinstance(answer, PlacedModels):
+        return answer
+    raise EnvironmentProblem(f"{job.name}: {answer.reason}")
 
 
 def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:

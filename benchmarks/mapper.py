@@ -1,0 +1,266 @@
+"""The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
+
+Parts: oracles, throughput, placements, transition, generation, points, scaling, real; by default all but `real`.
+All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains the tiny model
+with Ray on CPU slots in several placements (minutes), predicts each from one of them, and says how far it was off.
+Published figures are HybridFlow's, read off its figures (rlhf_mapper/testbed.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_mapper import testbed
+from rlhf_mapper.coefficients import Correction, software_for
+from rlhf_mapper.explained import cuts_of
+from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.search.allocations import d_cost, enum_alloc
+from rlhf_mapper.search.exhaustive import exhaustive
+from rlhf_mapper.search.placements import placements
+from rlhf_mapper.search.pruned import pruned
+from rlhf_mapper.simulate import memory
+from rlhf_mapper.strategy import Setting
+
+TOKENS = 1024 * 2048
+CONSOLE = Console(width=120)
+MOST_EXHAUSTIVE = 16
+"""Nodes on which every allocation is tried."""
+GPU_COUNTS = (8, 16, 32, 64, 96, 128)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows; the first column to the left."""
+    printed = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        printed.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        printed.add_row(*map(str, row))
+    CONSOLE.print(printed)
+
+
+def oracles() -> dict[str, Any]:
+    """Counts and costs that can be worked out by hand, and the smallest clusters of the paper."""
+    rm, ref = {"prep": 1.0}, {"prep": 2.0}
+    actor, critic = {"gen": 10.0, "train": 6.0}, {"prep": 3.0, "train": 5.0}
+    stages = ("gen", "prep", "train")
+
+    def cost(*sets: Sequence[dict[str, float]]) -> float:
+        return d_cost([[[model.get(stage, 0.0) for stage in stages] for model in each] for each in sets])
+
+    found: dict[str, Any] = {
+        "placements of 3, 4, 5 models": [len(placements("abcde"[:count])) for count in (3, 4, 5)],
+        "allocations of 16 machines to 4 sets": sum(1 for _ in enum_alloc(16, (1, 1, 1, 1))),
+        "d_cost split, colocated, standalone": [
+            cost([actor, ref], [critic, rm]),
+            cost([actor, ref, critic, rm]),
+            cost([actor], [ref], [critic], [rm]),
+        ],
+    }
+    for size, model in testbed.MODELS.items():
+        states = 2 * sum(memory.states(model, testbed.SOFTWARE, trains=True).values())
+        states += 2 * sum(memory.states(model, testbed.SOFTWARE, trains=False).values())
+        gpus = memory.least_gpus(states, GPUS["a100-80g"].memory)
+        found[f"least GPUs of PPO {size}: exact, whole machines, power of two"] = [
+            gpus,
+            8 * math.ceil(gpus / 8),
+            max(8, 2 ** math.ceil(math.log2(gpus))),
+        ]
+    table("oracles", ("what", "found"), list(found.items()))
+    return found
+
+
+def best_of(size: testbed.Size, gpus: int, recipe: testbed.Recipe, *, layout: bool = True) -> tuple[float, str]:
+    """(predicted tokens/s, pools) of the best mapping; 0 where nothing fits."""
+    found = pruned(testbed.costs_of(size, gpus, recipe, layout=layout), testbed.roles(recipe), keep=1)
+    if not found:
+        return 0.0, ""
+    sets = found[0].sets
+    named = [f"{'+'.join(sorted(models))} {count}" for models, _, count in sets]
+    return TOKENS / found[0].seconds, " | ".join(named) if len(sets) > 1 else "all together"
+
+
+def throughput() -> dict[str, Any]:
+    """PPO of HybridFlow: predicted and published."""
+    rows, off = [], []
+    for (size, gpus), published in testbed.THROUGHPUT.items():
+        predicted, pools = best_of(size, gpus, "PPO")
+        free, _ = best_of(size, gpus, "PPO", layout=False)
+        off.append(predicted / published - 1)
+        rows.append((size, gpus, f"{published:,.0f}", f"{predicted:,.0f}", f"{off[-1]:+.1%}", f"{free:,.0f}", pools))
+    columns = ("model", "GPUs", "published", "predicted", "off", "layouts free", "pools")
+    table("PPO tokens/s on HybridFlow's testbed (predicted)", columns, rows)
+    return {"rows": rows, "largest": max(map(abs, off)), "mean": mean(map(abs, off))}
+
+
+def placed(gpus: int, sets: Sequence[frozenset[Any]]) -> float:
+    """Predicted tokens/s of a placement with its best allocation; 0 where it does not fit."""
+    costs = testbed.costs_of("13B", gpus)
+    budget, found = gpus, math.inf
+    tables = [costs.of(each, 0) for each in sets]
+    for sizes in _splits([list(map(int, one.gpus)) for one in tables], budget):
+        at = [int(np.searchsorted(one.gpus, size)) for one, size in zip(tables, sizes, strict=True)]
+        stages = np.max([one.seconds[:, place] for one, place in zip(tables, at, strict=True)], axis=0)
+        found = min(found, float(stages.sum()))
+    return TOKENS / found
+
+
+def _splits(choices: Sequence[Sequence[int]], budget: int) -> list[tuple[int, ...]]:
+    """Every way to give each set one of its sizes within the budget."""
+    if not choices:
+        return [()]
+    return [(size, *rest) for size in choices[0] if size <= budget for rest in _splits(choices[1:], budget - size)]
+
+
+def placement_study() -> dict[str, Any]:
+    """13B PPO: which placement wins on how many GPUs, published and predicted."""
+    rows: list[Sequence[object]] = []
+    results: dict[str, Any] = {}
+    for gpus, published in testbed.PLACED.items():
+        predicted = {name: placed(gpus, sets) for name, sets in testbed.PLACEMENTS.items()}
+        winner, ours = max(published, key=published.__getitem__), max(predicted, key=predicted.__getitem__)
+        second = sorted(published.values())[-2]
+        gap, regret = published[winner] / second - 1, 1 - published[ours] / published[winner]
+        free, pools = best_of("13B", gpus, "PPO")
+        cells = [f"{published[name] / 1e3:.1f} / {predicted[name] / 1e3:.1f}" for name in published]
+        rows.append((gpus, *cells, winner, ours, f"{gap:.1%}", f"{regret:.1%}", f"{free / 1e3:.1f} {pools}"))
+        results[str(gpus)] = {"published": winner, "predicted": ours, "gap": gap, "regret": regret}
+    columns = ("GPUs", *testbed.PLACEMENTS, "published", "ours", "gap", "regret", "free choice")
+    table("13B PPO, thousand tokens/s: published / predicted, and who wins", columns, rows)
+    return results
+
+
+def transition() -> dict[str, Any]:
+    """Training to generation layout: predicted and published seconds."""
+    rows, off = [], []
+    for (size, gpus), published in testbed.TRANSITION.items():
+        costs = testbed.costs_of(size, gpus)
+        cut = cuts_of(costs, frozenset({"actor"}), 0, gpus)["actor"].predicted.seconds["reshard"]
+        off.append(cut / published - 1)
+        rows.append((size, gpus, f"{published:.1f}", f"{cut:.1f}", f"{off[-1]:+.0%}"))
+    table("transition of the actor, seconds (predicted)", ("model", "GPUs", "published", "predicted", "off"), rows)
+    return {"rows": rows, "mean": mean(map(abs, off))}
+
+
+def generation() -> dict[str, Any]:
+    """Generation by t_g: predicted and published seconds."""
+    rows = []
+    for size, published in testbed.GENERATION.items():
+        for t_g, seconds in published.items():
+            costs = testbed.costs_of(size, 16, generation_tensor=t_g)
+            everything = testbed.PLACEMENTS["colocate"][0]
+            if math.isinf(costs.seconds(everything, 0, 16)[0]):
+                rows.append((size, t_g, seconds, "does not fit"))
+                continue
+            predicted = cuts_of(costs, everything, 0, 16)["actor"].predicted.seconds["generation"]
+            rows.append((size, t_g, seconds, f"{predicted:.1f}"))
+    table("generation on 16 GPUs, seconds (predicted)", ("model", "t_g", "published", "predicted"), rows)
+    return {"rows": rows}
+
+
+def points() -> dict[str, Any]:
+    """What is predicted for every algorithm, size and cluster of the paper."""
+    results: dict[str, Any] = {}
+    for recipe in ("PPO", "ReMax", "SafeRLHF"):
+        rows = []
+        for size in testbed.MODELS:
+            found = [best_of(size, gpus, recipe)[0] for gpus in GPU_COUNTS]
+            rows.append((size, *(f"{each:,.0f}" if each else "-" for each in found)))
+            results |= {f"{recipe} {size} {gpus}": each for gpus, each in zip(GPU_COUNTS, found, strict=True) if each}
+        table(f"{recipe}, tokens/s on HybridFlow's testbed (predicted)", ("model", *map(str, GPU_COUNTS)), rows)
+    return results
+
+
+def costs_at_scale(models: int, nodes: Sequence[int]) -> PoolCosts:
+    """A 70B job of 3, 4 or 5 models on groups of H100 and A100 nodes, with every number of nodes allowed."""
+    recipe: testbed.Recipe = {3: "ReMax", 4: "PPO", 5: "SafeRLHF"}[models]  # type: ignore[assignment]
+    base = testbed.costs_of("70B", 128, recipe, layout=False)
+    sequences = 65536
+    work = testbed.work_of(recipe, sequences)
+    load = replace(base.settings[0].load, sequences=sequences, work=work)
+    wanted = {role: replace(each, work=work[role]) for role, each in base.wanted.items()}
+    kinds = (GPUS["h100-80g"], GPUS["a100-80g"])
+    groups = [NodeGroup(gpu=gpu, count=count, gpus_per_node=8) for gpu, count in zip(kinds, nodes, strict=False)]
+    software = software_for("GPU", "BF16")
+    settings = [Setting(group, software, load, Correction()) for group in groups]
+    return PoolCosts(wanted, settings, [pool_sizes(group) for group in groups])
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """The best of three."""
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def scaling() -> dict[str, Any]:
+    """Time and memory of the mapper by GPUs and models, and the pruned search beside the exhaustive one."""
+    cases = [(4, (nodes,)) for nodes in (8, 16, 128)] + [(3, (128,)), (5, (128,)), (5, (1024, 1024))]
+    rows, results = [], {}
+    for models, nodes in cases:
+        costs = partial(costs_at_scale, models, nodes)
+        names = list(costs().wanted)
+        taken = seconds_of(lambda costs=costs, names=names: pruned(costs(), names))
+        tracemalloc.start()
+        found = pruned(costs(), names)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        slow = ""
+        if sum(nodes) <= MOST_EXHAUSTIVE:
+            slow = f"{seconds_of(lambda costs=costs, names=names: exhaustive(costs(), names)):.3f}"
+            assert exhaustive(costs(), names)[0].seconds == found[0].seconds
+        gpus = 8 * sum(nodes)
+        rows.append((models, f"{gpus:,}", len(nodes), f"{taken:.3f}", slow, f"{peak / 1e6:.1f}"))
+        results[f"{models} models, {gpus} GPUs, {len(nodes)} types"] = {"seconds": taken, "peak_bytes": peak}
+    columns = ("models", "GPUs", "GPU types", "seconds", "exhaustive", "peak MB")
+    table("the mapper itself, simulators and search (measured here)", columns, rows)
+    return results
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "oracles": oracles,
+    "throughput": throughput,
+    "placements": placement_study,
+    "transition": transition,
+    "generation": generation,
+    "points": points,
+    "scaling": scaling,
+}
+
+
+def part(name: str) -> str:
+    """A part's name as it is. ArgumentTypeError for another."""
+    if name not in PARTS:
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(PARTS)}")
+    return name
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", type=part)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    results = {part: PARTS[part]() for part in options.parts or PARTS}
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

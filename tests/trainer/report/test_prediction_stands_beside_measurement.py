@@ -1,0 +1,78 @@
+"""A job whose mapping came with a prediction leaves mapping.json, says so, and its page compares both."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlhf_mapper.as_json import as_json
+from rlhf_mapper.mapping import Mapping
+from rlhf_trainer.run.chain import tell_mapping
+from rlhf_trainer.run.folder import JobFolder
+from rlhf_trainer.run.outputs.display import Display
+from rlhf_trainer.run.publisher import Publisher
+from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN
+from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
+
+TITLE = "Predicted and measured"
+
+
+def told(folder: JobFolder, mapping: Mapping) -> str:
+    """What the terminal shows when a job with this mapping starts."""
+    console = Console(file=StringIO(), width=200)
+    tell_mapping(mapping, Publisher(PPO, folder, Display(console)))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "mapping", [COLOCATED, SPLIT, LAPTOP, UNKNOWN], ids=["colocated", "split", "laptop", "unknown"]
+)
+def test_every_job_leaves_its_mapping(tmp_path: Path, mapping: Mapping) -> None:
+    folder = run_job(tmp_path, PPO, [])
+    told(folder, mapping)
+    assert json.loads((folder.path / "mapping.json").read_text()) == as_json(mapping)
+
+
+def test_a_prediction_is_told_in_a_line_of_terminal_and_events(tmp_path: Path) -> None:
+    folder = run_job(tmp_path, PPO, [])
+    assert told(folder, LAPTOP) == "helpful-ppo: mapped: 1 pool, predicted 593 ms a step\n"
+    assert "Z mapped: 1 pool, predicted 593 ms a step\n" in (folder.path / "events.log").read_text()
+    assert told(folder, SPLIT).startswith("helpful-ppo: mapped: 4 pools, predicted ")
+    assert told(folder, UNKNOWN) == ""
+
+
+def test_the_page_compares_each_phase_and_the_step(tmp_path: Path) -> None:
+    folder = run_job(tmp_path, PPO, [{**ppo_record(1), "time/step": 40.0}, *map(ppo_record, range(2, 4))])
+    told(folder, COLOCATED)
+    page = page_of(tmp_path)
+    assert COLOCATED.prediction
+    assert COLOCATED.prediction.phases["update"] == pytest.approx(48.6)
+    assert TITLE in page.sections["helpful-ppo"]
+    assert page.row("update", "49 s") == ["update", "49 s", "1 s", "0.0206"]
+    assert page.row("generation", "31 s") == ["generation", "31 s", "500 ms", "0.016"]
+    assert page.row("whole step")[2] == "2 s", "the median, not the mean"
+    assert not [row for row in page.cells if row[0] == "scoring"], "it was not measured"
+    line = "16 a100-80g: actor 1-8-2, generation 1-2; critic 1-8-2; reference 1-4-4; reward 1-2-8."
+    assert line in page.sections["helpful-ppo"]
+
+
+def test_pools_are_told_apart(tmp_path: Path) -> None:
+    told(run_job(tmp_path, PPO, [ppo_record(1)]), SPLIT)
+    assert page_of(tmp_path).sections["helpful-ppo"].count(" | ") == 3
+
+
+@pytest.mark.parametrize("steps", [[], [1]], ids=["before the first step", "without a prediction"])
+def test_without_both_sides_there_is_nothing_to_compare(tmp_path: Path, steps: list[int]) -> None:
+    told(run_job(tmp_path, PPO, map(ppo_record, steps)), UNKNOWN if steps else COLOCATED)
+    assert TITLE not in page_of(tmp_path).sections["helpful-ppo"]
+
+
+def test_a_torn_mapping_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    folder = run_job(tmp_path, PPO, [ppo_record(1)])
+    (folder.path / "mapping.json").write_text('{"schema_ver')
+    text = page_of(tmp_path).sections["helpful-ppo"]
+    assert "mapping.json cannot be read" in text
+    assert "bytes/controller" in text

@@ -1,0 +1,57 @@
+"""What a step was predicted to take under the mapping of a job, beside what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_mapper.calibration import apart
+from rlhf_trainer.report.numbers import duration, number
+from rlhf_trainer.report.reading import JobRecord
+
+
+@dataclass(frozen=True)
+class Row:
+    """A phase, or the whole step."""
+
+    phase: str
+    predicted: str
+    measured: str
+    ratio: str
+    """Measured / predicted."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row a phase that was predicted and measured, and where the models were."""
+
+    rows: Sequence[Row]
+    mapping: str
+    """In a line: pools, and how each model was cut."""
+
+
+def comparison(job: JobRecord) -> Comparison | None:
+    """None without a prediction, or before the first step."""
+    predicted = job.mapping.get("predicted")
+    if not predicted:
+        return None
+    seconds = {**predicted["phases"], "step": predicted["step_seconds"]}
+    rows = [
+        Row("whole step" if phase == "step" else phase, duration(expected), duration(measured), number(ratio))
+        for phase, expected, measured, ratio in apart(seconds, job.records)
+    ]
+    return Comparison(rows, _line(job.mapping)) if rows else None
+
+
+def _line(mapping: Mapping[str, Any]) -> str:
+    """`2 cpu: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 cpu: reward 1-1-1`."""
+    return " | ".join(
+        f"{pool['gpus']} {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
+        for pool in mapping["pools"]
+    )
+
+
+def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
+    generation = f", generation {sizes['p_g']}-{sizes['t_g']}" if "p_g" in sizes else ""
+    return f"{role} {sizes['p']}-{sizes['t']}-{sizes['d']}{generation}"
