@@ -200,6 +200,11 @@ def costs_at_scale(models: int, nodes: Sequence[int]) -> PoolCosts:
     return PoolCosts(wanted, settings, [pool_sizes(group) for group in groups])
 
 
+def searched(search: Callable[..., Any], costs: Callable[[], PoolCosts], models: Sequence[str]) -> Any:
+    """Simulate and search."""
+    return search(costs(), models)
+
+
 def seconds_of(call: Callable[[], Any]) -> float:
     """The best of three."""
     taken = []
@@ -217,14 +222,14 @@ def scaling() -> dict[str, Any]:
     for models, nodes in cases:
         costs = partial(costs_at_scale, models, nodes)
         names = list(costs().wanted)
-        taken = seconds_of(lambda costs=costs, names=names: pruned(costs(), names))
+        taken = seconds_of(partial(searched, pruned, costs, names))
         tracemalloc.start()
         found = pruned(costs(), names)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         slow = ""
         if sum(nodes) <= MOST_EXHAUSTIVE:
-            slow = f"{seconds_of(lambda costs=costs, names=names: exhaustive(costs(), names)):.3f}"
+            slow = f"{seconds_of(partial(searched, exhaustive, costs, names)):.3f}"
             assert exhaustive(costs(), names)[0].seconds == found[0].seconds
         gpus = 8 * sum(nodes)
         rows.append((models, f"{gpus:,}", len(nodes), f"{taken:.3f}", slow, f"{peak / 1e6:.1f}"))

@@ -136,7 +136,7 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
 def _memory(
     strategies: Strategies,
     sizes: Sizes,
-    held: dict[memory.Part, float],
+    held: dict[str, float],
     micro_batch: int,
     choice: Choice,
     size: int,
@@ -153,7 +153,7 @@ def _memory(
     parts: dict[Stage, dict[str, float]] = {}
     for stage, used in in_use.items():
         resident = {} if choice.offloads and not used else held
-        parts[stage] = {part: bytes_ for part, bytes_ in resident.items() if part != "gradients" or stage == "training"}
+        parts[stage] = dict(resident)
     for stage in ("preparation", "training"):
         if in_use[stage]:
             trains = stage == "training"

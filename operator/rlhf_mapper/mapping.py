@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Map
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +16,8 @@ STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
 Phase = Literal["generation", "reshard", "scoring", "update"]
 PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """What a run measures as time/<phase>."""
+RESIDENT = ("weights", "gradients", "optimizer")
+"""Parts of a model's memory that stay on the GPU unless they are offloaded."""
 STAGE_OF: Map[Phase, Stage] = {
     "reshard": "generation",
     "generation": "generation",
@@ -81,8 +84,13 @@ class ModelPrediction:
     seconds: Map[Phase, float]
     """Of a step; phases without work are left out."""
     memory: Map[Stage, Map[str, float]]
-    """Bytes of a GPU that are this model's in each stage, by part: weights, gradients, optimizer, activations,
-    generator (its copy of the weights) and kv_cache."""
+    """Bytes of a GPU that are this model's while it is its turn in each stage, by part: weights, gradients, optimizer,
+    activations, generator (its copy of the weights) and kv_cache."""
+
+    def resident(self, stage: Stage) -> dict[str, float]:
+        """What of it stays on the GPU in a stage while another model has its turn."""
+        parts = self.memory.get(stage, {}) if self.offload == "None" else {}
+        return {part: size for part, size in parts.items() if part in RESIDENT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +111,17 @@ class Prediction:
     """Share of a GPU's memory for the generator's weights and KV cache."""
     correction: Map[Kind, float] = field(default_factory=dict)
     """The factors of the kinds that are in these seconds; none where nothing was measured before."""
+
+    def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
+        """Bytes of a GPU by part at the fullest moment of a stage, in a pool where these models take turns."""
+        moments: list[dict[str, float]] = []
+        for role in models:
+            moment = dict(self.models[role].memory.get(stage, {}))
+            for other in set(models) - {role}:
+                for part, size in self.models[other].resident(stage).items():
+                    moment[part] = moment.get(part, 0.0) + size
+            moments.append(moment)
+        return max(moments, key=lambda moment: sum(moment.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

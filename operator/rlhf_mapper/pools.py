@@ -138,7 +138,8 @@ class PoolCosts:
             if not len(strategies.cuts):
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
-                cache = memory.USABLE_SHARE * q - together * (not offloads) - strategies.generator_bytes
+                held = states[role] if offloads else together
+                cache = memory.USABLE_SHARE * q - held - strategies.generator_bytes
                 generator, found = strategies.with_generator(room, cache)
                 seconds += found
             else:

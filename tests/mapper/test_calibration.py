@@ -73,8 +73,12 @@ def test_a_factor_is_measured_over_predicted_times_the_one_before() -> None:
 
 @pytest.mark.parametrize(
     ("predicted", "measured"),
-    [({}, {"time/update": 1.0}), ({"update": 1.0}, {}), ({"update": 0.0}, {"time/update": 1.0})]
-    + [({"update": 1.0}, {"time/update": 0.0})],
+    [
+        ({}, {"time/update": 1.0}),
+        ({"update": 1.0}, {}),
+        ({"update": 0.0}, {"time/update": 1.0}),
+        ({"update": 1.0}, {"time/update": 0.0}),
+    ],
     ids=["never predicted", "never measured", "predicted as nothing", "measured as nothing"],
 )
 def test_what_is_missing_corrects_nothing(predicted: dict[Phase, float], measured: dict[str, float]) -> None:

@@ -51,11 +51,11 @@ def test_the_page_compares_each_phase_and_the_step(tmp_path: Path) -> None:
     assert COLOCATED.prediction
     assert COLOCATED.prediction.phases["update"] == pytest.approx(48.6)
     assert TITLE in page.sections["helpful-ppo"]
-    assert page.row("update", "49 s") == ["update", "49 s", "1 s", "0.0206"]
-    assert page.row("generation", "31 s") == ["generation", "31 s", "500 ms", "0.016"]
+    assert page.row("update", "49 s") == ["update", "49 s", "1 s", "0.02"]
+    assert page.row("generation", "31 s") == ["generation", "31 s", "500 ms", "0.02"]
     assert page.row("whole step")[2] == "2 s", "the median, not the mean"
     assert not [row for row in page.cells if row[0] == "scoring"], "it was not measured"
-    line = "16 a100-80g: actor 1-8-2, generation 1-2; critic 1-8-2; reference 1-4-4; reward 1-2-8."
+    line = "16 x a100-80g: actor 1-8-2, generation 1-2; critic 1-8-2; reference 1-4-4; reward 1-2-8."
     assert line in page.sections["helpful-ppo"]
 
 

@@ -190,6 +190,10 @@ def test_measured_times_correct_the_prediction(tmp_path: Path) -> None:
     shown = plan(EXAMPLES[0], "helpful-ppo", "--calibrate", slow)[1]
     said = "corrected by helpful-ppo, where measured over predicted seconds were: reshard 2, generation 2, scoring 2"
     assert said in shown
+    pools = "[{name: all, models: [actor, critic, reference, reward], slotsPerNode: 2}]"
+    by_hand = ("--set=helpful-ppo:placement.mode=Manual", f"--set=helpful-ppo:placement.pools={pools}")
+    kept = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", slow, *by_hand)
+    assert kept["predicted"]["correction"] == after["predicted"]["correction"]
     right = run_folder(tmp_path / "right", after, factor=1)
     again = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", right)
     assert again["predicted"]["correction"] == pytest.approx(after["predicted"]["correction"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_mapper.calibration import apart
-from rlhf_trainer.report.numbers import duration, number
+from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.reading import JobRecord
 
 
@@ -38,16 +38,16 @@ def comparison(job: JobRecord) -> Comparison | None:
         return None
     seconds = {**predicted["phases"], "step": predicted["step_seconds"]}
     rows = [
-        Row("whole step" if phase == "step" else phase, duration(expected), duration(measured), number(ratio))
+        Row("whole step" if phase == "step" else phase, duration(expected), duration(measured), f"{ratio:.2f}")
         for phase, expected, measured, ratio in apart(seconds, job.records)
     ]
     return Comparison(rows, _line(job.mapping)) if rows else None
 
 
 def _line(mapping: Mapping[str, Any]) -> str:
-    """`2 cpu: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 cpu: reward 1-1-1`."""
+    """`2 x cpu-slot: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 x cpu-slot: reward 1-1-1`."""
     return " | ".join(
-        f"{pool['gpus']} {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
+        f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
         for pool in mapping["pools"]
     )
 

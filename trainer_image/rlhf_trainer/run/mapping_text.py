@@ -150,9 +150,9 @@ def _roles(mapping: Mapping) -> list[Role]:
 
 
 def _memory(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
-    """A table a pool: what its models hold on a slot in each stage, against what a slot may hold."""
+    """A table a pool: the fullest moment of a slot in each stage, against what it may hold."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
-    held = {pool.name: {stage: _parts(pool, prediction, stage) for stage in stages} for pool in mapping.pools}
+    held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
     power, unit = next(((power, unit) for power, unit in UNITS if most >= 10**power), UNITS[-1])
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
@@ -180,15 +180,6 @@ def _stages(held: Map[Stage, Map[str, float]], limit: float, *, scale: float, ce
         values = [f"{parts[part] / scale:,.1f}" if parts.get(part) else "" for part in PARTS]
         table.add_row(stage, f"{total / scale:,.1f}", _filled(total / limit, cells), *values)
     return table
-
-
-def _parts(pool: MappedPool, prediction: Prediction, stage: Stage) -> dict[str, float]:
-    """Bytes of a slot by part, of all models of a pool."""
-    parts: dict[str, float] = {}
-    for role in pool.models:
-        for part, size in prediction.models[role].memory.get(stage, {}).items():
-            parts[part] = parts.get(part, 0.0) + size
-    return parts
 
 
 def _filled(share: float, cells: int) -> Text:
