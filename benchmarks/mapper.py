@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_mapper import testbed
+from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
 from rlhf_mapper.explained import cuts_of
 from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.mapping import PHASES, Kind
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.allocations import d_cost, enum_alloc
 from rlhf_mapper.search.exhaustive import exhaustive
@@ -239,6 +241,27 @@ def scaling() -> dict[str, Any]:
     return results
 
 
+def real() -> dict[str, Any]:
+    """Runs on CPU slots: how far predictions are off, by kind, once corrected by the first case."""
+    from mapper_real import factors_of, outcomes  # torch and Ray, which no other part needs
+
+    found = outcomes()
+    factors = factors_of(found[0])
+    errors: dict[Kind, list[float]] = {kind: [] for kind in KIND_OF.values()}
+    rows = []
+    for outcome in found:
+        cells = {}
+        for phase, predicted, measured, ratio in outcome.compared(factors, KIND_OF):
+            cells[phase] = f"{predicted:.3f} {measured:.3f} {1 / ratio - 1:+.0%}"
+            if outcome is not found[0]:
+                errors[KIND_OF[phase]].append(abs(1 / ratio - 1))
+        rows.append((outcome.case.name, *(cells.get(phase, "") for phase in PHASES)))
+    table("seconds of a step on CPU slots: predicted, measured (real runs), off", ("case", *PHASES), rows)
+    summary = {kind: mean(each) for kind, each in errors.items() if each}
+    table("mean error of the cases not calibrated on", ("kind", "off"), [(k, f"{v:.0%}") for k, v in summary.items()])
+    return {"factors": factors, "error": summary, "rows": rows}
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "oracles": oracles,
     "throughput": throughput,
@@ -247,6 +270,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "generation": generation,
     "points": points,
     "scaling": scaling,
+    "real": real,
 }
 
 
@@ -262,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", type=part)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    results = {part: PARTS[part]() for part in options.parts or PARTS}
+    results = {name: PARTS[name]() for name in options.parts or [name for name in PARTS if name != "real"]}
     if options.json:
         options.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 

@@ -42,5 +42,5 @@ def choice(names: Iterable[str]) -> str:
 def suggestion(wrong: str, names: Iterable[str]) -> str:
     """The known name nearest to `wrong` as a question, else all known names."""
     known = sorted(names)
-    near = get_close_matches(wrong, known, n=1)
+    near = [name for name in known if name.lower() == wrong.lower()] or get_close_matches(wrong, known, n=1)
     return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"

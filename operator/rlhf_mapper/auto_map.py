@@ -82,7 +82,15 @@ def predicted(
     settings = [Setting(nodes, problem.software, problem.load, problem.correction) for nodes in cluster.groups]
     gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
     costs = PoolCosts(wanted, settings, [gpus] * len(settings), RIDERS)
+    if sum(pool.size for pool in placed.pools) > cluster.gpus:
+        taken = sum(pool.size for pool in placed.pools)
+        reason = f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}"
+        return Infeasible(short_bytes=0.0, smallest=(), reason=reason)
     groups = _groups_of(placed.pools, cluster)
+    if None in groups:
+        pool = placed.pools[groups.index(None)]
+        reason = f"no nodes of one GPU type have room for the {pool.size} slots of pool {pool.name}"
+        return Infeasible(short_bytes=0.0, smallest=(), reason=reason)
     sets = tuple(
         (frozenset(role for role in pool.models if role not in RIDERS), group, pool.size)
         for pool, group in zip(placed.pools, groups, strict=True)

@@ -116,7 +116,10 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
     )
     micro_batch = int(strategies.micro_batch[room, row, size])
     held = memory.parts_of_gpu(
-        costs.states(role, group), setting.software, replica=max(choice.least, 1), gpus=np.array(float(gpus))
+        costs.states(role, group),
+        setting.software,
+        replica=max(choice.least, 1),
+        gpus=np.array(gpus / wanted.replicas),
     )
     parts = _memory(strategies, sizes, {part: float(size) for part, size in held.items()}, micro_batch, choice, size)
     generating = parts.get("generation", {})
@@ -152,7 +155,8 @@ def _memory(
     tokens = np.array(micro_batch * load.longest_tokens)
     parts: dict[Stage, dict[str, float]] = {}
     for stage, used in in_use.items():
-        resident = {} if choice.offloads and not used else held
+        waits = choice.offloads and (not used or stage == "generation")  # the generator has its own copy
+        resident = {} if waits else held
         parts[stage] = dict(resident)
     for stage in ("preparation", "training"):
         if in_use[stage]:

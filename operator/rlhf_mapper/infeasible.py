@@ -25,12 +25,8 @@ def infeasible(costs: PoolCosts, cluster: Cluster, fits: Callable[[Cluster], boo
         for group in cluster.groups
         if (nodes := _smallest(group, fits)) is not None
     )
-    would_do = " or ".join(f"{gpus} x {name}" for name, gpus in smallest) or f"no cluster of up to {MOST_NODES} nodes"
-    return Infeasible(
-        short_bytes=max(needed - have, 0.0),
-        smallest=smallest,
-        reason=f"{_reason(costs, cluster, needed, have)}; {would_do} would do",
-    )
+    reason = _reason(costs, cluster, needed, have)
+    return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
 
 
 def _smallest(group: NodeGroup, fits: Callable[[Cluster], bool]) -> int | None:

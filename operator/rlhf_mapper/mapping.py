@@ -142,7 +142,11 @@ class Infeasible:
     smallest: tuple[tuple[str, int], ...]
     """(GPU type, GPUs) of the smallest cluster of each type that would do."""
     reason: str
-    """One sentence."""
+    """Why nothing fits, in a clause."""
+
+    def __str__(self) -> str:
+        would_do = " or ".join(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)
+        return f"{self.reason}; {would_do} would do" if would_do else self.reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,9 @@ class PoolCosts:
         whole, q = gpus.astype(float), setting.nodes.gpu.memory
         living = self.living(models)
         states = {
-            role: memory.of_gpu(self.states(role, group), setting.software, replica=least, gpus=whole)
+            role: memory.of_gpu(
+                self.states(role, group), setting.software, replica=least, gpus=whole / self.wanted[role].replicas
+            )
             for role in living
         }
         together = np.max(list(states.values()), axis=0) if offloads else np.sum(list(states.values()), axis=0)

@@ -76,10 +76,10 @@ class Strategies:
         ]
 
     def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
-        """Every data-parallel rank has a sequence of each mini-batch."""
+        """Every data-parallel rank has a sequence of each mini-batch, and the replicas asked for divide them."""
         work = self.wanted.work
         least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
-        few = d <= min(least, work.read or np.inf, self.setting.load.sequences)
+        few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.wanted.replicas == 0)
         return few & (d == self.wanted.data) if self.wanted.data else few
 
     @cached_property

@@ -171,7 +171,6 @@ def test_plan_prints_the_graph_and_draws_it(tmp_path: Path) -> None:
         (["nobody", "--graph"], 2, "error: JOB: is nobody; the manifest has helpful-sft, helpful-rm, helpful-ppo"),
         (["--graph", "--svg", "x.svg"], 2, "error: --svg: draws one job; name one of helpful-sft, helpful-rm"),
         (["helpful-sft", "--graph", "--svg", "/nowhere/x.svg"], 4, "error: /nowhere/x.svg: cannot be written: No such"),
-        ([], 2, "Missing option '--graph'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[Any], code: int, sentence: str) -> None:

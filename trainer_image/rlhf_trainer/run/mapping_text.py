@@ -225,7 +225,8 @@ def _rejected(writer: Writer, placements: Sequence[Rejected], won: float) -> Non
 
 def _infeasible(writer: Writer, answer: Infeasible) -> None:
     writer.line(f"nothing fits: {answer.reason}")
-    writer.line(f"  short: {answer.short_bytes / GB:,.1f} GB of memory (1 GB = 1e9 bytes)")
+    if answer.short_bytes:
+        writer.line(f"  short: {answer.short_bytes / GB:,.1f} GB of memory (1 GB = 1e9 bytes)")
     if answer.smallest:
         writer.line(f"  would do: {' or '.join(_slots(gpu, slots) for gpu, slots in answer.smallest)}")
 

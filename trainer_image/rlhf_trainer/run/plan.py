@@ -74,7 +74,7 @@ def plan(jobs: Sequence[Job], output: Path, question: Question) -> None:
     chosen, cluster = _chosen(jobs, question), question.machines.cluster()
     answers = [_answer(job, cluster or this_machine(job), jobs, output, question) for job in chosen]
     _tell(answers, question)
-    if short := [f"{each.job.name}: {each.mapping.reason}" for each in answers if isinstance(each.mapping, Infeasible)]:
+    if short := [f"{each.job.name}: {each.mapping}" for each in answers if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
 
 

@@ -14,10 +14,9 @@ from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_mapper.place import place
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
-from rlhf_trainer.run.folder import JOB, model_folder
+from rlhf_trainer.run.folder import model_folder
 from rlhf_trainer.run.machines import slots_of
-from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run.stages import stage_of
+from rlhf_trainer.run.shapes import made_from, shapes_of
 from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
@@ -31,7 +30,7 @@ def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: 
     placed = _mapped(job, place(job, inventory), jobs, output)
     by_name = {each.name: each for each in jobs}
     sizes = {role: (size.pipeline, size.tensor) for role, size in placed.sizes.items()}
-    require_possible(job, sizes, {role: _origin(model, by_name, output) for role, model in job.models().items()})
+    require_possible(job, sizes, {role: _origin(job, role, by_name, output) for role in job.models()})
     return placed
 
 
@@ -51,7 +50,7 @@ def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path)
     answer = auto_map(job, cluster, shapes, device=together.device)
     if isinstance(answer, PlacedModels):
         return answer
-    raise EnvironmentProblem(f"{job.name}: {answer.reason}")
+    raise EnvironmentProblem(f"{job.name}: {answer}")
 
 
 def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
@@ -70,8 +69,8 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         raise SpecError(problems)
 
 
-def _origin(model: Model, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:
+def _origin(job: Job, role: Role, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:
     """The model from which a chain of jobs makes this one, which has the same configuration; and its folder."""
-    while model.uri.startswith(JOB) and (maker := by_name.get(model.uri.removeprefix(JOB))):
-        model = maker.models()[stage_of(maker).saved]
+    maker, made = made_from(job, role, by_name)
+    model = maker.models()[made]
     return model, model_folder(model.uri, output)
