@@ -36,6 +36,19 @@ class Architecture:
         """Those of one layer that multiply a token."""
         return self._attention + self.experts_per_token * self._mlp + self._router
 
+    def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
+        """(the size that is wrong, a clause about it) if there can be no such stages or shards."""
+        if pipeline > self.layers:
+            return "pipeline", f"is {pipeline}, but the model has {self.layers} layers"
+        for what, number in (
+            ("attention heads", self.heads),
+            ("key-value heads", self.kv_heads),
+            ("columns of the feed-forward layer", self.ffn),
+        ):
+            if number % tensor:
+                return "tensor", f"is {tensor}, which does not divide the model's {number} {what}"
+        return None
+
     @property
     def head_parameters(self) -> int:
         """Of the output head: the vocabulary's, or one value's."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Map
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.explained import cuts_of, prediction_of, rejected_of
@@ -31,7 +33,7 @@ KEPT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Task:
     """What is to be mapped: the models of a job, their work in a step, and the programs that do it."""
 
     wanted: Map[Role, Wanted]
@@ -58,13 +60,18 @@ def auto_map(
     device: Device,
     objective: Objective | None = None,
     correction: Correction | None = None,
+    responses: Sequence[float] = (),
 ) -> Mapping | Infeasible:
-    """The best mapping of a job's models onto a cluster, or why there is none; shapes: of every model of the job."""
-    problem = problem_of(job, shapes, device=device, correction=correction)
-    costs = problem.costs(cluster)
-    found = problem.search(costs, objective)
+    """The best mapping of a job's models onto a cluster, or why there is none.
+
+    shapes: of every model of the job; responses: tokens of a sample of responses, without which all are as long as
+    may be. Raises SpecError for sizes of the manifest that a model cannot be cut into.
+    """
+    task = task_of(job, shapes, device=device, correction=correction, responses=responses)
+    costs = task.costs(cluster)
+    found = task.search(costs, objective)
     if not found:
-        return infeasible(costs, cluster, lambda other: bool(problem.search(problem.costs(other))))
+        return infeasible(costs, cluster, lambda other: bool(task.search(task.costs(other))))
     return _mapping(costs, found, device)
 
 
@@ -77,9 +84,9 @@ def predicted(
     correction: Correction | None = None,
 ) -> Mapping | Infeasible:
     """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
-    problem = problem_of(job, shapes, device=placed.device, correction=correction)
-    wanted = {role: _pinned(problem.wanted[role], sizes) for role, sizes in placed.sizes.items()}
-    settings = [Setting(nodes, problem.software, problem.load, problem.correction) for nodes in cluster.groups]
+    task = task_of(job, shapes, device=placed.device, correction=correction)
+    wanted = {role: _pinned(task.wanted[role], sizes) for role, sizes in placed.sizes.items()}
+    settings = [Setting(nodes, task.software, task.load, task.correction) for nodes in cluster.groups]
     gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
     costs = PoolCosts(wanted, settings, [gpus] * len(settings), RIDERS)
     if sum(pool.size for pool in placed.pools) > cluster.gpus:
@@ -87,10 +94,9 @@ def predicted(
         reason = f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}"
         return Infeasible(short_bytes=0.0, smallest=(), reason=reason)
     groups = _groups_of(placed.pools, cluster)
-    if None in groups:
-        pool = placed.pools[groups.index(None)]
-        reason = f"no nodes of one GPU type have room for the {pool.size} slots of pool {pool.name}"
-        return Infeasible(short_bytes=0.0, smallest=(), reason=reason)
+    if groups is None:
+        pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
+        return Infeasible(short_bytes=0.0, smallest=(), reason=f"no node group has room for each of {pools}")
     sets = tuple(
         (frozenset(role for role in pool.models if role not in RIDERS), group, pool.size)
         for pool, group in zip(placed.pools, groups, strict=True)
@@ -110,14 +116,21 @@ def predicted(
     return _explained(costs, [found], replace(placed, pools=tuple(named)))
 
 
-def problem_of(
-    job: Job, shapes: Map[Role, Architecture], *, device: Device, correction: Correction | None = None
-) -> Problem:
-    """What is to be mapped for a job on a kind of device."""
-    load = workload_of(job)
+def task_of(
+    job: Job,
+    shapes: Map[Role, Architecture],
+    *,
+    device: Device,
+    correction: Correction | None = None,
+    responses: Sequence[float] = (),
+) -> Task:
+    """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
+    if problems := [problem for role in job.models() for problem in _impossible(job, role, shapes[role])]:
+        raise SpecError(problems)
+    load = workload_of(job, responses=responses)
     wanted = {role: _wanted(job, role, shapes[role], load) for role in job.models()}
     software = software_for(device, job.spec.training.precision)
-    return Problem(wanted=wanted, load=load, software=software, correction=correction or Correction())
+    return Task(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
 
 def _mapping(costs: PoolCosts, found: list[Found], device: Device) -> Mapping:
@@ -137,9 +150,24 @@ def _explained(costs: PoolCosts, found: Sequence[Found], mapping: Mapping) -> Ma
     return replace(mapping, sizes=sizes, prediction=prediction, rejected=rejected_of(costs, found))
 
 
+def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
+    """Sizes that the manifest asks for, and that the model does not allow."""
+    asked = _asked(job, role)
+    wrong = model.cannot_be_cut(pipeline=asked.pipeline, tensor=asked.tensor) if asked else None
+    if wrong:
+        yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
+
+
+def _asked(job: Job, role: Role) -> Parallelism | None:
+    """The sizes that the manifest asks for; a reference that it does not write down has none."""
+    if role == "reference" and job.spec.models.reference is None:
+        return None
+    return job.models()[role].parallelism
+
+
 def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted:
     """A model, its work, and the sizes that the manifest asks for."""
-    asked, rollout = job.models()[role].parallelism, job.spec.rollout
+    asked, rollout = _asked(job, role), job.spec.rollout
     return Wanted(
         model=model,
         work=load.work[role],
@@ -183,12 +211,14 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
     )
 
 
-def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int]:
-    """The first node group with room for each pool in turn; the last one where there is none."""
+def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
+    """A node group for each pool, the largest pools first; None where one has no room left."""
     left = [group.gpus for group in cluster.groups]
-    groups = []
-    for pool in pools:
-        group = next((place for place, gpus in enumerate(left) if gpus >= pool.size), len(left) - 1)
+    groups: dict[str, int] = {}
+    for pool in sorted(pools, key=lambda pool: -pool.size):
+        group = next((place for place, gpus in enumerate(left) if gpus >= pool.size), None)
+        if group is None:
+            return None
         left[group] -= pool.size
-        groups.append(group)
-    return groups
+        groups[pool.name] = group
+    return [groups[pool.name] for pool in pools]

@@ -19,6 +19,8 @@ from rlhf_mapper.workload import Work, Workload
 Indices = NDArray[np.int64]
 ROOMS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
 """Shares of a GPU's memory that activations may fill: in steps, so that a strategy serves every set of models."""
+PIPELINES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+"""Numbers of stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
 """So many micro-batches for each pipeline stage keep the bubble below a fifth."""
 
@@ -65,14 +67,13 @@ class Strategies:
 
     def _cuts(self) -> list[tuple[int, int]]:
         """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
-        model, wanted = self.wanted.model, self.wanted
-        heads = np.gcd.reduce([model.heads, model.kv_heads, model.ffn, self.setting.nodes.gpus_per_node])
-        tensors = [t for t in range(1, int(heads) + 1) if heads % t == 0]
-        pipelines = sorted({p for p in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32) if p <= model.layers})
+        wanted, slots = self.wanted, self.setting.nodes.gpus_per_node
+        tensors = [wanted.tensor] if wanted.tensor else [t for t in range(1, slots + 1) if slots % t == 0]
         return [
             (p, t)
-            for p in ([wanted.pipeline] if wanted.pipeline else pipelines)
-            for t in ([wanted.tensor] if wanted.tensor else tensors)
+            for p in ([wanted.pipeline] if wanted.pipeline else PIPELINES)
+            for t in tensors
+            if not wanted.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
 
     def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
@@ -80,7 +81,8 @@ class Strategies:
         work = self.wanted.work
         least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
         few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.wanted.replicas == 0)
-        return few & (d == self.wanted.data) if self.wanted.data else few
+        asked: NDArray[np.bool_] = few & (d == self.wanted.data) if self.wanted.data else few
+        return asked
 
     @cached_property
     def micro_batch(self) -> Numbers:
@@ -147,7 +149,8 @@ class GeneratingStrategies(Strategies):
             for p, t in self.cuts.tolist()
             for p_g in range(1, p + 1)
             for t_g in range(1, t + 1)
-            if p % p_g == t % t_g == 0 and all(a in (None, b) for a, b in zip(asked, (p_g, t_g), strict=True))
+            if p % p_g == t % t_g == wanted.model.vocabulary % t_g == 0
+            and all(a in (None, b) for a, b in zip(asked, (p_g, t_g), strict=True))
         }
         return np.array(sorted(divides), dtype=np.int64).reshape(-1, 2)
 

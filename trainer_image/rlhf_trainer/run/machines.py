@@ -76,11 +76,13 @@ def this_machine(job: Job) -> Cluster:
 
 
 def slots_of(placed: Mapping) -> Cluster:
-    """The slots that a placement takes, as one group of equal nodes."""
+    """The slots that a placement takes, as one group of equal nodes.
+
+    EnvironmentProblem where these are GPUs whose figures are not known.
+    """
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
-    here = _gpus_here() if placed.device == "GPU" else []
-    gpu = _known(*here[0]) if here else CPU_SLOT
+    gpu = CPU_SLOT if placed.device == "CPU" else _gpu_here()
     return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=slots),))
 
 
@@ -95,6 +97,13 @@ def _read(file: Path) -> Cluster:
     if len(documents) != 1:
         raise SpecError([Problem(f"--inventory {file}", f"has {len(documents)} documents, expected 1")])
     return cluster_of(documents[0], str(file))
+
+
+def _gpu_here() -> Gpu:
+    """The type of this machine's GPUs; a Ray elsewhere does not say what it has."""
+    if here := _gpus_here():
+        return _known(*here[0])
+    raise EnvironmentProblem("the GPUs are not of this machine, so nobody knows their figures")
 
 
 def _gpus_here() -> list[tuple[str, float]]:

@@ -37,13 +37,12 @@ def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: 
 def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path) -> PlacedModels:
     """What the mapper makes of a job on the slots of a placement: of all models together, or one made by hand.
 
-    The placement as it is, where the mapper does not know the shape of a model.
+    The placement as it is, where the mapper does not know the shape of a model or the figures of the GPUs.
     """
     try:
-        shapes = shapes_of(jobs, job, output)
+        shapes, cluster = shapes_of(jobs, job, output), slots_of(together)
     except TrainerError:
         return together
-    cluster = slots_of(together)
     if job.spec.placement.mode == "Manual":
         kept = predicted(job, together, cluster, shapes)
         return kept if isinstance(kept, PlacedModels) else together

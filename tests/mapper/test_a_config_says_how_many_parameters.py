@@ -1,0 +1,74 @@
+"""Parameters from config.json against the published counts."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_mapper.architecture import architecture_of
+
+
+def config(layers: int, hidden: int, heads: int, ffn: int, vocabulary: int = 32000, **more: Any) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+        **more,
+    }
+
+
+LLAMA_7B = config(32, 4096, 32, 11008)
+MIXTRAL = config(32, 4096, 32, 14336, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2)
+QWEN3_30B = config(
+    48, 2048, 32, 6144, 151936, num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8
+) | {"moe_intermediate_size": 768}
+EXACT = {
+    "Llama-2 7B": (LLAMA_7B, 6_738_415_616),
+    "Llama-2 13B": (config(40, 5120, 40, 13824), 13_015_864_320),
+    "Llama-2 70B": (config(80, 8192, 64, 28672, num_key_value_heads=8), 68_976_648_192),
+    "CodeLlama 34B": (config(48, 8192, 64, 22016, num_key_value_heads=8), 33_743_970_304),
+    "Mixtral 8x7B": (MIXTRAL, 46_702_792_704),
+}
+QWEN = config(24, 896, 14, 4864, 151936, num_key_value_heads=2, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parameters_are_those_of_the_published_model(name: str) -> None:
+    fields, published = EXACT[name]
+    assert architecture_of(fields).parameters == published
+
+
+def test_a_tied_embedding_counts_once() -> None:
+    biases = 24 * (896 + 2 * 2 * 64)  # of q, k and v, which count as nothing
+    assert architecture_of(QWEN).parameters == 494_032_768 - biases
+    untied = architecture_of({**QWEN, "tie_word_embeddings": False})
+    assert untied.parameters - architecture_of(QWEN).parameters == 151936 * 896
+
+
+def test_of_a_mixture_of_experts_a_token_meets_a_part() -> None:
+    model = architecture_of(MIXTRAL)
+    active = model.layers * model.active_layer_parameters + 2 * 32000 * 4096
+    assert active == pytest.approx(12.9e9, rel=0.005)
+    qwen = architecture_of(QWEN3_30B)
+    assert qwen.parameters == pytest.approx(30.5e9, rel=0.005)
+    assert qwen.layers * qwen.active_layer_parameters + 2 * 151936 * 2048 == pytest.approx(3.3e9, rel=0.02)
+
+
+def test_a_scorer_has_one_output_instead_of_the_vocabulary() -> None:
+    both = [architecture_of(LLAMA_7B, scores=scores) for scores in (False, True)]
+    assert both[0].parameters - both[1].parameters == 4096 * (32000 - 1)
+    tied = [architecture_of(QWEN, scores=scores) for scores in (False, True)]
+    assert tied[1].parameters - tied[0].parameters == 896, "its head is not the embedding"
+
+
+def test_heads_are_as_wide_as_the_config_says() -> None:
+    assert architecture_of(LLAMA_7B).head_size == 128
+    wide = architecture_of({**LLAMA_7B, "head_dim": 256})
+    assert wide.layer_parameters - architecture_of(LLAMA_7B).layer_parameters == 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("field", LLAMA_7B)
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(KeyError, match=field):
+        architecture_of({name: value for name, value in LLAMA_7B.items() if name != field})

@@ -1,0 +1,238 @@
+"""Algorithm 2 against trying every p-t-d by direct calls of the simulators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhf_mapper import testbed
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import TRAINER, Correction, Software
+from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.search.pruned import pruned
+from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.passes import Passes
+from rlhf_mapper.strategy import PIPELINES, ROOMS, GeneratingStrategies, Setting, Strategies, Wanted
+from rlhf_mapper.workload import Lengths, Work, Workload
+
+SMALL = Architecture(layers=6, hidden=1024, heads=12, kv_heads=4, head_size=128, ffn=4096, vocabulary=32000)
+MODELS = {
+    "small with GQA": SMALL,
+    "few heads": replace(SMALL, heads=3, kv_heads=3),
+    "odd MLP": replace(SMALL, ffn=4098),
+    "one layer": replace(SMALL, layers=1),
+    "7B": testbed.MODELS["7B"],
+    "34B": testbed.MODELS["34B"],
+}
+NODES = {
+    "8 A100": NodeGroup(gpu=GPUS["a100-80g"], count=4, gpus_per_node=8),
+    "6 L40S": NodeGroup(gpu=GPUS["l40s-48g"], count=3, gpus_per_node=6),
+    "4 A10, slow network": NodeGroup(gpu=GPUS["a10-24g"], count=3, gpus_per_node=4, node_bandwidth=1e9),
+}
+WORK = {
+    "trains": Work(read=64, trained=64, updates=4),
+    "recomputes": Work(read=64, trained=128, updates=8, recomputes=True),
+    "reads": Work(read=48),
+    "few": Work(read=12, trained=12, updates=2),
+}
+Cut = tuple[int, int, int]
+
+
+def setting_of(nodes: NodeGroup, software: Software = TRAINER) -> Setting:
+    load = Workload(sequences=64, prompt=Lengths((512.0,)), response=Lengths((512.0,)), work={})
+    return Setting(nodes, software, load, Correction())
+
+
+def layout(cut: Cut) -> Layouts:
+    return Layouts(*(np.array(float(size)) for size in cut))
+
+
+def every_cut(wanted: Wanted, setting: Setting, gpus: int) -> Iterator[Cut]:
+    """t divides heads, KV heads, MLP and node; p leaves no stage empty; every data rank has a sequence."""
+    model, work = wanted.model, wanted.work
+    whole = (model.heads, model.kv_heads, model.ffn, setting.nodes.gpus_per_node)
+    few = min(work.trained / work.updates if work.updates else work.read, work.read, setting.load.sequences)
+    for t in range(1, setting.nodes.gpus_per_node + 1):
+        for p in (p for p in PIPELINES if p <= model.layers):
+            d, rest = divmod(gpus, p * t)
+            if not rest and 1 <= d <= few and all(size % t == 0 for size in whole):
+                yield p, t, d
+
+
+def micro_batch_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> int:
+    """Sequences: the most that fit in a room, but a pipeline wants four micro-batches a stage."""
+    work, load = wanted.work, setting.load
+    kept = memory.kept_of(work, trains=work.trained > 0)
+    one = memory.activations(wanted.model, setting.software, layout(cut), np.array(1024.0), kept=kept)
+    free = room * setting.nodes.gpu.memory - memory.gathered(wanted.model, setting.software, layout(cut))
+    share = (work.trained / work.updates if work.trained else work.read) / cut[2]
+    most = min(load.micro_batch_tokens // 1024, ceil(share))
+    if cut[0] > 1:
+        most = min(most, max(floor(share / (4 * cut[0])), 1))
+    return min(floor(float(free) / float(one)), most)
+
+
+def seconds_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> float:
+    """Of training and forward passes; inf where not one sequence fits."""
+    size = micro_batch_of(wanted, setting, cut, room)
+    if size < 1:
+        return float("inf")
+    passes = Passes(wanted.model, setting.nodes, setting.software)
+    parts = [
+        simulate(passes, wanted.work, setting.load, layout(cut), np.array(float(size)))
+        for simulate in (training.trained, training.read)
+    ]
+    return float(sum(parts))
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
+    wanted, setting = Wanted(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes])
+    gpus = pool_sizes(setting.nodes)
+    strategies = Strategies(wanted, setting, gpus)
+    for room in range(len(ROOMS)):
+        found = strategies.alone(np.full(len(gpus), room)).sum(axis=0)
+        for size, count in enumerate(gpus.tolist()):
+            cuts = {cut: seconds_of(wanted, setting, cut, ROOMS[room]) for cut in every_cut(wanted, setting, count)}
+            least = min(cuts.values(), default=float("inf"))
+            assert found[size] == pytest.approx(least), (count, room)
+            if np.isfinite(least):
+                p, t = strategies.cuts[strategies.best[room, size]].tolist()
+                assert cuts[p, t, count // (p * t)] == pytest.approx(least)
+
+
+@pytest.mark.parametrize("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("model", ["small with GQA", "7B"])
+def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: Software) -> None:
+    work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
+    wanted, setting = Wanted(model=MODELS[model], work=work), setting_of(NODES[nodes], software)
+    gpus, passes = pool_sizes(setting.nodes), Passes(MODELS[model], setting.nodes, software)
+    strategies = GeneratingStrategies(wanted, setting, gpus)
+    cache = np.broadcast_to(
+        0.5 * setting.nodes.gpu.memory - strategies.generator_bytes, (len(strategies.generators), 1)
+    )
+    cache = cache * np.ones(len(gpus))
+    best, stages = strategies.with_generator(np.full(len(gpus), 3), cache)
+    for size, count in enumerate(gpus.tolist()):
+        tried = {}
+        for cut in every_cut(wanted, setting, count):
+            trains = seconds_of(wanted, setting, cut, ROOMS[3])
+            for p_g, t_g in ((p, t) for p in range(1, cut[0] + 1) for t in range(1, cut[1] + 1)):
+                if cut[0] % p_g or cut[1] % t_g or wanted.model.vocabulary % t_g:
+                    continue
+                generator = layout((p_g, t_g, count // (p_g * t_g)))
+                free = 0.5 * setting.nodes.gpu.memory - generation.weights_of_gpu(passes, generator)
+                made = generation.generated(passes, work, setting.load, generator, free)
+                moved = transition.resharded(passes, layout(cut), generator)
+                tried[p_g, t_g, cut] = trains + float(made + moved)
+        least = min(tried.values(), default=float("inf"))
+        assert stages[:, size].sum() == pytest.approx(least)
+        if np.isfinite(least):
+            p_g, t_g = strategies.generators[best[size]].tolist()
+            p, t = strategies.cuts[strategies.row(3, int(best[size]), size)].tolist()
+            assert tried[p_g, t_g, (p, t, count // (p * t))] == pytest.approx(least)
+
+
+def test_a_larger_cache_need_raises_the_generation_shards() -> None:
+    work = Work(generated=1024, passes=1, read=64, trained=64, updates=4)
+    wanted, setting = Wanted(model=testbed.MODELS["34B"], work=work), setting_of(NODES["8 A100"])
+    strategies = GeneratingStrategies(wanted, setting, np.array([32]))
+    fits = []
+    for share in (0.95, 0.5, 0.25, 0.12):
+        cache = share * 80e9 - strategies.generator_bytes
+        found = np.isfinite(strategies.generated(cache))[:, 0]
+        fits.append({tuple(cut) for cut, fit in zip(strategies.generators.tolist(), found, strict=True) if fit})
+    shards = [min(p * t for p, t in each) for each in fits]
+    assert shards[0] == 1
+    assert shards == sorted(set(shards)), "each time the weights leave less"
+
+
+PINNED: dict[str, dict[str, Any]] = {
+    "pipeline": {"pipeline": 3},
+    "tensor": {"tensor": 2},
+    "data": {"data": 4},
+    "all": {"pipeline": 2, "tensor": 2, "data": 4},
+}
+
+
+@pytest.mark.parametrize("case", PINNED)
+def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
+    wanted = Wanted(model=SMALL, work=WORK["trains"], **PINNED[case])
+    gpus = np.array([1, 2, 4, 6, 8, 16, 24, 32])
+    strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
+    seconds = strategies.alone(np.full(len(gpus), 5)).sum(axis=0)
+    assert np.isfinite(seconds).any()
+    for size in np.nonzero(np.isfinite(seconds))[0]:
+        p, t = strategies.cuts[strategies.best[5, size]].tolist()
+        chosen = {"pipeline": p, "tensor": t, "data": int(gpus[size]) // (p * t)}
+        assert chosen == {**chosen, **PINNED[case]}
+    if case == "all":
+        assert gpus[np.isfinite(seconds)].tolist() == [16]
+
+
+def test_replicas_divide_the_data_ranks_and_take_their_memory() -> None:
+    gpus = np.array([1, 2, 4, 6, 8])
+    strategies = Strategies(
+        Wanted(model=SMALL, work=WORK["trains"], pipeline=1, tensor=1, replicas=4), setting_of(NODES["8 A100"]), gpus
+    )
+    assert gpus[np.isfinite(strategies.alone(np.full(5, 5)).sum(axis=0))].tolist() == [4, 8]
+
+
+def test_a_generation_layout_that_is_asked_for_is_kept() -> None:
+    work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
+    wanted = Wanted(model=SMALL, work=work, tensor=4, pipeline=2, generation_tensor=2, generation_pipeline=1)
+    strategies = GeneratingStrategies(wanted, setting_of(NODES["8 A100"]), np.array([8, 16]))
+    assert strategies.generators.tolist() == [[1, 2]]
+
+
+def test_measurements_correct_each_kind_by_its_factor() -> None:
+    work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
+    wanted = Wanted(model=SMALL, work=work, tensor=4, pipeline=2, generation_tensor=2, generation_pipeline=1)
+    plain = setting_of(NODES["8 A100"])
+    factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})
+    cache, room = np.array([[20e9]]), np.array([5])
+    before, after = (
+        GeneratingStrategies(wanted, setting, np.array([8])) for setting in (plain, replace(plain, correction=factors))
+    )
+    for name, factor in (("trained", 2), ("read", 3)):
+        assert getattr(after, name)[5] == pytest.approx(factor * getattr(before, name)[5])
+    assert after.generated(cache) == pytest.approx(5 * before.generated(cache))
+    assert after.moved(5, 0, 0) == pytest.approx(7 * before.moved(5, 0, 0))
+    assert after.with_generator(room, cache)[1][0] == pytest.approx(
+        5 * before.generated(cache)[0] + 7 * before.moved(5, 0, 0)
+    )
+
+
+def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, list[Architecture]] = {"trained": [], "read": []}
+
+    def counting(name: str) -> training.Simulator:
+        simulate: training.Simulator = getattr(training, name)
+
+        def counted(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
+            calls[name].append(passes.model)
+            return simulate(passes, work, load, layouts, micro_batch)
+
+        return counted
+
+    for name in calls:
+        monkeypatch.setattr(training, name, counting(name))
+    work, setting = testbed.work_of("PPO", 64, 4), setting_of(NODES["8 A100"])
+    wanted = {
+        role: Wanted(model=replace(SMALL, layers=4 + place), work=each)
+        for place, (role, each) in enumerate(work.items())
+    }
+    costs = PoolCosts(wanted, [setting], [pool_sizes(setting.nodes)])
+    assert pruned(costs, list(wanted))
+    for name, models in calls.items():
+        assert len(models) == len(set(models)) == len(wanted), name

@@ -1,0 +1,125 @@
+"""What the models of each algorithm do in a step, by hand, and that each job can be mapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_mapper.auto_map import auto_map
+from rlhf_mapper.mapping import Mapping
+from rlhf_mapper.workload import workload_of
+from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
+
+PTX = {"options": {"pretrainCoefficient": 0.5}, "data": {"pretrain": {"uri": "hf://org/text"}}}
+MINI = {"miniBatchSize": 16}
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SFT": ("SFT", {}),
+    "RewardModel": ("RewardModel", {}),
+    "CostModel": ("CostModel", {}),
+    "DPO": ("DPO", {}),
+    "OnlineDPO": ("OnlineDPO", {"rollout": {"samplesPerPrompt": 2}, "training": {"miniBatchSize": 32}}),
+    "PPO": ("PPO", {"training": MINI | {"updateEpochs": 2}}),
+    "PPO-ptx": ("PPO", PTX | {"training": MINI}),
+    "ReMax": ("ReMax", {}),
+    "SafeRLHF": ("SafeRLHF", {"training": MINI}),
+    "SafeRLHF, one critic": ("SafeRLHF", {"options": {"separateCostCritic": False}, "training": MINI}),
+    "GRPO": ("GRPO", {"options": {"oversampling": 2}, "rollout": {"samplesPerPrompt": 4}, "training": MINI}),
+    "RLOO": ("RLOO", {"rollout": {"samplesPerPrompt": 4}}),
+    "REINFORCEPP": ("REINFORCEPP", {"training": MINI}),
+}
+Row = tuple[int, int, int, int, int]
+"""Sequences generated, generation passes, sequences read, sequences trained on, optimizer steps."""
+WORK: dict[str, dict[str, Row]] = {
+    "SFT": {"actor": (0, 0, 0, 64, 1)},
+    "RewardModel": {"reward": (0, 0, 0, 128, 1)},
+    "CostModel": {"cost": (0, 0, 0, 128, 1)},
+    "DPO": {"actor": (0, 0, 0, 128, 1), "reference": (0, 0, 128, 0, 0)},
+    "PPO": {
+        "actor": (64, 1, 64, 128, 8),
+        "critic": (0, 0, 64, 128, 8),
+        "reference": (0, 0, 64, 0, 0),
+        "reward": (0, 0, 64, 0, 0),
+    },
+    "PPO-ptx": {
+        "actor": (64, 1, 128, 128, 4),
+        "critic": (0, 0, 64, 64, 4),
+        "reference": (0, 0, 64, 0, 0),
+        "reward": (0, 0, 64, 0, 0),
+    },
+    "ReMax": {"actor": (128, 2, 64, 64, 1), "reference": (0, 0, 64, 0, 0), "reward": (0, 0, 128, 0, 0)},
+    "SafeRLHF": {
+        "actor": (64, 1, 64, 64, 4),
+        "critic": (0, 0, 64, 64, 4),
+        "cost_critic": (0, 0, 64, 64, 4),
+        "reference": (0, 0, 64, 0, 0),
+        "reward": (0, 0, 64, 0, 0),
+        "cost": (0, 0, 64, 0, 0),
+    },
+    "GRPO": {"actor": (512, 1, 512, 256, 16), "reference": (0, 0, 512, 0, 0), "reward": (0, 0, 512, 0, 0)},
+    "RLOO": {"actor": (256, 1, 256, 256, 1), "reference": (0, 0, 256, 0, 0), "reward": (0, 0, 256, 0, 0)},
+    "REINFORCEPP": {"actor": (64, 1, 64, 64, 4), "reference": (0, 0, 64, 0, 0), "reward": (0, 0, 64, 0, 0)},
+}
+WORK["SafeRLHF, one critic"] = {role: row for role, row in WORK["SafeRLHF"].items() if role != "cost_critic"}
+
+
+def job(name: str) -> Job:
+    algorithm, changes = JOBS[name]
+    return job_of(algorithm, **changes)
+
+
+def rows(name: str) -> dict[str, Row]:
+    work = workload_of(job(name)).work
+    return {
+        role: (int(one.generated), one.passes, int(one.read), int(one.trained), one.updates)
+        for role, one in work.items()
+    }
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_sequences_and_updates_are_those_of_the_algorithm(name: str) -> None:
+    assert rows(name) == WORK[name]
+
+
+def test_online_dpo_learns_from_the_best_and_the_worst() -> None:
+    actor = rows("OnlineDPO")["actor"]
+    assert (actor[0], actor[1], actor[3], actor[4]) == (128, 1, 128, 4)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_it_can_be_mapped_and_every_phase_takes_time(name: str) -> None:
+    one = job(name)
+    mapping = auto_map(one, cluster_of(("h100-80g", 2, 8)), shapes_of(one), device="GPU")
+    assert isinstance(mapping, Mapping) and mapping.prediction
+    assert mapping.sizes.keys() == one.models().keys()
+    work = workload_of(one).work
+    for role, model in mapping.prediction.models.items():
+        assert ("generation" in model.seconds) == bool(work[role].generated)
+        assert ("scoring" in model.seconds) == bool(work[role].read)
+        assert ("update" in model.seconds) == bool(work[role].trained)
+    assert mapping.prediction.step_seconds == pytest.approx(sum(mapping.prediction.stages.values()))
+
+
+def test_a_step_without_mini_batches_is_one_update() -> None:
+    whole = workload_of(job_of("PPO")).work["actor"]
+    assert (whole.trained, whole.updates) == (64, 1)
+
+
+def test_lengths_seen_before_replace_the_longest() -> None:
+    load = workload_of(job("PPO"), responses=[100, 300])
+    assert (load.response.mean, load.response.longest, load.sequence_tokens) == (200, 300, 1224)
+    assert load.tokens == 64 * 1224
+    assert workload_of(job("PPO")).longest_tokens == 2048
+
+
+def test_pools_divide_the_batch_and_its_mini_batches() -> None:
+    assert workload_of(job("PPO")).pool_divides == (64, 16)
+    assert workload_of(job("GRPO")).pool_divides == (512, 16)
+    assert workload_of(job("SFT")).pool_divides == (64,)
+
+
+def test_recomputation_is_that_of_the_manifest() -> None:
+    models = {"actor": {"gradientCheckpointing": True}}
+    work = workload_of(job_of("PPO", models=models)).work
+    assert (work["actor"].recomputes, work["critic"].recomputes, work["reference"].recomputes) == (True, False, False)

@@ -1,0 +1,249 @@
+"""What holds of every plan, on jobs, shapes and clusters drawn from seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.auto_map import auto_map, task_of
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, Infeasible, MappedPool, Mapping, Prediction
+from rlhf_mapper.pools import PoolCosts
+from rlhf_mapper.search.exhaustive import exhaustive
+from rlhf_mapper.search.objective import Objective
+from rlhf_mapper.search.pruned import pruned
+from tests.mapper.planned_jobs import cluster_of, drawn, job_of, shapes_of
+
+SEEDS = range(40)
+TOLERANCE = 1e-9
+each_seed = pytest.mark.parametrize("seed", SEEDS)
+
+
+@cache
+def plan(seed: int) -> Mapping | Infeasible:
+    job, cluster, shapes = drawn(seed)
+    return auto_map(job, cluster, shapes, device="GPU")
+
+
+def planned(seed: int) -> tuple[Job, Cluster, Mapping, Prediction]:
+    """Skips what does not fit."""
+    job, cluster, _ = drawn(seed)
+    mapping = plan(seed)
+    if isinstance(mapping, Infeasible):
+        pytest.skip(mapping.reason)
+    assert mapping.prediction
+    return job, cluster, mapping, mapping.prediction
+
+
+def test_most_of_these_jobs_fit_and_they_differ() -> None:
+    fits = [found for found in map(plan, SEEDS) if isinstance(found, Mapping)]
+    assert len(fits) > len(SEEDS) / 2
+    assert {len(found.pools) for found in fits} >= {1, 2}
+    sizes = [size for found in fits for size in found.sizes.values()]
+    assert any(size.pipeline > 1 for size in sizes)
+    assert any(size.tensor > 1 for size in sizes)
+    offloads = {model.offload for found in fits if found.prediction for model in found.prediction.models.values()}
+    assert offloads >= {"None", "All"}
+
+
+@each_seed
+def test_every_model_is_placed_once(seed: int) -> None:
+    job, _, mapping, prediction = planned(seed)
+    homes = Counter(role for pool in mapping.pools for role in pool.models)
+    assert homes == dict.fromkeys(job.models(), 1)
+    assert set(mapping.sizes) == set(prediction.models) == set(job.models())
+    for pool in mapping.pools:
+        assert ("cost_critic" in pool.models) == ("critic" in pool.models and "cost_critic" in job.models())
+        for role in pool.models:
+            sizes = mapping.sizes[role]
+            assert sizes.pipeline * sizes.tensor * sizes.data == pool.size
+
+
+@each_seed
+def test_a_model_is_cut_as_it_can_be(seed: int) -> None:
+    _, cluster, mapping, _ = planned(seed)
+    _, _, shapes = drawn(seed)
+    nodes = {group.gpu.name: group.gpus_per_node for group in cluster.groups}
+    for pool in mapping.pools:
+        for role in pool.models:
+            sizes, model = mapping.sizes[role], shapes[role]
+            assert sizes.pipeline <= model.layers
+            assert nodes[pool.gpu] % sizes.tensor == 0
+            assert model.heads % sizes.tensor == model.kv_heads % sizes.tensor == model.ffn % sizes.tensor == 0
+            assert sizes.pipeline % sizes.generation_pipeline == sizes.tensor % sizes.generation_tensor == 0
+
+
+@each_seed
+def test_no_gpu_is_used_twice(seed: int) -> None:
+    _, cluster, mapping, _ = planned(seed)
+    for group in cluster.groups:
+        left = [group.gpus_per_node] * group.count
+        pools = [pool for pool in mapping.pools if pool.gpu == group.gpu.name]
+        for slots in sorted((slots for pool in pools for slots in pool.slots_per_machine), reverse=True):
+            node = next((place for place, free in enumerate(left) if free >= slots), None)
+            assert node is not None, "the pools do not pack into the nodes"
+            left[node] -= slots
+    assert {pool.gpu for pool in mapping.pools} <= {group.gpu.name for group in cluster.groups}
+
+
+def fullest(mapping: Mapping, prediction: Prediction, pool: MappedPool) -> float:
+    """Bytes of a GPU at its fullest moment: one model has its turn, and the others' states are there as well."""
+    models = {role: prediction.models[role] for role in pool.models}
+    return max(
+        sum(model.memory.get(stage, {}).values())
+        + sum(sum(other.resident(stage).values()) for name, other in models.items() if name != role)
+        for stage in STAGES
+        for role, model in models.items()
+    )
+
+
+@each_seed
+def test_a_plan_stays_within_memory(seed: int) -> None:
+    _, cluster, mapping, prediction = planned(seed)
+    memory = {group.gpu.name: group.gpu.memory for group in cluster.groups}
+    for pool in mapping.pools:
+        assert prediction.memory_limit[pool.name] == pytest.approx(0.92 * memory[pool.gpu])
+        assert 0 < fullest(mapping, prediction, pool) <= prediction.memory_limit[pool.name] * (1 + TOLERANCE)
+    assert 0 <= prediction.gpu_memory_utilization <= 0.92 * (1 + TOLERANCE)
+
+
+@each_seed
+def test_batches_divide_over_every_pool(seed: int) -> None:
+    job, _, mapping, prediction = planned(seed)
+    for pool in mapping.pools:
+        assert job.sequences_per_step % pool.size == 0
+        assert (job.spec.training.mini_batch_size or 0) % pool.size == 0
+    for role, model in prediction.models.items():
+        assert model.micro_batch >= 1
+        longest = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
+        assert model.micro_batch == 1 or model.micro_batch * longest <= job.spec.training.micro_batch_tokens, role
+
+
+@each_seed
+def test_a_step_is_the_sum_of_its_stages_and_each_waits_for_the_slowest_pool(seed: int) -> None:
+    job, _, mapping, prediction = planned(seed)
+    assert sum(prediction.stages.values()) == pytest.approx(prediction.step_seconds)
+    tokens = job.sequences_per_step * (job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens)
+    assert prediction.tokens_per_second == pytest.approx(tokens / prediction.step_seconds)
+    for stage in STAGES:
+        phases = [phase for phase in PHASES if STAGE_OF[phase] == stage]
+        busy = [
+            sum(prediction.models[role].seconds.get(phase, 0.0) for role in pool.models for phase in phases)
+            for pool in mapping.pools
+        ]
+        assert prediction.stages[stage] >= max(busy) * (1 - TOLERANCE)
+        if all(model.offload == "None" for model in prediction.models.values()) and stage != "preparation":
+            assert prediction.stages[stage] == pytest.approx(max(busy)), "but for what is moved"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:20])
+def test_what_was_rejected_is_no_faster_and_has_a_reason(seed: int) -> None:
+    job, _, mapping, prediction = planned(seed)
+    seconds = [prediction.step_seconds, *(each.step_seconds for each in mapping.rejected)]
+    assert seconds == sorted(seconds)
+    for each in mapping.rejected:
+        assert sorted(role for models, _, _ in each.pools for role in models) == sorted(job.models())
+        assert each.reason
+
+
+def with_more_nodes(cluster: Cluster) -> Cluster:
+    first, *rest = cluster.groups
+    return Cluster((replace(first, count=first.count + 1), *rest))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:20])
+def test_more_nodes_never_predict_a_worse_optimum(seed: int) -> None:
+    job, cluster, shapes = drawn(seed)
+    clusters = [cluster, with_more_nodes(cluster), with_more_nodes(with_more_nodes(cluster))]
+    found = [plan(seed), *(auto_map(job, larger, shapes, device="GPU") for larger in clusters[1:])]
+    seconds = [
+        each.prediction.step_seconds if isinstance(each, Mapping) and each.prediction else np.inf for each in found
+    ]
+    assert all(more <= fewer for fewer, more in pairwise(seconds))
+
+
+@each_seed
+def test_the_order_of_models_and_groups_does_not_matter(seed: int) -> None:
+    job, cluster, shapes = drawn(seed)
+    _, _, mapping, prediction = planned(seed)
+    task = task_of(job, shapes, device="GPU")
+    turned = replace(task, wanted=dict(reversed(task.wanted.items())))
+    costs = turned.costs(Cluster(cluster.groups[::-1]))
+    found = turned.search(costs)[0]
+    assert found.seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
+    sets = {
+        (frozenset(costs.living(models)), costs.settings[group].nodes.gpu.name, gpus)
+        for models, group, gpus in found.sets
+    }
+    assert sets == {(frozenset(pool.models), pool.gpu, pool.size) for pool in mapping.pools}
+
+
+def real_costs(seed: int) -> tuple[PoolCosts, list[Role], tuple[float, ...]]:
+    job, cluster, shapes = drawn(seed)
+    task = task_of(job, shapes, device="GPU")
+    models = [role for role in task.wanted if role != "cost_critic"]
+    return task.costs(cluster), models, tuple(group.gpu_hour_price or 0.0 for group in cluster.groups)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:20])
+def test_the_pruned_search_finds_what_trying_everything_finds(seed: int) -> None:
+    costs, models, prices = real_costs(seed)
+    fastest = exhaustive(costs, models)
+    limit = 1.3 * fastest[0].seconds if fastest else 1.0
+    for objective in (Objective.throughput(), Objective.fewest_gpus(limit), Objective.lowest_cost(prices)):
+        every = exhaustive(costs, models, objective)
+        found = pruned(costs, models, 4, objective)
+        assert [(one.seconds, one.gpus) for one in found] == [(one.seconds, one.gpus) for one in every[:4]]
+
+
+def price_of(mapping: Mapping, cluster: Cluster) -> float:
+    prices = {group.gpu.name: group.gpu_hour_price or 0.0 for group in cluster.groups}
+    assert mapping.prediction
+    return mapping.prediction.step_seconds * sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
+
+
+@each_seed
+def test_other_objectives_are_met(seed: int) -> None:
+    job, cluster, fastest, prediction = planned(seed)
+    _, _, shapes = drawn(seed)
+    gpus = sum(pool.size for pool in fastest.pools)
+    for factor in (1.0, 1.5, 3.0):
+        limit = factor * prediction.step_seconds
+        small = auto_map(job, cluster, shapes, device="GPU", objective=Objective.fewest_gpus(limit))
+        assert isinstance(small, Mapping) and small.prediction
+        assert small.prediction.step_seconds <= limit
+        used, gpus = gpus, sum(pool.size for pool in small.pools)
+        assert gpus <= used, "more time needs no more GPUs"
+    prices = tuple(group.gpu_hour_price or 0.0 for group in cluster.groups)
+    cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective.lowest_cost(prices))
+    assert isinstance(cheap, Mapping)
+    assert price_of(cheap, cluster) <= price_of(fastest, cluster)
+
+
+def test_a_pool_never_spans_types_and_the_better_type_is_taken() -> None:
+    job = job_of("PPO", training={"promptBatchSize": 128})
+    cluster = cluster_of(("a10-24g", 4, 8), ("h100-80g", 1, 8))
+    mapping = auto_map(job, cluster, shapes_of(job), device="GPU")
+    assert isinstance(mapping, Mapping)
+    assert {pool.gpu for pool in mapping.pools if "actor" in pool.models} == {"h100-80g"}
+
+
+def test_copies_of_the_weights_take_memory() -> None:
+    def weights(replicas: int) -> tuple[float, int]:
+        parallelism = {"replicas": replicas, "data": 8}
+        job = job_of("SFT", models={"actor": {"parallelism": parallelism}})
+        mapping = auto_map(job, cluster_of(("h200-141g", 1, 8)), shapes_of(job), device="GPU")
+        assert isinstance(mapping, Mapping) and mapping.prediction
+        return mapping.prediction.models["actor"].memory["training"]["weights"], mapping.sizes["actor"].replicas
+
+    model: Architecture = shapes_of(job_of("SFT"))["actor"]
+    assert weights(1) == (pytest.approx(4 * model.parameters / 8), 1)
+    assert weights(2) == (pytest.approx(4 * model.parameters / 4), 2)

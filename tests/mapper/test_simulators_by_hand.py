@@ -1,0 +1,287 @@
+"""The cost models on hardware so ideal that each term can be worked out alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import TRAINER, Efficiency, Software
+from rlhf_mapper.hardware import Gpu, NodeGroup
+from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate.layouts import Layouts, Network, ring
+from rlhf_mapper.simulate.passes import KERNELS_OF_A_LAYER, Passes
+from rlhf_mapper.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
+from rlhf_mapper.workload import Lengths, Work, Workload
+
+ENDLESS = 1e30
+IDEAL = Efficiency(
+    kernel=1,
+    memory=1,
+    link=1,
+    network=1,
+    decode_seconds=0,
+    sequence_seconds=0,
+    update_seconds=0,
+    call_seconds=0,
+    transition_seconds=0,
+)
+WHOLE = replace(SOFTWARE, efficiency=IDEAL, rereads_kv=False)
+"""Data-parallel ranks hold whole replicas."""
+SHARDED = replace(TRAINER, efficiency=IDEAL)
+GPU = Gpu(
+    name="ideal",
+    memory=80e9,
+    bf16=ENDLESS,
+    fp32=ENDLESS,
+    memory_bandwidth=ENDLESS,
+    link_bandwidth=ENDLESS,
+    host_bandwidth=ENDLESS,
+    launch_seconds=0,
+    source="",
+)
+NODES = NodeGroup(gpu=GPU, count=16, gpus_per_node=8, node_bandwidth=ENDLESS, link_latency=0, node_latency=0)
+SMALL = Architecture(layers=8, hidden=384, heads=6, kv_heads=6, head_size=64, ffn=1024, vocabulary=1000)
+"""The MLP has 3 h 8/3 h weights, as many as one of 4 h without a gate."""
+TABLE_2: dict[Size, float] = {"7B": 5.25 / 14, "13B": 3.25 / 26, "34B": 6.375 / 68, "70B": 15.3125 / 140}
+"""Received bytes over the actor's bytes."""
+
+
+def layout(p: int = 1, t: int = 1, d: int = 1) -> Layouts:
+    return Layouts(*(np.array(float(size)) for size in (p, t, d)))
+
+
+def passes(model: Architecture = SMALL, software: Software = WHOLE, nodes: NodeGroup = NODES, **gpu: float) -> Passes:
+    return Passes(model, replace(nodes, gpu=replace(GPU, **gpu)), software)  # type: ignore[arg-type]
+
+
+def a_step(prompt: float = 100, response: float = 60) -> Workload:
+    return Workload(sequences=64, prompt=Lengths((prompt,)), response=Lengths((response,)), work={})
+
+
+def forward_flops(model: Architecture, sequences: int, tokens: int) -> float:
+    """24 b L s h^2 (1 + s / 12h + V / 12Lh): of the attention's square half, as it is causal."""
+    h, layers = model.hidden, model.layers
+    return (
+        24
+        * sequences
+        * layers
+        * tokens
+        * h**2
+        * (1 + tokens / (12 * h) + (1 if model.scores else model.vocabulary) / (12 * layers * h))
+    )
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_forward_pass_takes_its_flops(scores: bool) -> None:
+    model = replace(SMALL, scores=scores)
+    seconds = passes(model, bf16=1e12).forward(layout(), np.array(3.0), 700)
+    assert seconds * 1e12 == pytest.approx(forward_flops(model, 3, 700))
+
+
+def test_of_a_forward_pass_each_stage_and_shard_does_its_part() -> None:
+    model = replace(SMALL, scores=True)
+    whole = passes(model, bf16=1e12).compute(layout(), np.array(3.0), 700)
+    shard = passes(model, bf16=1e12).compute(layout(t=2), np.array(3.0), 700)
+    stage = passes(model, bf16=1e12).compute(layout(p=4), np.array(3.0), 700)
+    assert shard == pytest.approx(whole / 2)
+    assert stage == pytest.approx(whole / 4, rel=1e-3), "but for the head, which is not cut"
+
+
+def test_full_precision_has_its_own_peak() -> None:
+    slow = passes(software=replace(WHOLE, compute_bytes=4), bf16=8e12, fp32=1e12)
+    fast = passes(bf16=8e12, fp32=1e12)
+    ratio = slow.forward(layout(), np.array(1.0), 100) / fast.forward(layout(), np.array(1.0), 100)
+    assert ratio == pytest.approx(8)
+
+
+def test_a_layer_takes_no_less_than_its_weights_or_its_kernels() -> None:
+    read = passes(memory_bandwidth=1e9).compute(layout(), np.array(1.0), 0.0)
+    assert read == pytest.approx(SMALL.layers * SMALL.layer_parameters * 2 / 1e9)
+    started = passes(launch_seconds=1e-5).compute(layout(), np.array(1.0), 0.0)
+    assert started == pytest.approx(SMALL.layers * KERNELS_OF_A_LAYER * 1e-5)
+
+
+@pytest.mark.parametrize(("t", "p"), [(1, 1), (2, 1), (2, 2)])
+def test_a_decode_step_of_one_sequence_reads_weights_and_cache(t: int, p: int) -> None:
+    load, work = a_step(), Work(generated=1, passes=1)
+    seconds = generation.generated(passes(memory_bandwidth=1e9), work, load, layout(p, t), np.array(1e9))
+    prefill = p * passes(memory_bandwidth=1e9).forward(layout(p, t), np.array(1.0), 100)
+    weights, cache = SMALL.parameters * 2, 2 * 8 * 6 * 64 * 2 * (100 + 60 / 2)
+    assert seconds - prefill == pytest.approx(60 * (weights + cache) / t / 1e9)
+
+
+def test_a_cache_of_two_sequences_makes_waves() -> None:
+    model, load = passes(memory_bandwidth=1e9), a_step()
+    one = float(generation.cached_bytes(model, layout(), 160))
+    assert one == 2 * 8 * 6 * 64 * 160 * 2
+
+    def waves(sequences: int, held: float) -> float:
+        work = Work(generated=sequences, passes=1)
+        seconds = generation.generated(model, work, load, layout(), np.array(held * one))
+        rest = model.forward(layout(), np.array(float(sequences)), 100)
+        rest += sequences * 60 * one * (130 / 160) / 1e9
+        return float(seconds - rest) / (60 * SMALL.parameters * 2 / 1e9)
+
+    assert waves(6, 2) == pytest.approx(3)
+    assert waves(6, 6.5) == pytest.approx(1)
+    assert waves(7, 2.9) == pytest.approx(4)
+    assert np.isinf(generation.generated(model, Work(generated=1, passes=1), load, layout(), np.array(0.9 * one)))
+
+
+def test_few_kv_heads_are_copied_over_the_shards() -> None:
+    few = passes(replace(SMALL, kv_heads=2))
+    cached = [float(generation.cached_bytes(few, layout(t=t, p=p), 10)) for t, p in ((1, 1), (2, 1), (6, 1), (1, 2))]
+    assert cached == [cached[0], cached[0] / 2, cached[0] / 2, cached[0] / 2]
+
+
+def test_an_old_generator_reads_the_cache_once_for_each_query_head() -> None:
+    model = replace(SMALL, kv_heads=2)
+    work, load = Work(generated=1, passes=1), a_step()
+    once, often = (
+        generation.generated(
+            passes(model, replace(WHOLE, rereads_kv=again), memory_bandwidth=1e9), work, load, layout(), np.array(1e9)
+        )
+        for again in (False, True)
+    )
+    cache = 60 * 2 * 8 * 2 * 64 * 2 * 130 / 1e9
+    assert often - once == pytest.approx(2 * cache), "a group has three query heads"
+
+
+@pytest.mark.parametrize("size", MODELS)
+def test_a_transition_receives_what_table_2_says(size: Size) -> None:
+    model = Passes(MODELS[size], machines(64), SOFTWARE)
+    p, t, t_g = LAYOUTS[size]
+    whole = MODELS[size].parameters * 2
+    received = float(transition.received(model, layout(p, t, 2), layout(1, t_g)))
+    assert received == pytest.approx((t * p - t_g) / (t_g * t * p) * whole)
+    assert received / whole == pytest.approx(TABLE_2[size])
+
+
+def test_where_ranks_share_weights_a_gpu_receives_its_generation_shard_less_its_own_part() -> None:
+    whole = SMALL.parameters * 2
+    received = transition.received(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
+    assert received == pytest.approx(whole / 2 - whole / 8)
+    assert transition.received(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
+
+
+def test_a_transition_takes_the_links_of_its_group() -> None:
+    nodes = replace(NODES, link_bandwidth=200e9, node_bandwidth=8e9)
+    model = passes(software=SHARDED, nodes=nodes)
+    whole = SMALL.parameters * 2
+    inside = transition.resharded(model, layout(d=8), layout())
+    assert inside == pytest.approx(whole * 7 / 8 / 100e9), "one direction"
+    across = transition.resharded(model, layout(d=16), layout())
+    assert across == pytest.approx(whole * 15 / 16 / 1e9), "8 GPUs share the node's network"
+
+
+def test_a_pipeline_fills_and_empties() -> None:
+    model = passes(replace(SMALL, scores=True), bf16=1e12)
+    load, work = a_step(), Work(trained=24, updates=2)
+    one, four = (
+        float(training.trained(model, work, load, layout(p), np.array(2.0))) for p in (1, 4)
+    )  # 6 micro-batches each
+    assert one == pytest.approx(24 * 3 * forward_flops(model.model, 1, 160) / 1e12)
+    assert four / one == pytest.approx((6 + 4 - 1) / 6 / 4, rel=1e-3)
+    reads = [float(training.read(model, Work(read=24), load, layout(p), np.array(2.0))) for p in (1, 4)]
+    assert reads[0] == pytest.approx(24 * forward_flops(model.model, 1, 160) / 1e12)
+    assert reads[1] / reads[0] == pytest.approx((12 + 4 - 1) / 12 / 4, rel=1e-3)
+
+
+def test_recomputing_costs_a_forward_pass_more() -> None:
+    model, load, work = passes(bf16=1e12), a_step(), Work(trained=8, updates=1)
+    kept, again = (
+        training.trained(model, replace(work, recomputes=each), load, layout(), np.array(8.0)) for each in (False, True)
+    )
+    assert again / kept == pytest.approx(4 / 3)
+
+
+def test_data_ranks_divide_the_sequences_of_a_mini_batch_and_the_slowest_counts() -> None:
+    model, load = passes(bf16=1e12), a_step()
+    one, ten = (training.trained(model, Work(trained=20, updates=2), load, layout(d=d), np.array(1.0)) for d in (1, 4))
+    assert one / ten == pytest.approx(10 / 3), "10 sequences on 4 ranks are 3 on one of them"
+
+
+@pytest.mark.parametrize("software", [WHOLE, SHARDED], ids=["whole", "sharded"])
+def test_one_data_rank_has_nobody_to_synchronise_with(software: Software) -> None:
+    load, work = a_step(), Work(trained=8, updates=1)
+    slow = replace(NODES, link_bandwidth=2.0, node_bandwidth=1.0)
+    alone, together = (
+        training.trained(passes(software=software, nodes=slow), work, load, layout(d=d), np.array(8.0)) for d in (1, 2)
+    )
+    assert alone < 1e-9
+    bytes_ = SMALL.parameters * (6 if software is WHOLE else 2 + 2 + 4)
+    assert together == pytest.approx(bytes_ / 2, rel=1e-6), "a gigabyte a second in one direction, half is its own"
+
+
+def test_gradients_hide_behind_the_last_backward_pass() -> None:
+    load, work = a_step(), Work(trained=8, updates=1)
+    model = passes(nodes=replace(NODES, link_bandwidth=1e9), bf16=1e12)
+    quiet = training.trained(passes(bf16=1e12), work, load, layout(d=2), np.array(4.0))
+    took = training.trained(model, work, load, layout(d=2), np.array(4.0)) - quiet
+    backward = 2 * forward_flops(SMALL, 4, 160) / 1e12
+    reduced, gathered = (SMALL.parameters * size / 2 / 0.5e9 for size in (4, 2))
+    assert took == pytest.approx(max(reduced - backward, 0) + gathered)
+    assert 0 < backward < reduced, "else this says nothing"
+
+
+def test_adam_reads_and_writes_its_share() -> None:
+    load, work = a_step(0, 0), Work(trained=8, updates=4)
+    model = passes(replace(SMALL, layers=0, vocabulary=10**6, scores=True), WHOLE, memory_bandwidth=1e9)
+    seconds = training.trained(model, work, load, layout(), np.array(1.0))
+    assert seconds == pytest.approx(4 * 34 * model.model.parameters / 1e9)
+
+
+def test_a_ring_sends_all_but_its_own_share() -> None:
+    assert ring(np.array([1.0, 2.0, 4.0])).tolist() == [0, 0.5, 0.75]
+    model = passes(nodes=replace(NODES, link_bandwidth=2e9))
+    bytes_ = 50 * SMALL.hidden * 2
+    seconds = model.tensor_parallel(layout(t=4), np.array(50.0))
+    assert seconds == pytest.approx(SMALL.layers * 2 * (2 * 0.75) * bytes_ / 1e9), "two all-reduces a layer"
+    assert model.tensor_parallel(layout(t=1), np.array(50.0)) == 0
+
+
+def test_messages_take_their_latency() -> None:
+    model = passes(nodes=replace(NODES, link_latency=1e-6, node_latency=1e-3))
+    assert model.tensor_parallel(layout(t=4), np.array(0.0)) == pytest.approx(SMALL.layers * 2 * 6e-6)
+    assert model.between_stages(layout(p=2, t=8), np.array(0.0)) == pytest.approx(1e-3)
+    assert model.between_stages(layout(p=2, t=2), np.array(0.0)) == pytest.approx(1e-6)
+
+
+def test_the_gpus_of_a_node_share_its_network() -> None:
+    network = Network(replace(NODES, link_bandwidth=600e9, node_bandwidth=25e9), IDEAL)
+    assert (network.within, network.between) == (300e9, 25e9 / 8)
+    reached = [float(network.of_data_ranks(layout(*sizes))) for sizes in ((1, 8, 2), (1, 2, 8), (1, 1, 16), (1, 2, 4))]
+    assert reached == [25e9 / 8, 25e9 / 2, 25e9, 300e9], "a node has as many rings as its replicas have ranks"
+
+
+def test_states_are_18_and_2_bytes_a_parameter_on_the_testbed() -> None:
+    trained, frozen = (memory.states(MODELS["7B"], SOFTWARE, trains=trains) for trains in (True, False))
+    assert sum(trained.values()) == 18 * MODELS["7B"].parameters
+    assert frozen == {"weights": 2 * MODELS["7B"].parameters}
+
+
+def test_of_whole_replicas_only_the_optimizer_is_shared() -> None:
+    states = memory.states(SMALL, WHOLE, trains=True)
+    sizes = [
+        memory.of_gpu(states, software, replica=2, gpus=np.array(8.0)) / SMALL.parameters
+        for software in (WHOLE, replace(WHOLE, shards_weights=True))
+    ]
+    assert sizes == pytest.approx([(2 + 4) / 2 + 12 / 8, 18 / 8])
+
+
+def test_activations_are_those_of_flash_attention() -> None:
+    tokens, h = np.array(100.0), SMALL.hidden
+    logits = 100 * 1000 * 8
+    one = 100 * h * 34
+    held = {
+        kept: float(memory.activations(SMALL, WHOLE, layout(), tokens, kept=kept)) - logits
+        for kept in ("Nothing", "LayerInputs", "Everything")
+    }
+    assert held == {"Nothing": one, "LayerInputs": 2 * 100 * h * 8 + one, "Everything": 8 * one}
+    stage = memory.activations(SMALL, WHOLE, layout(p=4), tokens, kept="Everything")
+    assert stage - logits == 8 * one, "the first stage holds a micro-batch for each stage"
+    shard = memory.activations(SMALL, WHOLE, layout(t=2), tokens, kept="Nothing")
+    assert shard == 100 * h * (10 + 12) + logits / 2

@@ -1,0 +1,94 @@
+"""The cost models against HybridFlow's figures (arXiv 2409.19256, section 8), with one set of coefficients."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from rlhf_mapper import testbed
+from rlhf_mapper.explained import cuts_of
+from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.pools import PoolCosts
+from rlhf_mapper.search.pruned import pruned
+from rlhf_mapper.simulate import memory
+from rlhf_mapper.testbed import PLACED, PLACEMENTS, THROUGHPUT, TRANSITION, Size
+
+TOKENS = 1024 * 2048
+CLEAR_GAP = 0.07
+MOST_REGRET = 0.06
+PUBLISHED_SMALLEST: dict[Size, int] = {"7B": 8, "13B": 16, "34B": 32, "70B": 64}
+WHOLE_MACHINES: dict[Size, int] = {"7B": 8, "13B": 16, "34B": 24, "70B": 48}
+
+
+@pytest.mark.parametrize(("size", "gpus"), THROUGHPUT)
+def test_throughput_is_within_a_tenth(size: Size, gpus: int) -> None:
+    best, *_ = pruned(testbed.costs_of(size, gpus), testbed.roles("PPO"), keep=1)
+    assert TOKENS / best.seconds == pytest.approx(THROUGHPUT[size, gpus], rel=0.1)
+
+
+@cache
+def costs_of_13b(gpus: int) -> PoolCosts:
+    return testbed.costs_of("13B", gpus)
+
+
+def predicted(placement: str, gpus: int) -> float:
+    """Tokens/s with the best of all allocations; 0 where none fits."""
+    tables = [costs_of_13b(gpus).of(each, 0) for each in PLACEMENTS[placement]]
+    stages = [
+        np.max([one.seconds[:, place] for one, place in zip(tables, places, strict=True)], axis=0).sum()
+        for places in product(*(range(len(one.gpus)) for one in tables))
+        if sum(int(one.gpus[place]) for one, place in zip(tables, places, strict=True)) <= gpus
+    ]
+    return float(TOKENS / min(stages, default=math.inf))
+
+
+@pytest.mark.parametrize("gpus", PLACED)
+def test_the_placement_that_won_wins(gpus: int) -> None:
+    published = PLACED[gpus]
+    best, second, *_ = sorted(published.values(), reverse=True)
+    winner = max(published, key=lambda name: predicted(name, gpus))
+    if best / second - 1 > CLEAR_GAP:
+        assert published[winner] == best
+    assert 1 - published[winner] / best <= MOST_REGRET
+
+
+def test_small_clusters_put_all_models_together_and_large_ones_do_not() -> None:
+    pools = {gpus: len(pruned(costs_of_13b(gpus), testbed.roles("PPO"), keep=1)[0].sets) for gpus in (16, 32, 96, 128)}
+    assert pools[16] == pools[32] == 1
+    assert min(pools[96], pools[128]) > 1
+
+
+@pytest.mark.parametrize("size", PUBLISHED_SMALLEST)
+def test_the_smallest_clusters_of_ppo_are_the_published_ones(size: Size) -> None:
+    models = [memory.states(testbed.MODELS[size], testbed.SOFTWARE, trains=trains) for trains in (True, False)]
+    states = 2 * sum(sum(each.values()) for each in models)
+    assert states == 40 * testbed.MODELS[size].parameters
+    least = memory.least_gpus(states, GPUS["a100-80g"].memory)
+    assert 8 * math.ceil(least / 8) == WHOLE_MACHINES[size]
+    assert max(8, 2 ** math.ceil(math.log2(least))) == PUBLISHED_SMALLEST[size]
+
+
+def test_a_step_fits_on_the_smallest_cluster_and_on_no_smaller_one() -> None:
+    for size, gpus in PUBLISHED_SMALLEST.items():
+        costs = testbed.costs_of(size, gpus, layout=False)
+        assert pruned(costs, testbed.roles("PPO"), keep=1), size
+        if gpus > WHOLE_MACHINES["7B"]:
+            less = WHOLE_MACHINES[size] - 8
+            assert not pruned(testbed.costs_of(size, less, layout=False), testbed.roles("PPO"), keep=1), size
+
+
+@pytest.mark.parametrize(("size", "gpus"), TRANSITION)
+def test_a_transition_takes_about_as_long(size: Size, gpus: int) -> None:
+    cut = cuts_of(testbed.costs_of(size, gpus), frozenset({"actor"}), 0, gpus)["actor"]
+    assert cut.predicted.seconds["reshard"] == pytest.approx(TRANSITION[size, gpus], rel=0.35)
+
+
+def test_the_testbed_is_what_the_paper_says() -> None:
+    nodes = testbed.machines(128)
+    assert Cluster((nodes,)).gpus == 128
+    assert (nodes.count, nodes.link, nodes.node_bandwidth) == (16, 300e9, 25e9)
+    assert nodes.gpu.memory == 80e9

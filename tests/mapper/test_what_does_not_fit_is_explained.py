@@ -1,0 +1,153 @@
+"""Jobs that fit nowhere: what is short, by how much, and what would do; and placements made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import Infeasible, Inventory, Mapping
+from rlhf_mapper.place import place
+from rlhf_mapper.testbed import MODELS
+from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
+
+SIZE = MODELS["70B"].parameters
+
+
+def answer(job: Job, cluster: Cluster) -> Mapping | Infeasible:
+    return auto_map(job, cluster, shapes_of(job, MODELS["70B"]), device="GPU")
+
+
+def refused(job: Job, cluster: Cluster) -> Infeasible:
+    found = answer(job, cluster)
+    assert isinstance(found, Infeasible)
+    return found
+
+
+def test_a_large_model_on_one_small_gpu_is_short_of_its_states() -> None:
+    short = refused(job_of("SFT"), cluster_of(("a10-24g", 1, 1)))
+    assert short.short_bytes == pytest.approx(16 * SIZE - 0.8 * 24e9), "float32 weights, gradients and two moments"
+    assert short.reason.startswith("the states of actor take 1,103.6 GB, but 1 x a10-24g hold 19.2 GB; ")
+    assert f"{short.smallest[0][1]} x a10-24g would do" in short.reason
+
+
+@pytest.mark.parametrize(("gpu", "gpus_per_node"), [("a10-24g", 1), ("h100-80g", 4), ("h200-141g", 2)])
+def test_the_smallest_cluster_does_and_one_node_less_does_not(gpu: str, gpus_per_node: int) -> None:
+    job = job_of("SFT", training={"batchSize": 960})
+    ((name, gpus),) = refused(job, cluster_of((gpu, 1, gpus_per_node))).smallest
+    nodes, rest = divmod(gpus, gpus_per_node)
+    assert (name, rest) == (gpu, 0)
+    assert isinstance(answer(job, cluster_of((gpu, nodes, gpus_per_node))), Mapping)
+    less = refused(job, cluster_of((gpu, nodes - 1, gpus_per_node)))
+    assert less.smallest == ((gpu, gpus),)
+
+
+def test_every_type_of_the_cluster_has_its_own_smallest_cluster() -> None:
+    job = job_of("SFT", training={"batchSize": 960})
+    short = refused(job, cluster_of(("a10-24g", 1, 8), ("h100-80g", 1, 8)))
+    assert dict(short.smallest).keys() == {"a10-24g", "h100-80g"}
+    assert dict(short.smallest)["h100-80g"] < dict(short.smallest)["a10-24g"]
+    assert short.short_bytes == pytest.approx(16 * SIZE - 0.8 * 8 * (24e9 + 80e9))
+    assert "8 x a10-24g and 8 x h100-80g" in short.reason
+
+
+def test_all_models_are_named() -> None:
+    job = job_of("SafeRLHF")
+    short = refused(job, cluster_of(("a10-24g", 1, 1)))
+    for role in job.models():
+        assert role in short.reason
+    assert short.short_bytes > 0
+
+
+def test_a_batch_may_be_too_small_for_the_gpus_that_memory_needs() -> None:
+    job = job_of("SFT", training={"batchSize": 8})
+    short = refused(job, cluster_of(("a10-24g", 16, 8)))
+    assert (short.short_bytes, short.smallest) == (0.0, ())
+    assert "actor do not fit on 8 GPUs, the most that divide the batch of 8 sequences" in short.reason
+    assert "no cluster of up to 4096 nodes would do" in short.reason
+
+
+def test_states_that_fit_may_leave_no_room() -> None:
+    job = job_of("SFT", data={"maxResponseTokens": 1_000_000}, training={"batchSize": 96})
+    short = refused(job, cluster_of(("h100-80g", 4, 8)))
+    assert short.short_bytes == 0
+    assert "activations" in short.reason
+
+
+def by_hand(*pools: tuple[str, list[str], int, int], **changes: Any) -> Job:
+    """PPO; (name, models, nodes, slots of a node) of each pool."""
+    written = [
+        {"name": name, "models": models, "nodes": nodes, "slotsPerNode": slots} for name, models, nodes, slots in pools
+    ]
+    return job_of("PPO", placement={"mode": "Manual", "pools": written}, resources={"device": "GPU"}, **changes)
+
+
+LEFT, RIGHT = ["actor", "reference"], ["critic", "reward"]
+TWO_NODES = cluster_of(("h100-80g", 2, 8))
+
+
+def prediction_of(job: Job, cluster: Cluster, size: Any = "7B", gpus: tuple[int, ...] = (8, 8)) -> Mapping | Infeasible:
+    placed = place(job, Inventory(gpus_per_machine=gpus))
+    return predicted(job, placed, cluster, shapes_of(job, MODELS[size]))
+
+
+def test_pools_made_by_hand_are_predicted_as_they_are() -> None:
+    asked = {"actor": {"parallelism": {"tensor": 2}}}
+    job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 8), models=asked, rollout={"tensorParallel": 1})
+    mapping = prediction_of(job, TWO_NODES)
+    assert isinstance(mapping, Mapping) and mapping.prediction
+    assert [(pool.name, pool.models, pool.size, pool.gpu) for pool in mapping.pools] == [
+        ("left", ("actor", "reference"), 8, "h100-80g"),
+        ("right", ("critic", "reward"), 8, "h100-80g"),
+    ]
+    assert {role: str(sizes) for role, sizes in mapping.sizes.items()} == {
+        "actor": "1-2-4",
+        "reference": "1-2-4",
+        "critic": "1-1-8",
+        "reward": "1-1-8",
+    }
+    assert mapping.sizes["actor"].generation_tensor == 1
+    best = auto_map(job_of("PPO"), TWO_NODES, shapes_of(job), device="GPU")
+    assert isinstance(best, Mapping) and best.prediction
+    assert mapping.prediction.step_seconds >= best.prediction.step_seconds
+
+
+def test_a_mapping_predicts_the_same_when_it_is_made_by_hand() -> None:
+    job = job_of("PPO")
+    best = auto_map(job, TWO_NODES, shapes_of(job), device="GPU")
+    assert isinstance(best, Mapping)
+    again = predicted(job, best, TWO_NODES, shapes_of(job))
+    assert isinstance(again, Mapping) and again.prediction and best.prediction
+    assert again.prediction.step_seconds == pytest.approx(best.prediction.step_seconds)
+    assert again.sizes == best.sizes
+
+
+def test_models_that_do_not_fit_in_a_pool_made_by_hand_are_refused() -> None:
+    job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 1))
+    found = prediction_of(job, TWO_NODES, size="34B")
+    assert isinstance(found, Infeasible)
+    assert "right" in found.reason
+
+
+def test_a_pool_made_by_hand_lies_on_one_type_of_gpu() -> None:
+    job = by_hand(("small", RIGHT, 1, 4), ("large", LEFT, 1, 8))
+    types = cluster_of(("h100-80g", 1, 8), ("h200-141g", 1, 4))
+    mapping = prediction_of(job, types, gpus=(8, 4))
+    assert isinstance(mapping, Mapping)
+    assert [(pool.name, pool.gpu) for pool in mapping.pools] == [("small", "h200-141g"), ("large", "h100-80g")]
+    halves = cluster_of(("h100-80g", 1, 4), ("h200-141g", 2, 4))
+    assert isinstance(prediction_of(job, halves, gpus=(4, 4, 4)), Mapping)
+    parts = cluster_of(("h100-80g", 1, 4), ("h200-141g", 1, 4), ("a100-80g", 1, 4))
+    found = prediction_of(job, parts, gpus=(4, 4, 4))
+    assert isinstance(found, Infeasible)
+    assert "8 slots for pool large" in found.reason
+
+
+def test_pools_made_by_hand_may_take_no_more_than_there_is() -> None:
+    job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 8))
+    found = prediction_of(job, cluster_of(("h100-80g", 1, 8)))
+    assert isinstance(found, Infeasible)
+    assert found.reason == "the pools of the manifest take 16 GPUs, but there are 8"
