@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 from rlhf_mapper.calibration import Compared, apart, correction_of
 from rlhf_mapper.mapping import Kind, Phase
 
-STEPS = 8
+STEPS = 7
+LARGER = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8}
 TOGETHER: Mapping[str, Any] = {"resources": {"slotsPerNode": 2}}
 APART = {
     "placement": {
@@ -39,7 +40,7 @@ class Case:
     name: str
     place: Mapping[str, Any]
     """Fields of the spec that say where the models live."""
-    size: str = "0.7 M"
+    size: Mapping[str, int] = field(default_factory=lambda: SIZES["0.7 M"])
     prompts: int = PROMPTS
     parallelism: Mapping[str, int] = field(default_factory=dict)
     """Of actor and critic."""
@@ -52,7 +53,7 @@ CASES = (
     Case("twice the prompts", TOGETHER, prompts=2 * PROMPTS),
     Case("half the prompts", TOGETHER, prompts=PROMPTS // 2),
     Case("tensor 2", TOGETHER, parallelism={"tensor": 2}),
-    Case("27 M parameters", TOGETHER, size="27 M"),
+    Case("5 M parameters", TOGETHER, size=LARGER),
 )
 
 
@@ -84,7 +85,7 @@ def _run(case: Case) -> Outcome:
     tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_models(folder, SIZES[case.size], tokenizer)
+        make_models(folder, dict(case.size), tokenizer)
         make_prompts(folder / "prompts.jsonl", tokenizer, 64)
         (folder / "job.yaml").write_text(yaml.safe_dump(_job(case, folder)))
         command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), "--output"]

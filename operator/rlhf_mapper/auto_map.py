@@ -72,7 +72,7 @@ def auto_map(
     found = task.search(costs, objective)
     if not found:
         return infeasible(costs, cluster, lambda other: bool(task.search(task.costs(other))))
-    return _mapping(costs, found, device)
+    return _mapping(costs, found, device, objective or Objective.throughput())
 
 
 def predicted(
@@ -82,9 +82,10 @@ def predicted(
     shapes: Map[Role, Architecture],
     *,
     correction: Correction | None = None,
+    responses: Sequence[float] = (),
 ) -> Mapping | Infeasible:
     """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
-    task = task_of(job, shapes, device=placed.device, correction=correction)
+    task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
     wanted = {role: _pinned(task.wanted[role], sizes) for role, sizes in placed.sizes.items()}
     settings = [Setting(nodes, task.software, task.load, task.correction) for nodes in cluster.groups]
     gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
@@ -113,7 +114,7 @@ def predicted(
     named = [
         replace(pool, gpu=cluster.groups[group].gpu.name) for pool, group in zip(placed.pools, groups, strict=True)
     ]
-    return _explained(costs, [found], replace(placed, pools=tuple(named)))
+    return _explained(costs, found, replace(placed, pools=tuple(named)))
 
 
 def task_of(
@@ -133,21 +134,21 @@ def task_of(
     return Task(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
 
-def _mapping(costs: PoolCosts, found: list[Found], device: Device) -> Mapping:
+def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> Mapping:
     """The first of the placements found, with the others as those that lost."""
     ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     if len(pools) == 1:
         pools = [replace(pools[0], name="all")]
-    return _explained(costs, found, Mapping(device=device, pools=tuple(pools), sizes={}))
+    mapping = _explained(costs, found[0], Mapping(device=device, pools=tuple(pools), sizes={}))
+    return replace(mapping, rejected=rejected_of(costs, found, objective))
 
 
-def _explained(costs: PoolCosts, found: Sequence[Found], mapping: Mapping) -> Mapping:
-    """A mapping whose pools are those of the first found, with sizes, prediction and what lost."""
-    cuts = {role: cut for pool in found[0].sets for role, cut in cuts_of(costs, *pool).items()}
+def _explained(costs: PoolCosts, found: Found, mapping: Mapping) -> Mapping:
+    """A mapping whose pools are those that were found, with sizes and prediction."""
+    cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes: dict[Role, Sizes] = {role: cuts[role].sizes for role in costs.wanted}
-    prediction = prediction_of(costs, found[0], cuts, mapping.pools)
-    return replace(mapping, sizes=sizes, prediction=prediction, rejected=rejected_of(costs, found))
+    return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
 
 
 def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:

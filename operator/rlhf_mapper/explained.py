@@ -20,6 +20,7 @@ from rlhf_mapper.mapping import (
     Stage,
 )
 from rlhf_mapper.pools import Choice, PoolCosts
+from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
@@ -63,22 +64,26 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     )
 
 
-def rejected_of(costs: PoolCosts, found: Sequence[Found]) -> tuple[Rejected, ...]:
-    """The placements after the first, each with what it loses most by."""
+def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) -> tuple[Rejected, ...]:
+    """The placements after the first, each with what it loses by."""
     return tuple(
         Rejected(
             pools=tuple(
                 (costs.living(models), costs.settings[group].nodes.gpu.name, gpus) for models, group, gpus in each.sets
             ),
             step_seconds=each.seconds,
-            reason=_reason(costs, found[0], each),
+            reason=_reason(costs, found[0], each, objective),
         )
         for each in found[1:]
     )
 
 
-def _reason(costs: PoolCosts, best: Found, other: Found) -> str:
-    """The stage in which a placement loses most, and the pool that everybody waits for there."""
+def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
+    """What counts: GPUs, the price, or the stage that loses most time and the pool that everybody waits for there."""
+    if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
+        return f"takes {other.gpus} GPUs instead of {best.gpus}"
+    if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - _price(best, objective)) > 0:
+        return f"costs {dearer / _price(best, objective):.1%} more a step"
     lost = [mine - least for mine, least in zip(other.stages, best.stages, strict=True)]
     stage = int(np.argmax(lost))
     if lost[stage] <= 0:
@@ -86,6 +91,10 @@ def _reason(costs: PoolCosts, best: Found, other: Found) -> str:
     models, _, gpus = max(other.sets, key=lambda pool: float(costs.seconds(*pool)[stage]))
     slow = ", ".join(costs.living(models))
     return f"{STAGES[stage]} takes {_time(lost[stage])} longer: all wait for {slow} on {gpus} GPUs"
+
+
+def _price(found: Found, objective: Objective) -> float:
+    return found.seconds * sum(gpus * objective.prices[group] for _, group, gpus in found.sets)
 
 
 def _time(seconds: float) -> str:

@@ -55,7 +55,7 @@ CPU_SLOT = Gpu(
     link_bandwidth=2 * GB,
     host_bandwidth=8 * GB,
     launch_seconds=60e-6,
-    source="one worker process on one core of a server CPU; measured, benchmarks/mapper.py",
+    source="one worker process on one core of a server CPU; rough, to be calibrated by a run",
 )
 
 GPUS: Mapping[str, Gpu] = {

@@ -17,8 +17,12 @@ MOST_NODES = 4096
 
 
 def infeasible(costs: PoolCosts, cluster: Cluster, fits: Callable[[Cluster], bool]) -> Infeasible:
-    """What is short on a cluster where no mapping was found; `fits` says whether there is one on another cluster."""
-    needed = sum(sum(costs.states(role, 0).values()) for role in costs.wanted)
+    """What is short on a cluster where no mapping was found; `fits` says whether there is one on another cluster.
+
+    Models that may wait in host memory need room for the largest of them only.
+    """
+    states = [sum(costs.states(role, 0).values()) for role in costs.wanted]
+    needed = max(states) if costs.settings[0].software.may_offload else sum(states)
     have = sum(memory.STATE_SHARE * group.gpu.memory * group.gpus for group in cluster.groups)
     smallest = tuple(
         (group.gpu.name, nodes * group.gpus_per_node)
@@ -47,7 +51,8 @@ def _reason(costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> s
     models = ", ".join(costs.wanted)
     if needed > have:
         names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
-        return f"the states of {models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
+        one = "the largest of " * (costs.settings[0].software.may_offload and len(costs.wanted) > 1)
+        return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
     divides = costs.settings[0].load.pool_divides
     largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)
     if largest < max(cluster.groups, key=lambda group: group.gpus).gpus:

@@ -76,6 +76,8 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
     data, training = job.spec.data, job.spec.training
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
+    if isinstance(job.spec.algorithm, OnlineDPO):  # a rank has all responses to a prompt
+        divided.append(job.rows_per_step)
     return Workload(
         sequences=job.sequences_per_step,
         prompt=Lengths((float(data.max_prompt_tokens),)),

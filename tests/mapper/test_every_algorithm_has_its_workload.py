@@ -91,7 +91,8 @@ def test_online_dpo_learns_from_the_best_and_the_worst() -> None:
 def test_it_can_be_mapped_and_every_phase_takes_time(name: str) -> None:
     one = job(name)
     mapping = auto_map(one, cluster_of(("h100-80g", 2, 8)), shapes_of(one), device="GPU")
-    assert isinstance(mapping, Mapping) and mapping.prediction
+    assert isinstance(mapping, Mapping)
+    assert mapping.prediction
     assert mapping.sizes.keys() == one.models().keys()
     work = workload_of(one).work
     for role, model in mapping.prediction.models.items():

@@ -108,6 +108,10 @@ def plan(
     calibrate: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Correct the prediction by the times of a run on such GPUs.")
     ] = None,
+    response_tokens: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Lengths of past responses, one a line; default data.maxResponseTokens."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
     ] = None,
@@ -129,6 +133,7 @@ def plan(
             graph=graph,
             svg=svg,
             calibrate=calibrate,
+            lengths=response_tokens,
         )
         answer(jobs_of(file, sets, output), run_folder(file, output), question)
 

@@ -78,8 +78,6 @@ class Passes:
         flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
         weights = model.layer_parameters * size / layouts.t
         touched = TOUCHES_OF_A_LAYER * count * model.hidden * size
-        if self.software.sequence_parallel:
-            touched = touched / layouts.t
         products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
         return np.maximum(
             products + touched / self.memory_bandwidth, KERNELS_OF_A_LAYER * self.nodes.gpu.launch_seconds

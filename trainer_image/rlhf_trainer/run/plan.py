@@ -49,6 +49,8 @@ class Question:
     svg: Path | None
     calibrate: Path | None
     """Run folder whose times correct the prediction."""
+    lengths: Path | None
+    """File with the tokens of past responses, one a line; None: all are as long as may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +86,30 @@ def _answer(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, quest
     found = measured(question.calibrate, job, cluster) if question.calibrate else None
     correction = found.correction if found else None
     shapes = shapes_of(jobs, job, output)
+    responses = _lengths(question.lengths, job) if question.lengths else ()
     if job.spec.placement.mode == "Manual":
         placed = place(job, _inventory(cluster, device))
-        return Answer(job=job, mapping=predicted(job, placed, cluster, shapes, correction=correction), measured=found)
-    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction)
+        kept = predicted(job, placed, cluster, shapes, correction=correction, responses=responses)
+        return Answer(job=job, mapping=kept, measured=found)
+    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
     mapping = search(objective=objective)
     if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
         mapping = _too_slow(search(), objective.most_seconds)
     return Answer(job=job, mapping=mapping, measured=found)
+
+
+def _lengths(file: Path, job: Job) -> tuple[float, ...]:
+    """Tokens of past responses. SpecError where they cannot be read or cannot be those of the job."""
+    path, most = f"--response-tokens {file}", job.spec.data.max_response_tokens
+    try:
+        lines = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
+    wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
+    if wrong is not None or not lines:
+        found = f"has {wrong}" if wrong else "is empty"
+        raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
+    return tuple(map(float, lines))
 
 
 def _inventory(cluster: Cluster, device: Device) -> Inventory:
