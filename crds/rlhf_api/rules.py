@@ -47,10 +47,12 @@ def _only_trained_models_say_how_to_train(spec: JobSpec) -> Iterator[Problem]:
 def _generation_sizes_divide_those_of_training(spec: JobSpec) -> Iterator[Problem]:
     """A rank's training shard lies in its generation shard (HybridFlow section 5.3)."""
     actor = spec.models.actor
+    if spec.placement.mode == "Auto" and actor and actor.parallelism is None:
+        return  # the mapper chooses sizes that go together
     asked = actor.parallelism if actor and actor.parallelism else Parallelism()
     for name, size, whole in (
         ("tensorParallel", spec.rollout.tensor_parallel or 1, asked.tensor),
-        ("pipelineParallel", spec.rollout.pipeline_parallel, asked.pipeline),
+        ("pipelineParallel", spec.rollout.pipeline_parallel or 1, asked.pipeline),
     ):
         if whole % size:
             field = name.removesuffix("Parallel")

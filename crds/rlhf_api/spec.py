@@ -249,8 +249,9 @@ class Rollout(Spec):
         Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
     ] = None
     pipeline_parallel: Annotated[
-        Count, Field(description="Pipeline stages in generation; a divisor of the actor's.")
-    ] = 1
+        Count | None,
+        Field(description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."),
+    ] = None
     gpu_memory_utilization: Annotated[
         float | None,
         Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),

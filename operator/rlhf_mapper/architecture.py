@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+CUT = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -23,6 +26,8 @@ class Architecture:
     """Whether the output head is the embedding."""
     experts: int = 1
     experts_per_token: int = 1
+    may_be_cut: bool = True
+    """Whether the trainer can cut it into stages and shards; else only over data-parallel ranks."""
     scores: bool = False
     """A reward model, cost model or critic: a head of one value a token."""
 
@@ -90,6 +95,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         head_size=int(config.get("head_dim") or hidden // heads),
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
+        may_be_cut=config.get("model_type", CUT[0]) in CUT,
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Map
 from dataclasses import dataclass, replace
@@ -43,9 +44,9 @@ class Task:
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Stage costs of every set of models on every node group of a cluster."""
-        settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in cluster.groups]
-        sizes = [_sizes_of_pools(nodes, self.load) for nodes in cluster.groups]
-        return PoolCosts(self.wanted, settings, sizes, RIDERS)
+        groups = [_usable(nodes, self.load) for nodes in cluster.groups]
+        settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in groups]
+        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups], RIDERS)
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
@@ -155,6 +156,10 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
     """Sizes that the manifest asks for, and that the model does not allow."""
     asked = _asked(job, role)
     wrong = model.cannot_be_cut(pipeline=asked.pipeline, tensor=asked.tensor) if asked else None
+    shards = job.spec.rollout.tensor_parallel or 1
+    if role == "actor" and model.vocabulary % shards:
+        message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"
+        yield Problem(f"{job.name}: spec.rollout.tensorParallel", message)
     if wrong:
         yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
 
@@ -168,7 +173,7 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
 
 def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted:
     """A model, its work, and the sizes that the manifest asks for."""
-    asked, rollout = _asked(job, role), job.spec.rollout
+    asked, rollout, used = _asked(job, role), job.spec.rollout, job.models()[role]
     return Wanted(
         model=model,
         work=load.work[role],
@@ -178,6 +183,8 @@ def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted
         replicas=asked.replicas if asked else 1,
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
+        generator_share=rollout.gpu_memory_utilization,
+        offloads=used.offload != "None",
     )
 
 
@@ -191,6 +198,13 @@ def _pinned(wanted: Wanted, sizes: Sizes) -> Wanted:
         generation_pipeline=sizes.generation_pipeline,
         generation_tensor=sizes.generation_tensor,
     )
+
+
+def _usable(nodes: NodeGroup, load: Workload) -> NodeGroup:
+    """Nodes with as many of their GPUs as divide the batch: of 6 GPUs 4 where its sizes are powers of two."""
+    common = math.gcd(*load.pool_divides)
+    usable = next(gpus for gpus in range(nodes.gpus_per_node, 0, -1) if common % gpus == 0)
+    return replace(nodes, gpus_per_node=usable)
 
 
 def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:

@@ -19,12 +19,15 @@ from rlhf_mapper.mapping import (
     Sizes,
     Stage,
 )
-from rlhf_mapper.pools import Choice, PoolCosts
+from rlhf_mapper.pools import Choice, PoolCosts, moves
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
+
+MOVED: tuple[Phase, ...] = ("reshard", "scoring", "update")
+"""The phase of each stage in which offloaded states come and go."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,13 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
     held = memory.parts_of_gpu(
         costs.states(role, group),
         setting.software,
-        replica=max(choice.least, 1),
+        replica=choice.least,
         gpus=np.array(gpus / wanted.replicas),
     )
+    if choice.offloads:
+        moved = moves(wanted, held, setting)
+        for phase, each in zip(MOVED, moved.tolist(), strict=True):
+            seconds[phase] = seconds.get(phase, 0.0) + each
     parts = _memory(strategies, sizes, {part: float(size) for part, size in held.items()}, micro_batch, choice, size)
     generating = parts.get("generation", {})
     used = generating.get("generator", 0.0) + generating.get("kv_cache", 0.0)
@@ -161,7 +168,7 @@ def _memory(
         "training": bool(work.trained),
     }
     layouts = Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))
-    tokens = np.array(micro_batch * load.longest_tokens)
+    tokens = np.array(micro_batch * load.most_tokens)
     parts: dict[Stage, dict[str, float]] = {}
     for stage, used in in_use.items():
         waits = choice.offloads and (not used or stage == "generation")  # the generator has its own copy
@@ -189,6 +196,6 @@ def _memory(
         of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro_data))
         parts["generation"]["generator"] = float(generation.weights_of_gpu(passes, generator))
         parts["generation"]["kv_cache"] = float(
-            np.minimum(running, of_a_replica) * generation.cached_bytes(passes, generator, load.longest_tokens)
+            np.minimum(running, of_a_replica) * generation.cached_bytes(passes, generator, load.most_tokens)
         )
     return parts

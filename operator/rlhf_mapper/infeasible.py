@@ -53,9 +53,18 @@ def _reason(costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> s
         names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
         one = "the largest of " * (costs.settings[0].software.may_offload and len(costs.wanted) > 1)
         return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
-    divides = costs.settings[0].load.pool_divides
+    for role, wanted in costs.wanted.items():
+        groups = range(len(costs.groups))
+        if not any(costs.strategies(role, group, 1).fits.any() for group in groups):
+            asked = {"pipeline": wanted.pipeline, "tensor": wanted.tensor, "data": wanted.data}
+            sizes = ", ".join(f"{name} {size}" for name, size in asked.items() if size)
+            if wanted.replicas > 1:
+                sizes += f", replicas {wanted.replicas}"
+            return f"no pool of these GPUs can cut {role} as asked ({sizes}) and give each data rank a sequence"
+    divides = sorted(set(costs.settings[0].load.pool_divides))
     largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)
-    if largest < max(cluster.groups, key=lambda group: group.gpus).gpus:
+    if divides and largest < max(group.gpus for group in cluster.groups):
         batch = " and ".join(str(number) for number in divides)
-        return f"{models} do not fit on {largest} GPUs, the most that divide the batch of {batch} sequences"
-    return f"{models} fit on these GPUs, but not with their activations or the KV cache of one sequence"
+        slots = f"{largest} slot{'s' * (largest > 1)}"
+        return f"{models} do not fit on {slots}, the most for a pool with which the batch ({batch} sequences) divides"
+    return f"the states of {models} fit, but nothing is left for activations or for the KV cache of one sequence"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from collections.abc import Mapping as Map
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from rlhf_api.contract import Count, Name, Spec
+from rlhf_api.contract import Name, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.sentences import explain
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup
@@ -17,6 +18,9 @@ from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup
 GIGABIT = 1e9 / 8
 """Bytes."""
 NodeCount = Annotated[int, Field(ge=1, le=100_000)]
+SlotCount = Annotated[int, Field(ge=1, le=1024)]
+MOST_GROUPS = 8
+"""The search tries every group for every pool."""
 
 
 def _in(unit: str, least: float, most: float) -> BeforeValidator:
@@ -41,7 +45,7 @@ Tflops = Annotated[float, _in("TFLOP/s (1e12 operations/s)", 0.001, 100_000)]
 GigabytesPerSecond = Annotated[float, _in("GB/s (1e9 bytes/s)", 0.1, 100_000)]
 BothDirections = Annotated[float, _in("GB/s (1e9 bytes/s), both directions together", 0.1, 20_000)]
 GigabitsPerSecond = Annotated[float, _in("Gb/s (1e9 bits/s), one direction", 0.1, 100_000)]
-Price = Annotated[float, _in("money for a GPU and hour", 1e-6, 100_000)]
+Price = Annotated[float, _in("units of a currency, for one GPU and one hour", 0, 100_000)]
 
 
 class GpuType(Spec):
@@ -74,7 +78,7 @@ class Nodes(Spec):
 
     gpu: str
     count: NodeCount
-    gpus_per_node: Count
+    gpus_per_node: SlotCount
     intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
     inter_node: Annotated[GigabitsPerSecond, Field(alias="interNodeGbps")] = 200.0
     price_per_gpu_hour: Price | None = None
@@ -102,11 +106,11 @@ class Flags(Spec):
     """Equal nodes as `rlhf plan` is told of them."""
 
     nodes: Annotated[NodeCount, Field(alias="--nodes")]
-    gpus_per_node: Annotated[Count, Field(alias="--gpus-per-node")]
+    gpus_per_node: Annotated[SlotCount, Field(alias="--gpus-per-node")]
 
 
 def cluster_of(document: object, source: str) -> Cluster:
-    """The cluster that an inventory file describes; two entries of one GPU type are two groups.
+    """The cluster that an inventory file describes; equal entries are one group, and others of one GPU type are two.
 
     source: the file, which opens every sentence. Raises SpecError with every mistake.
     """
@@ -117,7 +121,12 @@ def cluster_of(document: object, source: str) -> Cluster:
     types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
     if problems := _conflicts(inventory, types):
         raise SpecError([each.within(f"{source}: ") for each in problems])
-    return Cluster(tuple(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes))
+    groups = _merged(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes)
+    if len(groups) > MOST_GROUPS:
+        raise SpecError(
+            [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MOST_GROUPS}")]
+        )
+    return Cluster(groups)
 
 
 def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
@@ -129,6 +138,15 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
     if gpu not in GPUS:
         raise SpecError([Problem("--gpu", f"{_unknown(gpu, GPUS)}; another type takes an --inventory")])
     return Cluster((NodeGroup(gpu=GPUS[gpu], count=nodes, gpus_per_node=gpus_per_node),))
+
+
+def _merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Groups that differ in nothing but the number of nodes become one."""
+    counts: dict[NodeGroup, int] = {}
+    for group in groups:
+        one = replace(group, count=1)
+        counts[one] = counts.get(one, 0) + group.count
+    return tuple(replace(one, count=count) for one, count in counts.items())
 
 
 def _conflicts(inventory: InventoryFile, types: Map[str, Gpu]) -> list[Problem]:

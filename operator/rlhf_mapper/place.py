@@ -46,7 +46,7 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> Sizes:
         tensor=asked.tensor,
         data=asked.data or max(1, pool.size // (asked.pipeline * asked.tensor)),
         replicas=asked.replicas,
-        generation_pipeline=job.spec.rollout.pipeline_parallel if generates else asked.pipeline,
+        generation_pipeline=job.spec.rollout.pipeline_parallel or 1 if generates else asked.pipeline,
         generation_tensor=job.spec.rollout.tensor_parallel or asked.tensor if generates else asked.tensor,
     )
 

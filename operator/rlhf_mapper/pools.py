@@ -48,6 +48,18 @@ class Choice:
     """[3, K] of the stages; inf where it does not fit."""
 
 
+def moves(wanted: Wanted, parts: Map[memory.Part, Numbers], setting: Setting) -> Numbers:
+    """[3, K]: seconds in which an offloaded model comes from host memory and goes back: weights, to train also moments.
+
+    parts: bytes of a GPU of its states.
+    """
+    work, there_and_back = wanted.work, 2 / setting.nodes.gpu.host_bandwidth
+    weights = parts["weights"] * there_and_back
+    moments = parts.get("optimizer", 0 * weights) * there_and_back
+    uses = (weights * bool(work.generated), weights * bool(work.read), (weights + moments) * bool(work.trained))
+    return np.stack(uses)
+
+
 class PoolCosts:
     """Stage costs of every set of models on every node group; a strategy is simulated once for all sets."""
 
@@ -116,7 +128,9 @@ class PoolCosts:
         if key not in self._choices:
             software, largest = self.settings[group].software, self.sizes[group].max(initial=1)
             leasts = [1] if software.shards_weights else [2**power for power in range(11) if 2**power <= largest]
-            ways = [(least, False) for least in leasts] + [(1, True)] * software.may_offload
+            asked = any(self.wanted[role].offloads for role in self.living(models))
+            ways = [(least, False) for least in leasts if not (asked and software.may_offload)]
+            ways += [(1, True)] * software.may_offload
             self._choices[key] = [self._choice(models, group, least, offloads=offloads) for least, offloads in ways]
         return self._choices[key]
 
@@ -124,41 +138,39 @@ class PoolCosts:
         setting, gpus = self.settings[group], self.sizes[group]
         whole, q = gpus.astype(float), setting.nodes.gpu.memory
         living = self.living(models)
-        states = {
-            role: memory.of_gpu(
+        parts = {
+            role: memory.parts_of_gpu(
                 self.states(role, group), setting.software, replica=least, gpus=whole / self.wanted[role].replicas
             )
             for role in living
         }
-        together = np.max(list(states.values()), axis=0) if offloads else np.sum(list(states.values()), axis=0)
+        states = [np.sum(list(each.values()), axis=0) for each in parts.values()]
+        together = np.max(states, axis=0) if offloads else np.sum(states, axis=0)
         room = np.searchsorted(ROOMS, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
         room = np.where(together <= memory.STATE_SHARE * q, room, -1)
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in living:
             strategies = self.strategies(role, group, least)
-            if not len(strategies.cuts):
+            if not strategies.exist:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
-                held = states[role] if offloads else together
-                cache = memory.USABLE_SHARE * q - held - strategies.generator_bytes
+                cache = strategies.cache(together)
+                if offloads:  # weights and generator are there together, then generator and cache
+                    resharding = strategies.cache(parts[role]["weights"])
+                    cache = np.where(resharding >= 0, strategies.cache(0 * whole), -1.0)
                 generator, found = strategies.with_generator(room, cache)
                 seconds += found
             else:
                 seconds += strategies.alone(room)
-            seconds += self._moves(role, states[role], setting) * offloads
+            seconds += moves(self.wanted[role], parts[role], setting) * offloads
         if not any(self.wanted[role].work.generated for role in living):
             seconds[1] += self._batch(setting, gpus)
         return Choice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))
 
-    def _moves(self, role: Role, states: Numbers, setting: Setting) -> Numbers:
-        """[3, K]: seconds in which a model's states come from host memory and go back, each time it is used."""
-        work, once = self.wanted[role].work, 2 * states / setting.nodes.gpu.host_bandwidth
-        return np.stack([once * bool(work.generated), once * bool(work.read), once * bool(work.trained)])
-
     def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
         """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""
-        if len(self.wanted) == 1:
+        if not any(wanted.work.generated for wanted in self.wanted.values()):
             return np.zeros(len(gpus))
         nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
         reached = nodes * setting.nodes.node_bandwidth * setting.software.efficiency.network

@@ -19,7 +19,7 @@ from rlhf_mapper.workload import Work, Workload
 Indices = NDArray[np.int64]
 ROOMS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
 """Shares of a GPU's memory that activations may fill: in steps, so that a strategy serves every set of models."""
-PIPELINES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 """Numbers of stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
 """So many micro-batches for each pipeline stage keep the bubble below a fifth."""
@@ -37,6 +37,10 @@ class Wanted:
     replicas: int = 1
     generation_pipeline: int | None = None
     generation_tensor: int | None = None
+    generator_share: float | None = None
+    """Of a GPU's memory, what the generator may take; None: what is left."""
+    offloads: bool = False
+    """Whether the user has it wait in host memory."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ class Strategies:
     def _cuts(self) -> list[tuple[int, int]]:
         """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
         wanted, slots = self.wanted, self.setting.nodes.gpus_per_node
-        tensors = [wanted.tensor] if wanted.tensor else [t for t in range(1, slots + 1) if slots % t == 0]
+        tensors = [t for t in range(1, slots + 1) if slots % t == 0] if wanted.model.may_be_cut else [1]
+        pipelines = PIPELINES if wanted.model.may_be_cut else (1,)
         return [
             (p, t)
-            for p in ([wanted.pipeline] if wanted.pipeline else PIPELINES)
-            for t in tensors
+            for p in ([wanted.pipeline] if wanted.pipeline else pipelines)
+            for t in ([wanted.tensor] if wanted.tensor else tensors)
             if not wanted.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
 
@@ -84,11 +89,16 @@ class Strategies:
         asked: NDArray[np.bool_] = few & (d == self.wanted.data) if self.wanted.data else few
         return asked
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is any."""
+        return len(self.cuts) > 0
+
     @cached_property
     def micro_batch(self) -> Numbers:
         """[rooms, C, K]: sequences of a forward pass, the most that fit and leave a pipeline enough; 0: none."""
         setting, layouts, work = self.setting, self.layouts, self.wanted.work
-        tokens = setting.load.longest_tokens
+        tokens = setting.load.most_tokens
         trains = work.trained > 0
         one = memory.activations(
             self.wanted.model,
@@ -139,6 +149,11 @@ class Strategies:
 class GeneratingStrategies(Strategies):
     """Those of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is any, with a generator."""
+        return len(self.cuts) > 0 and len(self.generators) > 0
+
     @cached_property
     def generators(self) -> Indices:
         """[G, 2]: p_g, t_g."""
@@ -174,6 +189,12 @@ class GeneratingStrategies(Strategies):
         row = np.argmin(whole, axis=2)
         moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
+
+    def cache(self, held: Numbers) -> Numbers:
+        """[G, K]: bytes for the KV cache of a GPU beside the states held [K]; negative: no room for the weights."""
+        q = self.setting.nodes.gpu.memory
+        room = np.minimum(memory.USABLE_SHARE * q - held, (self.wanted.generator_share or 1.0) * q)
+        return room - self.generator_bytes
 
     @cached_property
     def generator_bytes(self) -> Numbers:

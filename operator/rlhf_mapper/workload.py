@@ -51,6 +51,8 @@ class Workload:
     prompt: Lengths
     response: Lengths
     work: Mapping[Role, Work]
+    most_response_tokens: float = 0.0
+    """Longest response that may come, if it is longer than all of the sample."""
     micro_batch_tokens: int = 16384
     """Most tokens of a forward pass."""
     pool_divides: tuple[int, ...] = ()
@@ -62,13 +64,18 @@ class Workload:
         return self.prompt.mean + self.response.mean
 
     @property
-    def longest_tokens(self) -> float:
-        return self.prompt.longest + self.response.longest
+    def most_tokens(self) -> float:
+        """Of a sequence, which memory must have room for."""
+        return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
 
     @property
     def tokens(self) -> float:
         """Prompt and response tokens of the batch, which throughput counts (HybridFlow section 8)."""
         return self.sequences * self.sequence_tokens
+
+
+PAIRED = (RewardModel, CostModel, DPO)
+"""Algorithms whose rows are pairs of sequences."""
 
 
 def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
@@ -78,10 +85,12 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
     divided = [job.sequences_per_step, training.mini_batch_size]
     if isinstance(job.spec.algorithm, OnlineDPO):  # a rank has all responses to a prompt
         divided.append(job.rows_per_step)
+    pairs = 2 if isinstance(job.spec.algorithm, PAIRED) else 1
     return Workload(
-        sequences=job.sequences_per_step,
+        sequences=job.sequences_per_step * pairs,
         prompt=Lengths((float(data.max_prompt_tokens),)),
         response=lengths,
+        most_response_tokens=data.max_response_tokens,
         work={role: _work(job, role) for role in job.models()},
         micro_batch_tokens=training.micro_batch_tokens,
         pool_divides=tuple(number for number in divided if number),
@@ -91,10 +100,9 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 def _work(job: Job, role: Role) -> Work:
     """Sequences of a model; a pair of the data is two."""
     algorithm, rows = job.spec.algorithm, job.sequences_per_step
-    pairs = isinstance(algorithm, RewardModel | CostModel | DPO)
     recomputes = job.models()[role].gradient_checkpointing
     if algorithm.offline:
-        each = rows * 2 if pairs else rows
+        each = rows * 2 if isinstance(algorithm, PAIRED) else rows
         trains = role in algorithm.trained
         return Work(
             read=0 if trains else each, trained=each if trains else 0, updates=int(trains), recomputes=recomputes
@@ -104,11 +112,24 @@ def _work(job: Job, role: Role) -> Work:
     return Work(
         generated=rows * twice if role == "actor" else 0,
         passes=twice if role == "actor" else 0,
-        read=rows * (2 if _pretrains(job, role) else 1 if role == "actor" else twice),
+        read=_read(job, role),
         trained=trained,
         updates=updates,
         recomputes=recomputes,
     )
+
+
+def _read(job: Job, role: Role) -> float:
+    """Sequences of forward passes of a model of an RL algorithm."""
+    rows = job.sequences_per_step
+    match job.spec.algorithm, role:
+        case OnlineDPO(), "actor":
+            return 0.0  # its loss reads what the update computes
+        case OnlineDPO(), "reference":
+            return 2.0 * job.rows_per_step
+        case ReMax(), "reward":
+            return 2.0 * rows
+    return rows * (2.0 if _pretrains(job, role) else 1.0)
 
 
 def _updates(job: Job, role: Role) -> tuple[float, int]:
@@ -117,9 +138,9 @@ def _updates(job: Job, role: Role) -> tuple[float, int]:
         return 0.0, 0
     algorithm, training = job.spec.algorithm, job.spec.training
     kept = job.sequences_per_step // ((algorithm.oversampling or 1) if isinstance(algorithm, GRPO) else 1)
-    if isinstance(algorithm, OnlineDPO):
-        kept = 2 * job.rows_per_step
     mini = min(training.mini_batch_size or kept, kept)
+    if isinstance(algorithm, OnlineDPO):  # of each prompt's responses two are learned from
+        kept, mini = 2 * job.rows_per_step, 2 * max(mini // job.spec.rollout.samples_per_prompt, 1)
     epochs = training.update_epochs if isinstance(algorithm, PolicyGradient | OnlineDPO) else 1
     return float(kept * epochs * (2 if _pretrains(job, role) else 1)), epochs * -(-kept // mini)
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import STAGES, Infeasible, Mapping, Prediction
+from rlhf_mapper.mapping import STAGE_OF, STAGES, Infeasible, Mapping, Prediction
 from rlhf_trainer.run.mapping_text import TIMES, explain
-from rlhf_trainer.run.timeline import STAGE_OF, Timeline, marks_of, timeline_of
+from rlhf_trainer.run.timeline import Timeline, marks_of, timeline_of
 from rlhf_trainer.run.timeline_svg import svg_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
 

@@ -111,13 +111,14 @@ def test_lengths_seen_before_replace_the_longest() -> None:
     load = workload_of(job("PPO"), responses=[100, 300])
     assert (load.response.mean, load.response.longest, load.sequence_tokens) == (200, 300, 1224)
     assert load.tokens == 64 * 1224
-    assert workload_of(job("PPO")).longest_tokens == 2048
+    assert workload_of(job("PPO")).most_tokens == 2048
 
 
 def test_pools_divide_the_batch_and_its_mini_batches() -> None:
     assert workload_of(job("PPO")).pool_divides == (64, 16)
     assert workload_of(job("GRPO")).pool_divides == (512, 16)
     assert workload_of(job("SFT")).pool_divides == (64,)
+    assert workload_of(job("OnlineDPO")).pool_divides == (128, 32, 64), "a rank has all responses to a prompt"
 
 
 def test_recomputation_is_that_of_the_manifest() -> None:

@@ -104,11 +104,18 @@ def test_a_layer_takes_no_less_than_its_weights_or_its_kernels() -> None:
     assert started == pytest.approx(SMALL.layers * KERNELS_OF_A_LAYER * 1e-5)
 
 
+def prefilled(model: Passes, cut: Layouts, sequences: float) -> float:
+    """Seconds of prompts of 100 tokens through all stages, the last token of each through the head."""
+    count = np.array(sequences)
+    read = model.layers(cut, count, 100) + model.head(cut, count) + model.tensor_parallel(cut, count * 100)
+    return float(cut.p * read)
+
+
 @pytest.mark.parametrize(("t", "p"), [(1, 1), (2, 1), (2, 2)])
 def test_a_decode_step_of_one_sequence_reads_weights_and_cache(t: int, p: int) -> None:
     load, work = a_step(), Work(generated=1, passes=1)
     seconds = generation.generated(passes(memory_bandwidth=1e9), work, load, layout(p, t), np.array(1e9))
-    prefill = p * passes(memory_bandwidth=1e9).forward(layout(p, t), np.array(1.0), 100)
+    prefill = prefilled(passes(memory_bandwidth=1e9), layout(p, t), 1.0)
     weights, cache = SMALL.parameters * 2, 2 * 8 * 6 * 64 * 2 * (100 + 60 / 2)
     assert seconds - prefill == pytest.approx(60 * (weights + cache) / t / 1e9)
 
@@ -121,7 +128,7 @@ def test_a_cache_of_two_sequences_makes_waves() -> None:
     def waves(sequences: int, held: float) -> float:
         work = Work(generated=sequences, passes=1)
         seconds = generation.generated(model, work, load, layout(), np.array(held * one))
-        rest = model.forward(layout(), np.array(float(sequences)), 100)
+        rest = prefilled(model, layout(), float(sequences))
         rest += sequences * 60 * one * (130 / 160) / 1e9
         return float(seconds - rest) / (60 * SMALL.parameters * 2 / 1e9)
 
@@ -283,5 +290,7 @@ def test_activations_are_those_of_flash_attention() -> None:
     assert held == {"Nothing": one, "LayerInputs": 2 * 100 * h * 8 + one, "Everything": 8 * one}
     stage = memory.activations(SMALL, WHOLE, layout(p=4), tokens, kept="Everything")
     assert stage - logits == 8 * one, "the first stage holds a micro-batch for each stage"
+    inputs = memory.activations(SMALL, WHOLE, layout(p=4), tokens, kept="LayerInputs")
+    assert inputs - logits == 2 * 100 * h * 8 + one
     shard = memory.activations(SMALL, WHOLE, layout(t=2), tokens, kept="Nothing")
     assert shard == 100 * h * (10 + 12) + logits / 2

@@ -90,7 +90,7 @@ def test_a_batch_may_be_too_small_for_the_gpus_that_memory_needs() -> None:
     job = recomputed(8)
     short = refused(job, cluster_of(("a10-24g", 16, 8)))
     assert (short.short_bytes, short.smallest) == (0.0, ())
-    assert short.reason == "actor do not fit on 8 GPUs, the most that divide the batch of 8 sequences"
+    assert short.reason == "actor do not fit on 8 slots, the most for a pool with which the batch (8 sequences) divides"
 
 
 def test_states_that_fit_may_leave_no_room() -> None:

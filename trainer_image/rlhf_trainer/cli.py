@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -85,7 +86,10 @@ def validate(
 def plan(
     file: File,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Plan for so many nodes; default this machine.")] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Plan for so many nodes, and not for resources.nodes x slotsPerNode; default this machine."),
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Type of the GPUs, such as a100-80g.")] = None,
     inventory: Annotated[
@@ -229,7 +233,10 @@ def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
 
 
 def main() -> None:
-    """Entry point of the `rlhf` command."""
+    """Entry point of the `rlhf` command; what a terminal cannot show becomes `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()
 
 

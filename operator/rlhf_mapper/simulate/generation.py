@@ -22,7 +22,7 @@ def cached_bytes(passes: Passes, generator: Layouts, tokens: float) -> Numbers:
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
     """Sequences that a generator decodes at once with so many bytes of cache on each of its GPUs."""
-    most = np.floor(cache / cached_bytes(passes, generator, load.longest_tokens))
+    most = np.floor(cache / cached_bytes(passes, generator, load.most_tokens))
     return np.clip(most, 0, passes.software.running_sequences)
 
 
@@ -40,7 +40,9 @@ def generated(passes: Passes, work: Work, load: Workload, generator: Layouts, ca
 
 
 def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
-    return generator.p * passes.forward(generator, sequences, load.prompt.mean)
+    """All prompts; only the last token of each meets the output head."""
+    read = passes.layers(generator, sequences, load.prompt.mean) + passes.head(generator, sequences)
+    return generator.p * (read + passes.tensor_parallel(generator, sequences * load.prompt.mean))
 
 
 def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:

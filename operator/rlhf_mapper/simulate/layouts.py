@@ -51,6 +51,11 @@ class Network:
         """Seconds of a message in such a group."""
         return np.where(span <= self.nodes.gpus_per_node, self.nodes.link_latency, self.nodes.node_latency)
 
+    def of_neighbours(self, layouts: Layouts) -> Numbers:
+        """Of a rank to its like in the next stage: t of them cross from node to node where a replica has several."""
+        across = self.nodes.node_bandwidth * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
+        return np.where(layouts.p * layouts.t <= self.nodes.gpus_per_node, self.within, np.minimum(across, self.within))
+
     def of_data_ranks(self, layouts: Layouts) -> Numbers:
         """Of the data-parallel groups, each of every (p t)th GPU.
 

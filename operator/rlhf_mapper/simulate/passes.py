@@ -54,8 +54,11 @@ class Passes:
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
         """The same without communication."""
-        layer = self._layer(layouts, sequences, tokens)
-        return self.stage_layers(layouts) * layer + self._head(layouts, sequences * tokens)
+        return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
+
+    def layers(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+        """Of those of the largest stage alone, without communication."""
+        return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
     def tensor_parallel(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Two ring all-reduces of the hidden states a layer."""
@@ -68,8 +71,10 @@ class Passes:
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """A micro-batch's hidden states on their way to the next stage, 0 with one stage."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
-        span = 2 * layouts.t
-        return np.where(layouts.p > 1, self.network.latency(span) + bytes_ / self.network.of(span), 0.0)
+        replica = layouts.p * layouts.t
+        return np.where(
+            layouts.p > 1, self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts), 0.0
+        )
 
     def _layer(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
         model, size = self.model, self.software.compute_bytes
@@ -83,7 +88,7 @@ class Passes:
             products + touched / self.memory_bandwidth, KERNELS_OF_A_LAYER * self.nodes.gpu.launch_seconds
         )
 
-    def _head(self, layouts: Layouts, count: Numbers) -> Numbers:
+    def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Output head, which the last stage has; logits in float32."""
         logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
         return 2 * logits * self.model.hidden / self.peak + TOUCHES_OF_A_LOGIT * 4 * logits / self.memory_bandwidth

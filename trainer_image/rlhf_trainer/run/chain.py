@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import Inventory, Mapping
+from rlhf_mapper.mapping import Inventory
 from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
@@ -35,7 +35,7 @@ from rlhf_trainer.run.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import inventory, ray_session
-from rlhf_trainer.run.sizes import possible_place
+from rlhf_trainer.run.sizes import Placed, possible_place
 from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run.vocabulary import require_one_vocabulary
@@ -70,7 +70,7 @@ def run_file(
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: possible_place(job, here, jobs, output) for job in jobs} if not address else {}
-    slots = max((sum(pool.size for pool in mapping.pools) for mapping in own.values()), default=0)
+    slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
     with only_run_in(output), opened(options, output) as listeners:
@@ -123,26 +123,30 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
-def tell_mapping(placed: Mapping, publisher: Publisher) -> None:
-    """Leave the mapping in the job's folder, and say what a step is predicted to take."""
-    publisher.folder.tell_mapping(placed)
-    if prediction := placed.prediction:
-        pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
+def tell_mapping(placed: Placed, publisher: Publisher) -> None:
+    """Leave the mapping in the job's folder, and say what a step is predicted to take, or why nothing is."""
+    mapping = placed.mapping
+    publisher.folder.tell_mapping(mapping)
+    if prediction := mapping.prediction:
+        pools = "1 pool" if len(mapping.pools) == 1 else f"{len(mapping.pools)} pools"
         publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")
+    if placed.unmapped:
+        publisher.say(f"not mapped: {placed.unmapped}")
 
 
-def run_job(job: Job, placed: Mapping, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
+def run_job(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(shared.output, job)
     folder.begin(start.checkpoint, inputs=start.inputs)
     publisher = Publisher(job, folder, shared.display, shared.listeners)
-    publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(placed.described, placed.pools))}")
+    mapping = placed.mapping
+    publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
     tell_mapping(placed, publisher)
     if start.checkpoint:
         publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.telling_the_end():
         require_one_vocabulary(job, folders)
-        runtime = RayRuntime(job, placed, folders, stacks=folder.path / "stacks.txt")
+        runtime = RayRuntime(job, mapping, folders, stacks=folder.path / "stacks.txt")
         with runtime.running() as shape:
             for fact in shape.facts:
                 publisher.say(fact)

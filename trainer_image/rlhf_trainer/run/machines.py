@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf_api import kubectl_yaml
@@ -47,7 +48,7 @@ class ClusterFlags:
 
 def device_of(job: Job, cluster: Cluster) -> Device:
     """What the slots of a cluster are. SpecError where the job asks for others."""
-    device: Device = "CPU" if all(group.gpu == CPU_SLOT for group in cluster.groups) else "GPU"
+    device: Device = "CPU" if all(group.gpu.name == CPU_SLOT.name for group in cluster.groups) else "GPU"
     wanted = job.spec.resources.device
     if wanted not in ("Auto", device):
         there = "no GPU here" if wanted == "GPU" else "no CPU slot in this cluster"
@@ -69,7 +70,7 @@ def this_machine(job: Job) -> Cluster:
         nodes = max(pool.nodes for pool in placement.pools)
         slots = sum(pool.slots_per_node for pool in placement.pools)
     if not gpus:
-        return Cluster((NodeGroup(gpu=CPU_SLOT, count=nodes, gpus_per_node=slots),))
+        return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
     if asked > len(gpus):
         raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
     return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
@@ -82,7 +83,7 @@ def slots_of(placed: Mapping) -> Cluster:
     """
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
-    gpu = CPU_SLOT if placed.device == "CPU" else _gpu_here()
+    gpu = _cpu_slot(slots) if placed.device == "CPU" else _gpu_here()
     return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=slots),))
 
 
@@ -97,6 +98,12 @@ def _read(file: Path) -> Cluster:
     if len(documents) != 1:
         raise SpecError([Problem(f"--inventory {file}", f"has {len(documents)} documents, expected 1")])
     return cluster_of(documents[0], str(file))
+
+
+def _cpu_slot(slots: int) -> Gpu:
+    """One of so many CPU slots of a node that is like this machine: they share its memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return replace(CPU_SLOT, memory=memory / slots)
 
 
 def _gpu_here() -> Gpu:

@@ -1,13 +1,15 @@
-"""A mapping and the reasons for it as text, right from 80 columns on, with colours or without."""
+"""A mapping and the reasons for it as text, right from 60 columns on, with colours or without."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as Map
+from textwrap import wrap
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,8 +27,7 @@ from rlhf_mapper.mapping import (
     Rejected,
     Stage,
 )
-from rlhf_trainer.report.numbers import number
-from rlhf_trainer.run.timeline import seconds_text, timeline_of
+from rlhf_trainer.run.timeline import plain, seconds_text, timeline_of
 from rlhf_trainer.run.timeline_text import chart_of, legend_of
 
 NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
@@ -47,16 +48,25 @@ HEADS: dict[Phase, str] = {
 }
 GB = 1e9
 TIMES = "\N{MULTIPLICATION SIGN}"
+UNIT = re.compile(r"(?<=\d) (?=(ms|s|kB|MB|GB|M)\b)")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
 """Power of ten and name."""
 STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
 """Columns of a stage's name; of bytes; of all of a memory table but its bar."""
+NARROW = 78
+"""Columns below which memory has no bar."""
 WIDE = 88
 """Columns from which on two of them lie between neighbours."""
 
 
-def explain(mapping: Mapping | Infeasible, *, title: str, console: Console) -> None:
-    """Print where each model is, what that is predicted to take, and why it won; or why nothing fits."""
+def explain(
+    mapping: Mapping | Infeasible, *, title: str, console: Console, prices: Map[str, float] | None = None
+) -> None:
+    """Print where each model is, what that is predicted to take, and why it won; or why nothing fits.
+
+    prices: of a GPU for an hour, by type; without any no price of a step is told.
+    """
     writer = Writer(console)
     writer.line(title, style="bold")
     if isinstance(mapping, Infeasible):
@@ -68,13 +78,30 @@ def explain(mapping: Mapping | Infeasible, *, title: str, console: Console) -> N
         writer.head("models")
         writer.table(_models(mapping, prediction, gap=writer.gap))
         _memory(writer, mapping, prediction)
-        _times(writer, mapping, prediction)
-        _rejected(writer, mapping.rejected, prediction.step_seconds)
+        _times(writer, mapping, prediction, prices or {})
+        _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
     else:
         writer.head("models")
         writer.table(_cuts(mapping))
         writer.console.print()
         writer.line("No time or memory is predicted: the shapes of the models are not known.")
+
+
+def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Map[str, float]) -> float:
+    """What a step costs; pools: (type, GPUs) of each, all held until the step ends."""
+    return sum(prices[gpu] * gpus for gpu, gpus in pools) * seconds / 3600
+
+
+class Prose:
+    """A paragraph as wide as there is room, in which no number is parted from its unit."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        self.text, self.style = text, style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for paragraph in UNIT.sub(NO_BREAK, self.text).split("\n"):
+            for line in wrap(paragraph, options.max_width, break_on_hyphens=False) or [""]:
+                yield Text(line.replace(NO_BREAK, " "), style=self.style)
 
 
 class Writer:
@@ -91,7 +118,7 @@ class Writer:
         self.line(text, style="bold")
 
     def line(self, text: str | Text, style: str = "") -> None:
-        self.console.print(Text(text) if isinstance(text, str) else text, style=style, highlight=False)
+        self.console.print(Prose(text, style) if isinstance(text, str) else text)
 
     def table(self, table: Table) -> None:
         """The table, indented."""
@@ -159,26 +186,32 @@ def _memory(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
     writer.head(f"memory of a {slot} in {unit} of 1e{power} bytes")
     for pool in mapping.pools:
         limit = prediction.memory_limit[pool.name]
-        writer.line(f"  {pool.name}, limit {number(limit / 10**power)} {unit}")
-        table = _stages(held[pool.name], limit, scale=10**power, cells=max(6, writer.columns - MEMORY_COLUMNS))
+        writer.line(f"  {pool.name}, limit {plain(limit / 10**power)} {unit}")
+        table = _stages(held[pool.name], limit, scale=10**power, cells=_bar_cells(writer.columns))
         table.show_header = pool is mapping.pools[0]
         writer.table(table)
     if any("generation" in model.seconds for model in prediction.models.values()):
         writer.line(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}")
 
 
+def _bar_cells(columns: int) -> int:
+    """Columns of a bar; 0: there is no room for one."""
+    return columns - MEMORY_COLUMNS if columns >= NARROW else 0
+
+
 def _stages(held: Map[Stage, Map[str, float]], limit: float, *, scale: float, cells: int) -> Table:
-    """Bytes of a slot by stage and part; the bar takes so many cells."""
+    """Bytes of a slot by stage and part; the bar takes so many cells, and is left out with none."""
     table = _table(gap=1)
     table.add_column("", min_width=STAGE_COLUMNS)
     table.add_column("total", justify="right", min_width=NUMBER_COLUMNS)
-    table.add_column("of limit", min_width=cells)
+    if cells:
+        table.add_column("of limit", min_width=cells)
     for head in PARTS.values():
         table.add_column(head, justify="right", min_width=max(NUMBER_COLUMNS, *map(len, head.split("\n"))))
     for stage, parts in held.items():
         total = sum(parts.values())
         values = [f"{parts[part] / scale:,.1f}" if parts.get(part) else "" for part in PARTS]
-        table.add_row(stage, f"{total / scale:,.1f}", _filled(total / limit, cells), *values)
+        table.add_row(stage, f"{total / scale:,.1f}", *([_filled(total / limit, cells)] if cells else []), *values)
     return table
 
 
@@ -190,11 +223,15 @@ def _filled(share: float, cells: int) -> Text:
     return Text.assemble(("█" * full, "cyan"), ("░" * (length - full), "dim"), percentage)
 
 
-def _times(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
-    """What a step takes, and who works when."""
-    writer.head(
-        f"predicted: {seconds_text(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s"
-    )
+def _times(writer: Writer, mapping: Mapping, prediction: Prediction, prices: Map[str, float]) -> None:
+    """What a step takes and costs, and who works when."""
+    seconds = prediction.step_seconds
+    told = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
+    if prices:
+        told += (
+            f", price {plain(step_price([(pool.gpu, pool.size) for pool in mapping.pools], seconds, prices))} a step"
+        )
+    writer.head(told)
     writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
     writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
     writer.head("timeline: stages are barriers, pools overlap within one")
@@ -208,7 +245,7 @@ def _listed(seconds: Map[Any, float], order: Iterable[str]) -> str:
     return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
 
 
-def _rejected(writer: Writer, placements: Sequence[Rejected], won: float) -> None:
+def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices: Map[str, float]) -> None:
     """The best of the others, and why each lost."""
     if not placements:
         return
@@ -219,7 +256,10 @@ def _rejected(writer: Writer, placements: Sequence[Rejected], won: float) -> Non
     for placement in placements:
         slower = f"{placement.step_seconds / won - 1:+.1%}"
         where = "; ".join(f"{', '.join(models)} on {_slots(gpu, slots)}" for models, gpu, slots in placement.pools)
-        table.add_row(seconds_text(placement.step_seconds), slower, Text(f"{where}\n{placement.reason}"))
+        if prices:
+            pools = [(gpu, slots) for _, gpu, slots in placement.pools]
+            where = f"price {plain(step_price(pools, placement.step_seconds, prices))}: {where}"
+        table.add_row(seconds_text(placement.step_seconds), slower, Prose(f"{where}\n{placement.reason}"))
     writer.table(table)
 
 
@@ -242,5 +282,5 @@ def _table(*, left: Iterable[str] = (), right: Iterable[str] = (), gap: int) -> 
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table

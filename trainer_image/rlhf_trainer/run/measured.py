@@ -5,15 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
 
 from rlhf_api.job import Job
 from rlhf_mapper.calibration import Compared, apart, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Phase
+from rlhf_mapper.mapping import Kind, Phase
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report.numbers import number
 from rlhf_trainer.report.reading import JobRecord, read_run
+
+LEAST, MOST = 1e-4, 1e4
+"""Measured over predicted seconds beyond these are a damaged file, not a slow machine."""
+LONGEST = 1e9
+"""Seconds."""
+
+
+class PoolThere(BaseModel):
+    """What is read of a pool in mapping.json."""
+
+    gpu: str
+
+
+class Predicted(BaseModel):
+    """What is read of the prediction in mapping.json."""
+
+    phases: dict[Phase, Annotated[float, Field(ge=0, le=LONGEST)]]
+    correction: dict[Kind, Annotated[float, Field(ge=LEAST, le=MOST)]]
+
+
+class MappingThere(BaseModel):
+    """What is read of mapping.json."""
+
+    pools: list[PoolThere]
+    predicted: Predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +60,49 @@ class Measured:
 def measured(run: Path, job: Job, cluster: Cluster) -> Measured:
     """What the job of this name, or else of this algorithm, took in a run folder.
 
-    Raises ConfigError where there is none with a prediction and a step, or where it ran on GPUs of another type.
+    Raises ConfigError where there is none with a prediction and a step, where it ran on GPUs of another type, or where its files
+    are damaged.
     """
     record = _record(run, job)
-    there = {str(pool["gpu"]) for pool in record.mapping["pools"]}
+    path = f"--calibrate {run}: {record.name}"
+    mapping = _mapping(record, path)
+    there = {pool.gpu for pool in mapping.pools}
     here = {group.gpu.name for group in cluster.groups}
     if not there <= here:
         types = ", ".join(sorted(there)), ", ".join(sorted(here))
-        raise ConfigError(f"--calibrate {run}: {record.name} ran on {types[0]}, and this plan is for {types[1]}")
-    predicted = record.mapping["predicted"]
-    before = Correction(predicted["correction"])
-    return Measured(
-        job=record.name,
-        phases=apart(predicted["phases"], record.records),
-        correction=correction_of(predicted["phases"], record.records, before=before),
-    )
+        raise ConfigError(f"{path} ran on {types[0]}, and this plan is for {types[1]}")
+    predicted = mapping.predicted
+    _require_times(record, path)
+    phases = [each for each in apart(predicted.phases, record.records) if each.measured]
+    if not phases:
+        raise ConfigError(f"{path}/metrics.jsonl has no time/<phase> of a phase that was predicted")
+    for each in phases:
+        if not LEAST <= each.ratio <= MOST:
+            raise ConfigError(
+                f"{path}/metrics.jsonl: {each.phase} took {each.ratio:.3g} times what was predicted, "
+                f"expected {LEAST:g} to {MOST:g} times"
+            )
+    correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
+    return Measured(job=record.name, phases=phases, correction=correction)
+
+
+def _mapping(record: JobRecord, path: str) -> MappingThere:
+    try:
+        return MappingThere.model_validate(record.mapping)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}/mapping.json is damaged: {place}: {first['msg']}") from None
+
+
+def _require_times(record: JobRecord, path: str) -> None:
+    """ConfigError for a time that is no number of seconds, such as NaN."""
+    for row in record.records:
+        for name, value in row.items():
+            if name.startswith("time/") and not 0 <= value < LONGEST:
+                raise ConfigError(
+                    f"{path}/metrics.jsonl: {name} of step {row['step']} is {str(value)[:20]}, expected seconds"
+                )
 
 
 def _record(run: Path, job: Job) -> JobRecord:

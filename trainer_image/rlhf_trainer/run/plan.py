@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping as Map
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -23,7 +26,7 @@ from rlhf_mapper.search.objective import Objective
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.folder import written
 from rlhf_trainer.run.machines import ClusterFlags, device_of, this_machine
-from rlhf_trainer.run.mapping_text import explain
+from rlhf_trainer.run.mapping_text import explain, step_price
 from rlhf_trainer.run.measured import Measured, measured
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run.timeline import seconds_text, timeline_of
@@ -61,6 +64,8 @@ class Answer:
     mapping: Mapping | Infeasible
     measured: Measured | None
     """By which the prediction is corrected."""
+    prices: Map[str, float] = field(default_factory=dict)
+    """Of a GPU for an hour, by type; none where one is not known."""
 
     @property
     def title(self) -> str:
@@ -74,7 +79,10 @@ def plan(jobs: Sequence[Job], output: Path, question: Question) -> None:
     everything has been told.
     """
     chosen, cluster = _chosen(jobs, question), question.machines.cluster()
-    answers = [_answer(job, cluster or this_machine(job), jobs, output, question) for job in chosen]
+    prices = _prices(cluster) if cluster else {}
+    answers = [
+        replace(_answer(job, cluster or this_machine(job), jobs, output, question), prices=prices) for job in chosen
+    ]
     _tell(answers, question)
     if short := [f"{each.job.name}: {each.mapping}" for each in answers if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
@@ -96,6 +104,13 @@ def _answer(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, quest
     if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
         mapping = _too_slow(search(), objective.most_seconds)
     return Answer(job=job, mapping=mapping, measured=found)
+
+
+def _prices(cluster: Cluster) -> dict[str, float]:
+    """Price of a GPU for an hour by type; none where a type has none, or more than one."""
+    groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
+    prices = {gpu: price for gpu, price in groups if price is not None}
+    return prices if len(prices) == len(groups) else {}
 
 
 def _lengths(file: Path, job: Job) -> tuple[float, ...]:
@@ -136,20 +151,20 @@ def _too_slow(fastest: Mapping | Infeasible, most_seconds: float) -> Infeasible:
 
 def objective_of(text: str, cluster: Cluster) -> Objective:
     """What `--objective` asks for. Raises SpecError."""
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:
-        case "throughput" if not value:
+        case "throughput" if not equals:
             return Objective.throughput()
         case "fewest-gpus":
             return Objective.fewest_gpus(_seconds(text, value))
-        case "lowest-cost" if not value:
+        case "lowest-cost" if not equals:
             known = tuple(price for price in prices if price is not None)
             if len(known) < len(prices):
                 message = "lowest-cost needs the pricePerGpuHour of all nodes of an --inventory"
                 raise SpecError([Problem("--objective", message)])
             return Objective.lowest_cost(known)
-    raise SpecError([Problem("--objective", f"is {text}, expected {choice(OBJECTIVES)}")])
+    raise SpecError([Problem("--objective", f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
 
 
 def _seconds(text: str, value: str) -> float:
@@ -180,13 +195,21 @@ def _tell(answers: Sequence[Answer], question: Question) -> None:
     """Print what was found, in the form that is asked for."""
     found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, Mapping)]
     if question.in_json:
-        documents = [{"job": each.job.name, **as_json(each.mapping)} for each in answers]
+        documents = [{"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in answers]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
     elif question.graph:
         _draw(found, question.svg)
     else:
         for each in answers:
             _explain(each, question.svg)
+
+
+def _priced(document: dict[str, Any], prices: Map[str, float]) -> dict[str, Any]:
+    """The JSON of an answer; where prices are known, the best placement and each that was rejected have theirs."""
+    for each in (document, *document["rejected"]) if prices and document["predicted"] else ():
+        pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
+        each["predicted"]["price"] = step_price(pools, each["predicted"]["step_seconds"], prices)
+    return document
 
 
 def _draw(found: Sequence[tuple[Job, Mapping]], svg: Path | None) -> None:
@@ -201,7 +224,9 @@ def _explain(answer: Answer, svg: Path | None) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS
-    explain(answer.mapping, title=answer.title, console=console)
+    with console.capture() as shown:
+        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices)
+    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
     typer.echo(f"{answer.measured}\n" if answer.measured else "")
     if svg and isinstance(answer.mapping, Mapping):
         assert answer.mapping.prediction, "the shapes are known"

@@ -29,6 +29,8 @@ SIZES = (
     "num_experts_per_tok",
     "moe_intermediate_size",
 )
+MOST = 10_000_000
+"""No size of a model is larger."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
 """How the architectures of transformers that the trainer takes are named."""
 
@@ -99,14 +101,35 @@ def _config(file: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise DataError(f"{file}: is no mapping")
     config = {name: value for name, value in config.items() if value is not None}
+    names = config.get("architectures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{file}: architectures is {json.dumps(names)[:100]}, expected a list of names")
     if is_no_decoder(config):
-        kind = ", ".join(config.get("architectures", [])) or config.get("model_type", "this model")
+        kind = ", ".join(config.get("architectures", [])) or str(config.get("model_type", "this model"))
         raise DataError(f"{file}: {kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     for name in SIZES:
         value = config.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DataError(f"{file}: {name} is {json.dumps(value)}, expected a positive whole number")
+            raise DataError(f"{file}: {name} is {json.dumps(value)[:100]}, expected a positive whole number")
+        if value > MOST:
+            raise DataError(f"{file}: {name} is beyond {MOST:,}, which no model has")
+    if conflict := _conflict(config):
+        raise DataError(f"{file}: {conflict}")
     return config
+
+
+def _conflict(config: Mapping[str, Any]) -> str | None:
+    """Which sizes do not go together, each of which may be."""
+    heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
+    kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
+    experts = config.get("num_local_experts", config.get("num_experts"))
+    if hidden and hidden % heads and "head_dim" not in config:
+        return f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}"
+    if heads % kv_heads:
+        return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
+    if experts and per_token > experts:
+        return f"num_experts_per_tok is {per_token}, but there are {experts} experts"
+    return None
 
 
 def is_no_decoder(config: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -21,7 +22,15 @@ from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
 
-def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> PlacedModels:
+class Placed(NamedTuple):
+    """Where the models of a job live."""
+
+    mapping: PlacedModels
+    unmapped: str = ""
+    """Why the mapper was not used; empty where it was."""
+
+
+def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> Placed:
     """Where the models of a job live; jobs: those of the manifest, which may make its models.
 
     SpecError if that cannot be, or a model cannot be cut into its stages and shards; EnvironmentProblem if the mapper
@@ -29,26 +38,27 @@ def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: 
     """
     placed = _mapped(job, place(job, inventory), jobs, output)
     by_name = {each.name: each for each in jobs}
-    sizes = {role: (size.pipeline, size.tensor) for role, size in placed.sizes.items()}
+    sizes = {role: (size.pipeline, size.tensor) for role, size in placed.mapping.sizes.items()}
     require_possible(job, sizes, {role: _origin(job, role, by_name, output) for role in job.models()})
     return placed
 
 
-def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path) -> PlacedModels:
+def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path) -> Placed:
     """What the mapper makes of a job on the slots of a placement: of all models together, or one made by hand.
 
-    The placement as it is, where the mapper does not know the shape of a model or the figures of the GPUs.
+    The placement as it is, and the reason, where the mapper does not know the shape of a model or the figures of the
+    GPUs, or where by its figures a placement made by hand does not fit.
     """
     try:
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together)
-    except TrainerError:
-        return together
+    except TrainerError as error:
+        return Placed(together, str(error))
     if job.spec.placement.mode == "Manual":
         kept = predicted(job, together, cluster, shapes)
-        return kept if isinstance(kept, PlacedModels) else together
+        return Placed(kept) if isinstance(kept, PlacedModels) else Placed(together, str(kept))
     answer = auto_map(job, cluster, shapes, device=together.device)
     if isinstance(answer, PlacedModels):
-        return answer
+        return Placed(answer)
     raise EnvironmentProblem(f"{job.name}: {answer}")
 
 

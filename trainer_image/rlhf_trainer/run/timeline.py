@@ -7,15 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import PHASES, STAGES, MappedPool, Phase, Prediction, Stage
-from rlhf_trainer.report.numbers import number, tick
+from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Prediction, Stage
+from rlhf_trainer.report.numbers import MINUS, number, tick
 
-STAGE_OF: dict[Phase, Stage] = {
-    "reshard": "generation",
-    "generation": "generation",
-    "scoring": "preparation",
-    "update": "training",
-}
 STEPS = (1, 2, 2.5, 5, 10)
 """A time axis is marked in these steps times a power of ten."""
 NEGLIGIBLE = 1e-9
@@ -98,7 +92,12 @@ def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: floa
 
 def seconds_text(seconds: float) -> str:
     """Three digits: 84 ms, 1.53 s, 41.2 s, 1,234 s."""
-    return f"{number(seconds)} s" if seconds >= 1 else f"{number(1000 * seconds)} ms"
+    return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1000 * seconds)} ms"
+
+
+def plain(value: float) -> str:
+    """As `number`, with the minus that every terminal has."""
+    return number(value).replace(MINUS, "-")
 
 
 def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:

@@ -20,7 +20,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.mapped_job import as_mapped
+from rlhf_trainer.run.mapped_setting import as_mapped
 from rlhf_trainer.run.stages import layout_of, setting_of, stage_of, worker_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
@@ -114,8 +114,8 @@ class RayRuntime:
         workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
             layout = layout_of(self._placed.sizes[role])
-            mapped = as_mapped(job, role, self._placed)
-            setting = setting_of(mapped, role, self._folders, total_steps=total_steps, layout=layout)
+            setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
+            setting = as_mapped(setting, self._placed)
             arguments: dict[str, Any] = {"setting": setting}
             if stage.generates and role == "actor":
                 generators = layout.data * layout.micro

@@ -18,13 +18,12 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
+from rlhf_mapper.architecture import CUT
 from rlhf_trainer.training.models import LeftOut
 
 # The logits of a cut head are a view, which nobody may change in place: `ops` are pure.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
-PIPELINED = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
 HEADS_DIM = 2
 """Of activations [B, T, heads, head size], as the norms of queries and keys see them."""
 
@@ -68,8 +67,8 @@ def cut_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
 
 def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
     """Why a model cannot be cut into so many stages and shards, `pipeline is 3, ...`; empty if it can."""
-    if pipeline > 1 and config.model_type not in PIPELINED:
-        return f"pipeline is {pipeline}, but only {choice(PIPELINED)} can be cut into stages, not {config.model_type}"
+    if pipeline > 1 and config.model_type not in CUT:
+        return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
     if pipeline > config.num_hidden_layers:
         return f"pipeline is {pipeline}, but the model has {config.num_hidden_layers} layers"
     if tensor == 1:
