@@ -13,7 +13,7 @@ from rich.console import Console
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import STAGE_OF, STAGES, Infeasible, Mapping, Prediction
 from rlhf_trainer.run.mapping_text import TIMES, explain
-from rlhf_trainer.run.timeline import Timeline, marks_of, timeline_of
+from rlhf_trainer.run.timeline import Timeline, marks_of, seconds_text, timeline_of
 from rlhf_trainer.run.timeline_svg import svg_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
 
@@ -91,6 +91,10 @@ def test_a_time_axis_has_round_marks(seconds: float, most: int, labels: list[str
     assert [label for _, label in marks_of(seconds, most=most)] == labels
 
 
+def test_a_time_has_a_minus_that_every_terminal_has() -> None:
+    assert seconds_text(1e-9) == "1e-06 ms"
+
+
 @each_answer
 def test_the_json_has_the_keys_of_the_contract(answer: Mapping | Infeasible) -> None:
     document = as_json(answer)
@@ -161,6 +165,27 @@ def test_the_text_shows_memory_times_and_what_others_take_longer() -> None:
     assert "by stage: generation 31.7 s, preparation 11 s, training 48.6 s" in lines
     assert any(line.startswith(f"96.1 s +5.2% actor, critic, reward on 12{TIMES}a100-80g; reference") for line in lines)
     assert any("memory of a CPU slot in MB" in line for line in text_of(LAPTOP, 80).splitlines())
+
+
+def test_a_number_stays_with_its_unit_where_there_is_little_room() -> None:
+    lines = text_of(SPLIT, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.split() == ["cost_critic", "2-8-2", "8", "Parameters"] for line in lines)
+    assert any(line.split() == ["cost_critic", "5.2", "s", "61", "s"] for line in lines)
+    assert any(line.split() == ["generation", "46.5", "3.1", "3.1", "18.6", "6.2", "15.5"] for line in lines)
+    assert not [line for line in lines if line.split()[:1] in (["s"], ["ms"], ["GB"])]
+    assert any(line.startswith("  by phase: reshard 1.2 s") for line in lines)
+    assert not any("of limit" in line for line in lines), "the bar of memory"
+
+
+def test_prices_are_those_of_a_step() -> None:
+    console = Console(width=100, file=io.StringIO())
+    explain(SPLIT, title="", console=console, prices={"a100-80g": 2.0, "h100-80g": 3.0})
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "a step, 10,816 tokens/s, price 17.2 a step" in text, "(64 x 3 + 64 x 2) x 193.9 / 3600"
+    assert "price 17.4: actor, reference on 64" in text
+    assert "price" not in text_of(SPLIT, 100)
 
 
 def test_the_chart_shows_short_phases_and_who_waits() -> None:

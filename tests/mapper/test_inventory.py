@@ -48,6 +48,21 @@ def test_two_entries_of_one_type_are_two_groups() -> None:
     assert groups[0].node_bandwidth == 2 * groups[1].node_bandwidth
 
 
+def test_entries_that_differ_in_their_count_alone_are_one_group() -> None:
+    halves = read(f"nodes: [{NODES}}}, {NODES}, interNodeGbps: 100}}, {NODES.replace('16', '4')}}}]")
+    assert [(group.count, group.node_bandwidth) for group in halves.groups] == [(20, 25e9), (16, 12.5e9)]
+
+
+def test_so_many_different_groups_are_too_many() -> None:
+    nodes = [f"{NODES}, interNodeGbps: {100 + n}}}" for n in range(9)]
+    assert len(read(f"nodes: [{', '.join(nodes[:8])}]").groups) == 8
+    assert told(f"nodes: [{', '.join(nodes)}]") == ["cluster.yaml: nodes: has 9 different groups, expected at most 8"]
+
+
+def test_what_is_paid_for_costs_nothing() -> None:
+    assert read(f"nodes: [{NODES}, pricePerGpuHour: 0}}]").groups[0].gpu_hour_price == 0
+
+
 def test_a_gpu_of_ones_own_stands_beside_the_tables() -> None:
     own, other = read(f"gpus: [{OWN[0]}]\nnodes: [{OWN[1]}, {NODES}}}]").groups
     assert (own.gpu.memory, own.gpu.bf16, own.gpu.fp32) == (96e9, 500e12, 50e12)
@@ -72,7 +87,8 @@ def test_cpu_slots_are_nodes_too() -> None:
         ("interNodeGbps", "200GB", "Gb/s (1e9 bits/s), one direction"),
         ("interNodeGbps", "-200", "Gb/s (1e9 bits/s), one direction"),
         ("interNodeGbps", "yes", "Gb/s (1e9 bits/s), one direction"),
-        ("pricePerGpuHour", "$2", "money for a GPU and hour"),
+        ("pricePerGpuHour", "$2", "units of a currency, for one GPU and one hour"),
+        ("pricePerGpuHour", "-1", "units of a currency, for one GPU and one hour"),
     ],
 )
 def test_a_figure_in_a_wrong_unit_is_refused_with_the_right_one(field: str, value: str, unit: str) -> None:
@@ -103,6 +119,10 @@ KNOWN = ", ".join([*GPUS][:-1])
         ("[]", "document: is a list, expected a mapping"),
         ("nodes: [{gpu: a100-80g, count: 0, gpusPerNode: 8}]", "nodes.0.count: is 0, expected at least 1"),
         ("nodes: [{gpu: a100-80g, count: 1, gpusPerNode: -8}]", "nodes.0.gpusPerNode: is -8, expected at least 1"),
+        (
+            "nodes: [{gpu: a100-80g, count: 1, gpusPerNode: 1025}]",
+            "nodes.0.gpusPerNode: is 1025, expected at most 1024",
+        ),
         ("nodes: [{gpu: a100-80g, gpusPerNode: 8}]", "nodes.0.count: is missing"),
         (f"nodes: [{NODES}, interNodeGbs: 200}}]", "nodes.0.interNodeGbs: unknown field; did you mean interNodeGbps?"),
         (
@@ -121,6 +141,7 @@ def test_a_mistake_is_one_sentence_with_its_path(text: str, sentence: str) -> No
     [
         (0, 8, "a100-80g", "--nodes: is 0, expected at least 1"),
         (1, -1, "a100-80g", "--gpus-per-node: is -1, expected at least 1"),
+        (1, 10**8, "a100-80g", "--gpus-per-node: is 100000000, expected at most 1024"),
         (1, 1, "a100", f'--gpu: is "a100", expected {KNOWN} or cpu-slot; another type takes an --inventory'),
     ],
 )

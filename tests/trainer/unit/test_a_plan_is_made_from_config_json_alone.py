@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,14 @@ from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, STAGES
+from rlhf_mapper.mapping import PHASES, STAGES, Inventory
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run import machines
 from rlhf_trainer.run.machines import device_of, this_machine
 from rlhf_trainer.run.plan import objective_of
 from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run.sizes import possible_place
 from rlhf_trainer.run.stages import STAGES as STAGES_OF_ALGORITHMS
 from tests.examples.test_every_example_is_right import EXAMPLES
 from tests.trainer.chain.mistakes import LLAMA_7B, MISTAKES, PLAN
@@ -142,6 +144,31 @@ def test_objectives_differ(manifest: Path) -> None:
     assert cheapest[0] * cheapest[1] <= min(most * fastest, fewest * slowest)
 
 
+def test_where_prices_are_known_a_step_has_one(manifest: Path) -> None:
+    inventory = manifest.parent / "cluster.yaml"
+    inventory.write_text("nodes: [{gpu: a100-80g, count: 2, gpusPerNode: 8, pricePerGpuHour: 2}]")
+    answer = planned(manifest, "--inventory", inventory, "--objective=lowest-cost")
+    for each in (answer, *answer["rejected"]):
+        gpus = sum(pool["gpus"] for pool in each["pools"])
+        assert each["predicted"]["price"] == pytest.approx(gpus * 2 * each["predicted"]["step_seconds"] / 3600)
+        assert each["predicted"]["price"] >= answer["predicted"]["price"]
+    assert answer["rejected"]
+    shown = plan(manifest, "--inventory", inventory)[1]
+    assert shown.count("price ") == 1 + len(planned(manifest, "--inventory", inventory)["rejected"])
+    assert not [line for line in shown.splitlines() if line.endswith(" ")]
+    assert "price" not in planned(manifest, *TWO_NODES)["predicted"]
+
+
+@pytest.mark.parametrize("options", [[], ["--objective=fewest-gpus=1e-9"]])
+def test_a_terminal_without_such_characters_is_told_all_the_same(manifest: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "rlhf_trainer.cli", "plan", str(manifest), *TWO_NODES, *options]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (4 if options else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("1e-06 ms" in done.stderr) if options else ("best rejected placements" in done.stdout)
+
+
 def test_the_timeline_or_the_graph_is_drawn(manifest: Path, tmp_path: Path) -> None:
     for options in ([], ["--graph"]):
         svg = tmp_path / f"{len(options)}.svg"
@@ -199,6 +226,56 @@ def test_measured_times_correct_the_prediction(tmp_path: Path) -> None:
     assert again["predicted"]["correction"] == pytest.approx(after["predicted"]["correction"])
 
 
+@pytest.mark.parametrize(
+    ("damaged", "sentence"),
+    [
+        ({"correction": None}, "mapping.json is damaged: predicted.correction: Input should be a valid dictionary"),
+        ({"correction": {"training": 1e300}}, "mapping.json is damaged: predicted.correction.training: "),
+        ({"phases": {"update": "long"}}, "mapping.json is damaged: predicted.phases.update: "),
+        ({"phases": {"update": 1e-12}}, "metrics.jsonl: update took "),
+        ({"phases": {}}, "metrics.jsonl has no time/<phase> of a phase that was predicted"),
+    ],
+)
+def test_a_damaged_mapping_corrects_nothing(tmp_path: Path, damaged: dict[str, Any], sentence: str) -> None:
+    mapping = planned(EXAMPLES[0], "helpful-ppo")
+    run = run_folder(tmp_path / "run", mapping, factor=1)
+    changed = {**mapping, "predicted": {**mapping["predicted"], **damaged}}
+    (run / "helpful-ppo" / "mapping.json").write_text(json.dumps(changed))
+    refused(run, sentence)
+    (run / "helpful-ppo" / "mapping.json").write_text(json.dumps({"predicted": mapping["predicted"]}))
+    refused(run, "mapping.json is damaged: pools: Field required")
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ('"time/update": NaN', "time/update of step 2 is nan, expected seconds"),
+        ('"time/update": Infinity', "time/update of step 2 is inf, expected seconds"),
+        ('"time/update": 1e300', "time/update of step 2 is 1e+300, expected seconds"),
+        ('"time/update": -1', "time/update of step 2 is -1, expected seconds"),
+        ('"time/update": 1e8', "update took "),
+    ],
+)
+def test_damaged_times_correct_nothing(tmp_path: Path, row: str, sentence: str) -> None:
+    run = run_folder(tmp_path / "run", planned(EXAMPLES[0], "helpful-ppo"), factor=1)
+    (run / "helpful-ppo" / "metrics.jsonl").write_text(f'{{"step": 2, {row}}}\n')
+    refused(run, f"metrics.jsonl: {sentence}")
+
+
+def test_rows_without_times_correct_nothing(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", planned(EXAMPLES[0], "helpful-ppo"), factor=1)
+    (run / "helpful-ppo" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 1.0}\n')
+    refused(run, "metrics.jsonl has no time/<phase> of a phase that was predicted")
+
+
+def refused(run: Path, sentence: str) -> None:
+    """`--calibrate` with this run ends with the sentence."""
+    done = CliRunner().invoke(app, ["plan", str(EXAMPLES[0]), "helpful-ppo", "--calibrate", str(run)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: --calibrate {run}: helpful-ppo/{sentence}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_run_on_other_gpus_or_of_other_jobs_corrects_nothing(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", planned(EXAMPLES[0], "helpful-ppo"), factor=1)
     calibrate = ("--calibrate", str(run))
@@ -215,9 +292,21 @@ def test_a_run_on_other_gpus_or_of_other_jobs_corrects_nothing(tmp_path: Path) -
 
 def test_an_objective_is_one_of_three() -> None:
     free = Cluster((NodeGroup(gpu=GPUS["t4-16g"], count=1, gpus_per_node=1),))
-    for wrong in ("fastest", "throughput=3", "fewest-gpus", "fewest-gpus=-1", "fewest-gpus=nan", "lowest-cost"):
+    for wrong in (
+        "fastest",
+        "throughput=3",
+        "throughput=",
+        "lowest-cost=",
+        "",
+        "fewest-gpus",
+        "fewest-gpus=-1",
+        "fewest-gpus=nan",
+        "lowest-cost",
+    ):
         with pytest.raises(SpecError, match=r"^--objective: "):
             objective_of(wrong, free)
+    with pytest.raises(SpecError, match=r"^--objective: is empty, expected throughput, "):
+        objective_of("", free)
     assert objective_of("fewest-gpus=2.5", free).most_seconds == 2.5
 
 
@@ -264,6 +353,19 @@ def test_a_job_that_another_manifest_ran_is_read_from_the_run_folder(tmp_path: P
         (LLAMA_7B.replace("4096", "0"), "hidden_size is 0, expected a positive whole number"),
         (LLAMA_7B.replace("11008", '"wide"'), 'intermediate_size is "wide", expected a positive whole number'),
         (LLAMA_7B.replace("32000", "null"), "has no vocab_size, which the shape of a model needs"),
+        (LLAMA_7B.replace("4096", "1" + 400 * "0"), "hidden_size is beyond 10,000,000, which no model has"),
+        (LLAMA_7B.replace("4096", "1"), "num_attention_heads is 32, which does not divide hidden_size, 1"),
+        (
+            LLAMA_7B.replace('_value_heads": 32', '_value_heads": 5'),
+            "num_key_value_heads is 5, which does not divide num_attention_heads, 32",
+        ),
+        (
+            LLAMA_7B.replace("{", '{"num_experts": 4, "num_experts_per_tok": 8, '),
+            "num_experts_per_tok is 8, but there are 4 experts",
+        ),
+        ('{"architectures": 5}', "architectures is 5, expected a list of names"),
+        ('{"architectures": [5]}', "architectures is [5], expected a list of names"),
+        ('{"architectures": "LlamaForCausalLM"}', 'architectures is "LlamaForCausalLM", expected a list of names'),
         ('{"architectures": ["BertForMaskedLM"]}', "BertForMaskedLM is no decoder"),
         ('{"model_type": "roberta", "type_vocab_size": 1}', "roberta is no decoder"),
     ],
@@ -337,3 +439,23 @@ def test_a_gpu_that_nobody_knows_takes_an_inventory(monkeypatch: pytest.MonkeyPa
 
 def test_a_job_for_cpu_slots_is_not_planned_for_gpus(manifest: Path) -> None:
     assert plan(manifest, *TWO_NODES, "--set=resources.device=CPU")[0] == 2
+
+
+def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "_gpus_here", list)
+    one, four = (this_machine(load(JOB, [f"resources.slotsPerNode={slots}"])[0]) for slots in (1, 4))
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert one.groups[0].gpu.memory == 4 * four.groups[0].gpu.memory == there
+    assert device_of(load(JOB)[0], four) == "CPU"
+
+
+def test_why_the_mapper_was_not_used_is_known(manifest: Path) -> None:
+    (job,) = load(manifest, ["resources.device=CPU"])
+    here = Inventory(gpus_per_machine=(0,))
+    (manifest.parent / "llama" / "config.json").write_text('{"hidden_size": 8}')
+    placed = possible_place(job, here, [job], manifest.parent)
+    assert placed.mapping.prediction is None
+    assert placed.unmapped.endswith("has no num_attention_heads, which the shape of a model needs")
+    (ppo,) = (job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo")
+    placed = possible_place(ppo, here, load(EXAMPLES[0]), manifest.parent)
+    assert (placed.mapping.prediction is not None, placed.unmapped) == (True, "")

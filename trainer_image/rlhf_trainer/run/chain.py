@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import Inventory
+from rlhf_mapper.mapping import Inventory, Mapping
 from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
@@ -123,15 +123,12 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
-def tell_mapping(placed: Placed, publisher: Publisher) -> None:
-    """Leave the mapping in the job's folder, and say what a step is predicted to take, or why nothing is."""
-    mapping = placed.mapping
-    publisher.folder.tell_mapping(mapping)
-    if prediction := mapping.prediction:
-        pools = "1 pool" if len(mapping.pools) == 1 else f"{len(mapping.pools)} pools"
+def tell_mapping(placed: Mapping, publisher: Publisher) -> None:
+    """Leave the mapping in the job's folder, and say what a step is predicted to take."""
+    publisher.folder.tell_mapping(placed)
+    if prediction := placed.prediction:
+        pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
         publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")
-    if placed.unmapped:
-        publisher.say(f"not mapped: {placed.unmapped}")
 
 
 def run_job(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
@@ -141,7 +138,9 @@ def run_job(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start,
     publisher = Publisher(job, folder, shared.display, shared.listeners)
     mapping = placed.mapping
     publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
-    tell_mapping(placed, publisher)
+    tell_mapping(mapping, publisher)
+    if placed.unmapped:
+        publisher.say(f"not mapped: {placed.unmapped}")
     if start.checkpoint:
         publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.telling_the_end():

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as Map
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions
 from rich.padding import Padding
@@ -22,14 +22,17 @@ from rlhf_mapper.mapping import (
     Infeasible,
     MappedPool,
     Mapping,
+    ModelPrediction,
     Phase,
     Prediction,
     Rejected,
+    Sizes,
     Stage,
 )
 from rlhf_trainer.run.timeline import plain, seconds_text, timeline_of
 from rlhf_trainer.run.timeline_text import chart_of, legend_of
 
+Columns = Literal["all", "cuts", "seconds"]
 NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
 PARTS = {
     "weights": "weights",
@@ -55,7 +58,7 @@ UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
 STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
 """Columns of a stage's name; of bytes; of all of a memory table but its bar."""
 NARROW = 78
-"""Columns below which memory has no bar."""
+"""Columns below which memory has no bar, and the table of models is cut in two."""
 WIDE = 88
 """Columns from which on two of them lie between neighbours."""
 
@@ -76,7 +79,9 @@ def explain(
     writer.table(_pools(mapping))
     if prediction := mapping.prediction:
         writer.head("models")
-        writer.table(_models(mapping, prediction, gap=writer.gap))
+        tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")
+        for columns in tables:
+            writer.table(_models(mapping, prediction, columns, gap=writer.gap))
         _memory(writer, mapping, prediction)
         _times(writer, mapping, prediction, prices or {})
         _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
@@ -100,7 +105,8 @@ class Prose:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         for paragraph in UNIT.sub(NO_BREAK, self.text).split("\n"):
-            for line in wrap(paragraph, options.max_width, break_on_hyphens=False) or [""]:
+            indent = " " * (len(paragraph) - len(paragraph.lstrip()))
+            for line in wrap(paragraph, options.max_width, break_on_hyphens=False, subsequent_indent=indent) or [""]:
                 yield Text(line.replace(NO_BREAK, " "), style=self.style)
 
 
@@ -141,26 +147,33 @@ def _machines(pool: MappedPool) -> str:
     return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
 
 
-def _models(mapping: Mapping, prediction: Prediction, *, gap: int) -> Table:
-    """A row a model; the seconds are those of a step."""
+def _models(mapping: Mapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
+    """A row a model: how it is cut, and the seconds of a step, or one of the two."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
-    table = _table(left=("model", "p-t-d"), gap=gap)
-    if "generation" in phases:
-        table.add_column("p_g-t_g-\nd_g", no_wrap=True)
-    table.add_column("micro\nbatch", justify="right")
-    table.add_column("offload", no_wrap=True)
-    for phase in phases:
+    generates = "generation" in phases
+    table = _table(left=("model",), gap=gap)
+    if columns != "seconds":
+        table.add_column("p-t-d", overflow="fold")
+        if generates:
+            table.add_column("p_g-t_g-\nd_g", no_wrap=True)
+        table.add_column("micro\nbatch", justify="right")
+        table.add_column("offload", no_wrap=True)
+    for phase in phases if columns != "cuts" else ():
         table.add_column(HEADS[phase], justify="right", no_wrap=True)
     for role in _roles(mapping):
-        model, sizes = prediction.models[role], mapping.sizes[role]
-        cells = [role, str(sizes)]
-        if "generation" in phases:
-            ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro_data}"
-            cells.append(ways if "generation" in model.seconds else "")
-        cells += [str(model.micro_batch), model.offload]
-        cells += [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
-        table.add_row(*cells)
+        model = prediction.models[role]
+        seconds = [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
+        cuts = _cut(mapping.sizes[role], model, generates=generates)
+        cells = {"all": [*cuts, *seconds], "cuts": cuts, "seconds": seconds}
+        table.add_row(role, *cells[columns])
     return table
+
+
+def _cut(sizes: Sizes, model: ModelPrediction, *, generates: bool) -> list[str]:
+    """The cells that say how a model is cut; generates: whether one of the models does."""
+    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro_data}"
+    generation = [ways if "generation" in model.seconds else ""] if generates else []
+    return [str(sizes), *generation, str(model.micro_batch), model.offload]
 
 
 def _cuts(mapping: Mapping) -> Table:

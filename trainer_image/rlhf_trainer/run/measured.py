@@ -60,8 +60,8 @@ class Measured:
 def measured(run: Path, job: Job, cluster: Cluster) -> Measured:
     """What the job of this name, or else of this algorithm, took in a run folder.
 
-    Raises ConfigError where there is none with a prediction and a step, where it ran on GPUs of another type, or where its files
-    are damaged.
+    Raises ConfigError where there is none with a prediction and a step, where it ran on GPUs of another type, or where
+    its files are damaged.
     """
     record = _record(run, job)
     path = f"--calibrate {run}: {record.name}"
