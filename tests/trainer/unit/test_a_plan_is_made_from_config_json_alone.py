@@ -160,10 +160,13 @@ def test_where_prices_are_known_a_step_has_one(manifest: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--objective=fewest-gpus=1e-9"]])
-def test_a_terminal_without_such_characters_is_told_all_the_same(manifest: Path, options: list[str]) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_such_characters_is_told_all_the_same(
+    manifest: Path, options: list[str], encoding: str
+) -> None:
     command = [sys.executable, "-m", "rlhf_trainer.cli", "plan", str(manifest), *TWO_NODES, *options]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
     assert done.returncode == (4 if options else 0), done.stderr
     assert "Traceback" not in done.stderr
     assert ("1e-06 ms" in done.stderr) if options else ("best rejected placements" in done.stdout)
