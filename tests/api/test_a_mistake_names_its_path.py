@@ -301,9 +301,9 @@ MISTAKES = {
         "is 2000, more than data.maxResponseTokens (1024)",
     ),
     "generation cut in more shards than training": (
-        [f"{PPO}:rollout.tensorParallel=3"],
+        [f"{PPO}:models.actor.parallelism.tensor=2", f"{PPO}:rollout.tensorParallel=3"],
         f"{PPO}: spec.rollout.tensorParallel",
-        "is 3, which does not divide models.actor.parallelism.tensor, 1",
+        "is 3, which does not divide models.actor.parallelism.tensor, 2",
     ),
     "generation cut in other stages than training": (
         [f"{PPO}:models.actor.parallelism.pipeline=3", f"{PPO}:rollout.pipelineParallel=2"],
