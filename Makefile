@@ -13,18 +13,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-full lint format bench accept lock clean
+.PHONY: help install demo cluster-demo test test-unit test-cluster cluster-programs test-full lint format generate bench accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export UV_HTTP_TIMEOUT ?= 300
-test test-unit test-full accept: export OMP_NUM_THREADS := 1
-test test-unit test-full accept: export HF_HUB_OFFLINE := 1
-test test-unit test-full accept: export TOKENIZERS_PARALLELISM := false
-test test-unit test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+test test-unit test-cluster test-full accept: export OMP_NUM_THREADS := 1
+test test-unit test-cluster test-full accept: export HF_HUB_OFFLINE := 1
+test test-unit test-cluster test-full accept: export TOKENIZERS_PARALLELISM := false
+test test-unit test-cluster test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the locked versions and this project in it
 
@@ -49,13 +49,22 @@ $(UV):
 demo: install ## Run the whole RLHF chain on this machine (examples/01-helpful-ppo.yaml)
 	$(BIN)/rlhf run examples/01-helpful-ppo.yaml
 
-test: lint ## What CI runs: lint and all tests but the slow ones
+cluster-demo: cluster-programs ## The same chain on a real Kubernetes: chart, operator, Ray and trainer in pods (needs root)
+	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo
+
+test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
 	$(PYTEST) -m "not slow and not gpu" --durations=10
 
 test-unit: install ## The tests without Ray and vLLM (less than a minute)
 	$(PYTEST) -m "not slow and not gpu" $(UNIT)
 
-test-full: lint ## All tests, with the long ones
+test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
+	$(PYTEST) -m "not slow and not gpu" --durations=10 tests/cluster
+
+cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
+	$(BIN)/python -m tests.cluster.build
+
+test-full: lint cluster-programs ## All tests, with the long ones
 	$(PYTEST) -m "not gpu" --durations=20
 
 lint: install ## Check style, types and floors
@@ -68,10 +77,13 @@ format: install ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+generate: install ## Write crds/rlhfjobs.yaml, the chart's copy and docs/api-reference.md anew from crds/rlhf_api
+	$(BIN)/python -m rlhf_api.crd
+
 bench: install ## Measure where the time of a PPO step goes
 	$(BIN)/python benchmarks/step.py
 
-accept: install ## Run the golden path and print what was measured as one JSON
+accept: cluster-programs ## Run the golden path and print what was measured as one JSON
 	@$(BIN)/python tests/accept/accept.py
 
 lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml (empty the lock first to get the newest)

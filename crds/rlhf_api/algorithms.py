@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlhf_api.contract import Count, Spec
+from rlhf_api.contract import Count, Spec, Whole
 from rlhf_api.names import Role
 
 Estimator = Literal["K1", "K2", "K3"]
@@ -198,7 +198,7 @@ class ActorCritic(PolicyGradient):
         float | None, Field(gt=0, description="Largest change of a value in one update; null does not clip.")
     ] = 0.2
     whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
-    critic_warmup_steps: Annotated[int, Field(ge=0, description="First steps that update the critic only.")] = 0
+    critic_warmup_steps: Annotated[Whole, Field(description="First steps that update the critic only.")] = 0
 
     pretrain_coefficient: Annotated[
         float | None, Field(gt=0, description="Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only.")
@@ -262,9 +262,8 @@ class GRPO(PolicyGradient):
         ),
     ] = "Token"
     oversampling: Annotated[
-        int | None,
+        Count | None,
         Field(
-            ge=1,
             description="DAPO's dynamic sampling: draw so many times promptBatchSize prompts, and train on the first "
             "promptBatchSize of them whose responses differ in reward; unset trains on all.",
         ),

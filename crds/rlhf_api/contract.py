@@ -1,33 +1,69 @@
 """The base of every typed value in the contract, and the forms of text that several of them share."""
 
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?{_WORD}$"
+LABEL_VALUE = rf"^({_WORD})?$"
+SECRET_KEY = r"^[-._A-Za-z0-9]+$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)$"
-MODEL_URI = r"^(hf|job|package|file)://.+$"
-DATA_URI = r"^(hf|package|file)://.+$"
-SERVICE_URL = r"^https?://[^\s/].*$"
-STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]).*$"
+MODEL_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
+DATA_URI = r"^((hf|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
+SERVICE_URL = (
+    r"^https?://([-A-Za-z0-9._]+|\[[0-9A-Fa-f:.]+\])"
+    r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
+    r"(/[!\"$->A-~]*)?$"
+)
+STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 
 FORMS = {
+    JOB_NAME: "lower-case letters, digits and '-', with a letter first and a letter or digit last",
     DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
     IDENTIFIER: "letters, digits and '_', not starting with a digit",
     ENTRYPOINT: "module.path:function",
     TIMESTAMP: "an RFC 3339 time such as 2026-01-31T12:00:00Z",
-    MODEL_URI: "a URI that starts with hf://, job://, package:// or file://",
-    DATA_URI: "a URI that starts with hf://, package:// or file://",
+    DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+    LABEL_KEY: "a name such as zone or example.com/zone",
+    LABEL_VALUE: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    SECRET_KEY: "letters, digits, '-', '_' and '.'",
+    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
+    MODEL_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
+    DATA_URI: "a URI that starts with hf://, package://, file:// or pvc://claim/",
     SERVICE_URL: "an http or https URL",
-    STORAGE_URI: "file:///folder, s3://bucket or gs://bucket",
+    STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
 }
 """What a user is told about each pattern."""
 
-Count = Annotated[int, Field(ge=1)]
+LARGEST = 2**31 - 1
+"""Of whole numbers; a product of two of them is no overflow for a cluster's API server."""
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 3.0 and 1e3 are whole."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Whole = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
+Count = Annotated[int, Field(ge=1, le=LARGEST), WHOLE]
 Name = Annotated[str, Field(pattern=DNS_LABEL, max_length=52)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=128)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
+Labels = Annotated[
+    dict[LabelKey, LabelValue], Field(max_length=32), BeforeValidator(lambda labels: _without_nulls(labels, labels))
+]
 
 
 class Spec(BaseModel):
@@ -41,3 +77,45 @@ class Spec(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, document: Any) -> Any:
+        return _without_nulls(document, _unset_by_null(cls))
+
+
+def null_is_unset(*members: type[Spec]) -> BeforeValidator:
+    """For a union: null leaves a field unset even if only another member has it."""
+    fields = frozenset(str(field.alias) for member in members for field in member.model_fields.values())
+    values = {tag: null_is_a_value(member) for member in members for tag in _tags(member)}
+
+    def drop(document: Any) -> Any:
+        tag = document.get("name") if isinstance(document, Mapping) else None
+        return _without_nulls(document, fields - values.get(str(tag), frozenset()))
+
+    return BeforeValidator(drop)
+
+
+def _tags(model: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(model.model_fields["name"].annotation) if "name" in model.model_fields else ()
+
+
+def null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
+    """The fields for which null says something, because unset says something else."""
+    return frozenset(
+        str(field.alias or name)
+        for name, field in model.model_fields.items()
+        if type(None) in get_args(field.annotation) and not (field.default is None or field.is_required())
+    )
+
+
+def _unset_by_null(model: type[BaseModel]) -> frozenset[str]:
+    names = (str(field.alias or name) for name, field in model.model_fields.items())
+    return frozenset(names) - null_is_a_value(model)
+
+
+def _without_nulls(document: Any, fields: Collection[str]) -> Any:
+    """A mapping without those of the fields that are null, as a cluster's API server keeps it."""
+    if not isinstance(document, Mapping):
+        return document
+    return {name: value for name, value in document.items() if value is not None or name not in fields}

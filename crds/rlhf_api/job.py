@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rlhf_api.algorithms import GRPO, SafeRLHF
-from rlhf_api.contract import DNS_LABEL, Name, Spec
+from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.rules import broken, used_roles
@@ -17,10 +17,10 @@ from rlhf_api.spec import JobSpec, Model, Optimizer
 class Metadata(Spec):
     """The part of Kubernetes' object metadata that a manifest may set."""
 
-    name: Annotated[Name, Field(description="Name of the job.")]
+    name: Annotated[str, Field(pattern=JOB_NAME, max_length=40, description="Name of the job.")]
     namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")] = "default"
-    labels: dict[str, str] = Field(default_factory=dict, description="Kept and not read.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Kept and not read.")
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Kept and not read.")
+    annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Kept and not read.")
 
 
 class Job(Spec):

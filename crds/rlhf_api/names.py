@@ -7,6 +7,9 @@ VERSION = "v1alpha1"
 API_VERSION: Literal["rlhf.hybridflow.io/v1alpha1"] = "rlhf.hybridflow.io/v1alpha1"
 KIND: Literal["RLHFJob"] = "RLHFJob"
 
+POOL_RESOURCE = "rlhf-pool-"
+"""With a pool's name, what Ray calls its slots on a cluster where each pool has pods of its own."""
+
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
 Role = Literal[PlacedRole, "cost_critic"]
 """`cost_critic` stands in no manifest: it comes with the critic of SafeRLHF, and lives with it."""

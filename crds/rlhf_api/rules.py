@@ -183,6 +183,14 @@ def _the_shortest_response_fits(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("rollout.minResponseTokens", f"is {shortest}, more than data.maxResponseTokens ({longest})")
 
 
+def _nodes_may_be_more_with_auto_only(spec: JobSpec) -> Iterator[Problem]:
+    most, fewest = spec.resources.max_nodes, spec.resources.nodes
+    if most is not None and most < fewest:
+        yield Problem("resources.maxNodes", f"is {most}, fewer than resources.nodes ({fewest})")
+    if most is not None and spec.placement.mode == "Manual":
+        yield Problem("resources.maxNodes", "is for placement.mode Auto only")
+
+
 def _pools_are_given_with_manual(spec: JobSpec) -> Iterator[Problem]:
     placement = spec.placement
     if placement.mode == "Auto" and placement.pools:
@@ -228,8 +236,21 @@ def _user_code_ends_before_a_call_counts_as_hung(spec: JobSpec) -> Iterator[Prob
 def _names_are_unique(spec: JobSpec) -> Iterator[Problem]:
     functions = spec.evaluation.functions if spec.evaluation else ()
     yield from _repeated("placement.pools", [pool.name for pool in spec.placement.pools])
+    yield from _repeated("runPolicy.failureRules", [rule.name for rule in spec.run_policy.failure_rules])
+    yield from _repeated("runtime.env", [variable.name for variable in spec.runtime.env])
     taken = ["reward", "cost"]
     yield from _repeated("evaluation.functions", [*taken, *(each.name for each in functions)], first=len(taken))
+
+
+def _variables_and_tolerations_are_whole(spec: JobSpec) -> Iterator[Problem]:
+    for place, variable in enumerate(spec.runtime.env):
+        if (variable.value is None) == (variable.secret is None):
+            yield Problem(f"runtime.env.{place}", "expected exactly one of value and secret")
+    for place, toleration in enumerate(spec.runtime.tolerations):
+        if toleration.operator == "Exists" and toleration.value is not None:
+            yield Problem(f"runtime.tolerations.{place}.value", "is for operator Equal only")
+        if toleration.operator == "Equal" and toleration.key is None:
+            yield Problem(f"runtime.tolerations.{place}.key", "is missing, operator Equal needs it")
 
 
 def _repeated(path: str, names: list[str], *, first: int = 0) -> Iterator[Problem]:
@@ -256,8 +277,10 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _the_batch_divides_into_mini_batches,
     _the_shortest_response_fits,
     _generation_sizes_divide_those_of_training,
+    _nodes_may_be_more_with_auto_only,
     _pools_are_given_with_manual,
     _every_model_has_one_pool,
     _user_code_ends_before_a_call_counts_as_hung,
+    _variables_and_tolerations_are_whole,
     _names_are_unique,
 )

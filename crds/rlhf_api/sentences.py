@@ -128,7 +128,7 @@ def _sentence(error: ErrorDetails) -> str:
         case "string_too_long":
             return f"has {len(value)} characters, expected at most {context['max_length']}"
         case "too_long":
-            return f"has {context['actual_length']} entries, expected {context['max_length']}"
+            return f"has {context['actual_length']} entries, expected at most {context['max_length']}"
         case "string_too_short" | "too_short":
             return "is empty"
         case "recursion_loop":

@@ -3,14 +3,29 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
 
 from rlhf_api.algorithms import AnyAlgorithm
-from rlhf_api.contract import DATA_URI, IDENTIFIER, MODEL_URI, STORAGE_URI, Count, Name, Spec
+from rlhf_api.contract import (
+    DATA_URI,
+    LARGEST,
+    MODEL_URI,
+    STORAGE_URI,
+    WHOLE,
+    Count,
+    Identifier,
+    Name,
+    Spec,
+    Text,
+    Whole,
+    null_is_unset,
+)
 from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
+from rlhf_api.run_policy import RunPolicy
+from rlhf_api.runtime import Runtime
 
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
@@ -22,8 +37,8 @@ def _absolute(uri: str, info: ValidationInfo) -> str:
     return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
 
 
-ModelUri = Annotated[str, Field(pattern=MODEL_URI), AfterValidator(_absolute)]
-DataUri = Annotated[str, Field(pattern=DATA_URI), AfterValidator(_absolute)]
+ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), AfterValidator(_absolute)]
+DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), AfterValidator(_absolute)]
 
 
 class Optimizer(Spec):
@@ -37,7 +52,7 @@ class Optimizer(Spec):
     ] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
     warmup_steps: Annotated[
-        int, Field(ge=0, description="First steps of the job, over which the rate rises to its peak.")
+        Whole, Field(description="First steps of the job, over which the rate rises to its peak.")
     ] = 0
     schedule: Annotated[
         Literal["Constant", "Cosine"], Field(description="After the warm-up; Cosine ends at a tenth of the peak.")
@@ -66,8 +81,10 @@ class Model(Spec):
 
     form: ClassVar = "a model"
 
-    uri: Annotated[ModelUri, Field(description="hf://, job:// (the output of another job), package:// or file://.")]
-    revision: Annotated[str | None, Field(min_length=1, description="Branch, tag or commit of an hf:// model.")] = None
+    uri: Annotated[
+        ModelUri, Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
+    ]
+    revision: Annotated[Text | None, Field(description="Branch, tag or commit of an hf:// model.")] = None
     trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
     gradient_checkpointing: Annotated[
         bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
@@ -116,6 +133,7 @@ SingleReward = Annotated[
     | Annotated[RewardService, Tag(RewardService.form)],
     Discriminator(_single_form),
     BeforeValidator(_no_sum),
+    null_is_unset(Model, RewardFunction, RewardService),
 ]
 
 
@@ -128,7 +146,7 @@ def _not_zero(weight: float) -> float:
 class RewardTerm(Spec):
     """One part of a reward."""
 
-    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the part's metric, reward_part/<name>.")]
+    name: Annotated[Identifier, Field(description="Name of the part's metric, reward_part/<name>.")]
     weight: Annotated[float, Field(description="Factor of the part in the sum."), AfterValidator(_not_zero)] = 1.0
     reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
 
@@ -138,7 +156,7 @@ class RewardSum(Spec):
 
     form: ClassVar = "a sum"
 
-    sum: Annotated[tuple[RewardTerm, ...], Field(strict=False, min_length=1, description="The parts.")]
+    sum: Annotated[tuple[RewardTerm, ...], Field(strict=False, min_length=1, max_length=16, description="The parts.")]
 
 
 Reward = Annotated[
@@ -147,6 +165,7 @@ Reward = Annotated[
     | Annotated[RewardService, Tag(RewardService.form)]
     | Annotated[RewardSum, Tag(RewardSum.form)],
     Discriminator(_form),
+    null_is_unset(Model, RewardFunction, RewardService, RewardSum),
 ]
 
 
@@ -195,20 +214,20 @@ class Models(Spec):
 class DataSource(Spec):
     """A data set and the names of its columns."""
 
-    uri: Annotated[DataUri, Field(description="hf://, package:// or file://.")]
-    subset: Annotated[str | None, Field(min_length=1, description="Configuration of a Hugging Face data set.")] = None
-    split: Annotated[str, Field(min_length=1, description="Split to read.")] = "train"
-    prompt_key: Annotated[str, Field(min_length=1, description="Column of the prompt.")] = "prompt"
-    response_key: Annotated[str, Field(min_length=1, description="Column of the response, for SFT.")] = "chosen"
-    chosen_key: Annotated[str, Field(min_length=1, description="Column of the better response of a pair.")] = "chosen"
-    rejected_key: Annotated[str, Field(min_length=1, description="Column of the worse response.")] = "rejected"
+    uri: Annotated[DataUri, Field(description="hf://, package://, file:// or pvc://claim/.")]
+    subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
+    split: Annotated[Text, Field(description="Split to read.")] = "train"
+    prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"
+    response_key: Annotated[Text, Field(description="Column of the response, for SFT.")] = "chosen"
+    chosen_key: Annotated[Text, Field(description="Column of the better response of a pair.")] = "chosen"
+    rejected_key: Annotated[Text, Field(description="Column of the worse response.")] = "rejected"
     chosen_safe_key: Annotated[
-        str, Field(min_length=1, description="Column that says whether the better response is safe, for CostModel.")
+        Text, Field(description="Column that says whether the better response is safe, for CostModel.")
     ] = "chosen_safe"
     rejected_safe_key: Annotated[
-        str, Field(min_length=1, description="Column that says whether the worse response is safe, for CostModel.")
+        Text, Field(description="Column that says whether the worse response is safe, for CostModel.")
     ] = "rejected_safe"
-    limit: Annotated[int | None, Field(ge=1, description="Read this many rows at most.")] = None
+    limit: Annotated[Count | None, Field(description="Read this many rows at most.")] = None
 
 
 class Data(Spec):
@@ -241,10 +260,11 @@ class Rollout(Spec):
     top_p: Annotated[float, Field(gt=0, le=1, description="Sample from this much probability mass.")] = 1.0
     top_k: Annotated[
         int,
-        Field(ge=-1, description="Sample from this many most likely tokens; -1 means all."),
+        Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
+        WHOLE,
         AfterValidator(_some_tokens),
     ] = -1
-    min_response_tokens: Annotated[int, Field(ge=0, description="No end token before this many tokens.")] = 0
+    min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
     tensor_parallel: Annotated[
         Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
     ] = None
@@ -261,42 +281,43 @@ class Rollout(Spec):
 class Training(Spec):
     """How long, in what batches and how reproducibly a job trains."""
 
-    total_steps: Annotated[int | None, Field(ge=1, description="Steps to train; or give totalEpochs.")] = None
-    total_epochs: Annotated[int | None, Field(ge=1, description="Passes over the rows; or give totalSteps.")] = None
-    prompt_batch_size: Annotated[int | None, Field(ge=1, description="Prompts of a step; RL only.")] = None
+    total_steps: Annotated[Count | None, Field(description="Steps to train; or give totalEpochs.")] = None
+    total_epochs: Annotated[Count | None, Field(description="Passes over the rows; or give totalSteps.")] = None
+    prompt_batch_size: Annotated[Count | None, Field(description="Prompts of a step; RL only.")] = None
     batch_size: Annotated[
-        int | None, Field(ge=1, description="Rows (pairs of models that learn from them) of a step; not in RL.")
+        Count | None, Field(description="Rows (pairs of models that learn from them) of a step; not in RL.")
     ] = None
     mini_batch_size: Annotated[
-        int | None, Field(ge=1, description="Sequences of an optimizer step, RL only; unset means the whole batch.")
+        Count | None, Field(description="Sequences of an optimizer step, RL only; unset means the whole batch.")
     ] = None
     update_epochs: Annotated[Count, Field(description="Passes of the optimizer over a batch; RL only.")] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it.")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
     precision: Annotated[
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
     ] = "Auto"
     micro_batch_tokens: Annotated[Count, Field(description="Tokens of one forward pass, padding included.")] = 16384
     max_skipped_updates: Annotated[
-        int, Field(ge=0, description="Updates of a model in a row that may be skipped for a value that is not finite.")
+        Whole, Field(description="Updates of a model in a row that may be skipped for a value that is not finite.")
     ] = 3
     call_deadline_seconds: Annotated[
-        int, Field(ge=1, description="Longest time in which no worker ends a call; the run is then stopped as hung.")
+        Count, Field(description="Longest time in which no worker ends a call; the run is then stopped as hung.")
     ] = 1800
 
 
 class EvaluationFunction(Function):
     """A function that judges a response."""
 
-    name: Annotated[str, Field(pattern=IDENTIFIER, description="Name of the metric.")]
+    name: Annotated[Identifier, Field(description="Name of the metric.")]
 
 
 class Evaluation(Spec):
     """What is measured before, during and after training."""
 
     data: Annotated[DataSource, Field(description="The rows to measure on.")]
-    every_steps: Annotated[int | None, Field(ge=1, description="Also measure each time so many steps are done.")] = None
+    every_steps: Annotated[Count | None, Field(description="Also measure each time so many steps are done.")] = None
     functions: Annotated[
-        tuple[EvaluationFunction, ...], Field(strict=False, description="Functions to apply to responses; RL only.")
+        tuple[EvaluationFunction, ...],
+        Field(strict=False, max_length=32, description="Functions to apply to responses; RL only."),
     ] = ()
 
 
@@ -305,8 +326,15 @@ class Resources(Spec):
 
     device: Annotated[Literal["Auto", "CPU", "GPU"], Field(description="Auto takes GPUs where there are any.")] = "Auto"
     nodes: Annotated[Count, Field(description="Nodes of the job.")] = 1
+    max_nodes: Annotated[
+        Count | None,
+        Field(
+            description="On a cluster an attempt takes so many nodes, or as many as there are but not fewer than "
+            "nodes; with placement Auto only. Unset means nodes."
+        ),
+    ] = None
     slots_per_node: Annotated[
-        int | None, Field(ge=1, description="Slots of a node; unset means all its GPUs, or one CPU slot.")
+        Count | None, Field(description="Slots of a node; unset means all its GPUs, or one CPU slot.")
     ] = None
 
 
@@ -314,7 +342,9 @@ class Pool(Spec):
     """Slots that some models share."""
 
     name: Annotated[Name, Field(description="Name of the pool.")]
-    models: Annotated[tuple[PlacedRole, ...], Field(strict=False, min_length=1, description="Roles that live here.")]
+    models: Annotated[
+        tuple[PlacedRole, ...], Field(strict=False, min_length=1, max_length=5, description="Roles that live here.")
+    ]
     nodes: Annotated[Count, Field(description="Nodes of the pool.")] = 1
     slots_per_node: Annotated[Count, Field(description="Slots of each node.")]
 
@@ -323,25 +353,33 @@ class Placement(Spec):
     """Which models share which slots."""
 
     mode: Annotated[Literal["Auto", "Manual"], Field(description="Auto lets the mapper decide.")] = "Auto"
-    pools: Annotated[tuple[Pool, ...], Field(strict=False, description="The pools; with Manual only.")] = ()
+    pools: Annotated[
+        tuple[Pool, ...], Field(strict=False, max_length=8, description="The pools; with Manual only.")
+    ] = ()
 
 
 class Checkpoint(Spec):
     """When the state of training is saved; the last step, and one in which a signal comes, always are."""
 
-    every_steps: Annotated[int | None, Field(ge=1, description="Save each time so many steps are done.")] = None
+    every_steps: Annotated[Count | None, Field(description="Save each time so many steps are done.")] = None
     every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
     keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
     storage: Annotated[
         str | None,
-        Field(pattern=STORAGE_URI, description="Where: file:///, s3:// or gs://; unset means the run folder."),
+        Field(
+            pattern=STORAGE_URI,
+            max_length=1024,
+            description="Where: file:///, s3://, gs:// or pvc://claim; unset means the run folder.",
+        ),
     ] = None
 
 
 class JobSpec(Spec):
     """One stage of training."""
 
-    algorithm: Annotated[AnyAlgorithm, Field(discriminator="name", description="What to run.")]
+    algorithm: Annotated[
+        AnyAlgorithm, Discriminator("name"), null_is_unset(*get_args(AnyAlgorithm)), Field(description="What to run.")
+    ]
     models: Annotated[Models, Field(description="The models it runs on.")]
     data: Annotated[Data, Field(description="The rows it reads.")]
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()
@@ -350,3 +388,6 @@ class JobSpec(Spec):
     checkpoint: Annotated[Checkpoint, Field(description="When the state of training is saved.")] = Checkpoint()
     resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
     placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()
+    suspend: Annotated[bool, Field(description="Stop after a checkpoint and free all slots; false goes on.")] = False
+    run_policy: Annotated[RunPolicy, Field(description="Attempts and deadlines, on a cluster.")] = RunPolicy()
+    runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()

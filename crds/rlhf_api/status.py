@@ -1,22 +1,72 @@
-"""What a job reports about itself: `status.json` on a laptop, the status of the custom resource on a cluster."""
+"""What a job reports about itself: `status.json` in a run folder, the status of the custom resource on a cluster.
+
+The trainer writes progress, metrics, checkpoint, output and lastFailure; the operator copies them and adds the rest.
+"""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Spec
-from rlhf_api.exit_codes import ExitCode
+from rlhf_api.names import PlacedRole
+from rlhf_api.run_policy import Reason
 
-Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"]
+Phase = Literal[
+    "Pending",
+    "Mapping",
+    "Queued",
+    "Provisioning",
+    "Initializing",
+    "Running",
+    "Restarting",
+    "Suspending",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "Stopped",
+]
+"""Stopped is for runs without an operator: a signal ended them after a checkpoint."""
+ConditionType = Literal[
+    "Accepted",
+    "InputsReady",
+    "Mapped",
+    "QuotaReserved",
+    "ClusterReady",
+    "Training",
+    "Stalled",
+    "Suspended",
+    "Complete",
+    "Failed",
+]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]
+Step = Annotated[int, Field(ge=0)]
+
+
+class Condition(Spec):
+    """One fact about a job, as Kubernetes writes conditions; docs/operations.md lists types and reasons."""
+
+    type: Annotated[ConditionType, Field(description="What the fact is about.")]
+    status: Annotated[Literal["True", "False", "Unknown"], Field(description="Whether it is so.")]
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]+$", description="Why, in one CamelCase word.")]
+    message: Annotated[str, Field(description="A sentence for a person.")] = ""
+    last_transition_time: Annotated[Timestamp, Field(description="When status last changed (RFC 3339).")]
+    observed_generation: Annotated[int, Field(ge=0, description="Generation of the spec that it is about.")]
 
 
 class Progress(Spec):
     """How far a job is."""
 
-    step: Annotated[int, Field(ge=0, description="Steps finished.")]
-    total_steps: Annotated[int, Field(ge=0, description="Steps of the whole job.")]
+    step: Annotated[Step, Field(description="Steps finished.")]
+    total_steps: Annotated[Step, Field(description="Steps of the whole job.")]
     stage: Annotated[str, Field(description="What the job runs, such as SFT or PPO.")]
+    step_seconds: Annotated[float | None, Field(ge=0, description="Duration of the latest step.")] = None
+    tokens_per_second: Annotated[float | None, Field(ge=0, description="Prompt and response tokens of that step.")] = (
+        None
+    )
+    remaining_seconds: Annotated[
+        int | None, Field(ge=0, description="Estimated time to the end, at the latest step's pace.")
+    ] = None
+    last_step_time: Annotated[Timestamp | None, Field(description="When the latest step ended (RFC 3339).")] = None
 
 
 class Metric(Spec):
@@ -29,7 +79,7 @@ class Metric(Spec):
 class Output(Spec):
     """What a finished job leaves behind."""
 
-    uri: Annotated[str, Field(description="Where the trained model is.")]
+    uri: Annotated[str, Field(description="Where the trained model is; pvc://claim/path on a cluster.")]
 
 
 class SavedState(Spec):
@@ -43,22 +93,111 @@ class SavedState(Spec):
 class Failure(Spec):
     """The most recent failure."""
 
-    reason: Annotated[str, Field(description="One CamelCase word.")]
-    exit_code: Annotated[ExitCode, Field(strict=False, description="Exit code of the trainer.")]
+    reason: Annotated[
+        str, Field(description="One CamelCase word; on a cluster one of those of runPolicy.failureRules.reasons.")
+    ]
+    exit_code: Annotated[
+        int | None, Field(ge=0, le=255, description="Exit code of the trainer; unset where it could not tell.")
+    ] = None
     message: Annotated[str, Field(description="A sentence for a person.")]
+    attempt: Annotated[int | None, Field(ge=1, description="The attempt that failed.")] = None
+    rule: Annotated[str | None, Field(description="The rule of runPolicy.failureRules that matched.")] = None
+    pod: Annotated[str | None, Field(description="The pod that failed.")] = None
+    node: Annotated[str | None, Field(description="The node it was on.")] = None
+    time: Annotated[Timestamp | None, Field(description="When it was noticed (RFC 3339).")] = None
+
+
+class MappedPool(Spec):
+    """Slots that some models share."""
+
+    name: Annotated[str, Field(description="Name of the pool, and of its worker group.")]
+    models: Annotated[tuple[PlacedRole, ...], Field(strict=False, description="Roles that live here.")]
+    nodes: Annotated[int, Field(ge=1, description="Worker pods.")]
+    slots_per_node: Annotated[int, Field(ge=1, description="GPUs or CPU slots of each.")]
+    gpu: Annotated[str | None, Field(description="Type of GPU, where the nodes say.")] = None
+
+
+class MappedSizes(Spec):
+    """How a model is cut over its pool."""
+
+    role: Annotated[PlacedRole, Field(description="The model.")]
+    pipeline: Annotated[int, Field(ge=1, description="Pipeline stages (p).")]
+    tensor: Annotated[int, Field(ge=1, description="Tensor-parallel shards (t).")]
+    data: Annotated[int, Field(ge=1, description="Data-parallel ranks (d).")]
+    replicas: Annotated[int, Field(ge=1, description="Copies of the weights among the data-parallel ranks.")] = 1
+    generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of the actor.")] = None
+    generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of the actor.")] = None
+    offload: Annotated[
+        Literal["None", "Parameters", "Optimizer", "All"] | None,
+        Field(description="What waits in host memory while the model is not in use, as mapped; GPUs only."),
+    ] = None
+
+
+class MappedPlacement(Spec):
+    """What the mapper answered for the current attempt; the trainer gets just this as a Manual placement."""
+
+    input_hash: Annotated[str, Field(description="Digest of what the answer depends on: spec, devices, shapes.")]
+    device: Annotated[Literal["CPU", "GPU"], Field(description="What a slot is.")]
+    slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots of all pools.")]
+    pools: Annotated[tuple[MappedPool, ...], Field(strict=False, min_length=1, description="The pools.")]
+    sizes: Annotated[tuple[MappedSizes, ...], Field(strict=False, description="How each model is cut.")]
+    gpu_memory_utilization: Annotated[float | None, Field(gt=0, lt=1, description="Of generation, as mapped.")] = None
+    micro_batch_tokens: Annotated[int | None, Field(ge=1, description="Of one forward pass, as mapped.")] = None
+    predicted_step_seconds: Annotated[float | None, Field(gt=0, description="Unset where shapes are unknown.")] = None
+    predicted_tokens_per_second: Annotated[float | None, Field(gt=0, description="The same in tokens.")] = None
+
+
+class Attempt(Spec):
+    """One try of a job: one RayJob."""
+
+    attempt: Annotated[int, Field(ge=1, description="Its number.")]
+    start_time: Annotated[Timestamp, Field(description="When its RayJob was made (RFC 3339).")]
+    end_time: Annotated[Timestamp | None, Field(description="When it ended (RFC 3339).")] = None
+    slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots it was given.")]
+    outcome: Annotated[
+        Literal["Running", "Succeeded", "Failed", "Suspended"], Field(description="How it ended, if it has.")
+    ] = "Running"
+    counted: Annotated[bool, Field(description="Whether its failure counts against backoffLimit.")] = False
+    reason: Annotated[Reason | None, Field(description="Why it failed.")] = None
+    message: Annotated[str | None, Field(description="The failure in a sentence.")] = None
+    pod: Annotated[str | None, Field(description="The pod that failed.")] = None
+    node: Annotated[str | None, Field(description="The node it was on.")] = None
+    first_step: Annotated[Step | None, Field(description="Steps that were finished when it began to train.")] = None
+    last_step: Annotated[Step | None, Field(description="Steps finished when it ended.")] = None
 
 
 class Status(Spec):
     """The state of one job."""
 
     phase: Annotated[Phase, Field(description="Where the job is in its life.")] = "Pending"
+    observed_generation: Annotated[
+        int | None, Field(ge=0, description="Generation of the spec that the operator has acted on.")
+    ] = None
+    conditions: Annotated[
+        tuple[Condition, ...], Field(strict=False, max_length=16, description="Facts about the job, one a type.")
+    ] = ()
     start_time: Annotated[Timestamp | None, Field(description="When the job began (RFC 3339).")] = None
     completion_time: Annotated[Timestamp | None, Field(description="When the job ended (RFC 3339).")] = None
+    active_seconds: Annotated[
+        int | None, Field(ge=0, description="Time of the attempts that have ended, from RayJob to end.")
+    ] = None
+    attempt: Annotated[int | None, Field(ge=1, description="Number of the current attempt.")] = None
+    failed_attempts: Annotated[int | None, Field(ge=0, description="Failures counted against backoffLimit.")] = None
+    next_attempt_time: Annotated[Timestamp | None, Field(description="No new attempt before this time (RFC 3339).")] = (
+        None
+    )
+    ray_job_name: Annotated[str | None, Field(description="The RayJob of the current attempt.")] = None
+    head_pod: Annotated[str | None, Field(description="Its head pod: `kubectl logs POD -c driver-log`.")] = None
+    queue: Annotated[str | None, Field(description="Kueue's queue, from the label of the job.")] = None
+    mapping: Annotated[MappedPlacement | None, Field(description="Where the models of this attempt live.")] = None
     progress: Annotated[Progress | None, Field(description="How far the job is.")] = None
-    metrics: Annotated[tuple[Metric, ...], Field(strict=False, description="Latest values.")] = ()
+    metrics: Annotated[tuple[Metric, ...], Field(strict=False, max_length=100, description="Latest values.")] = ()
     checkpoint: Annotated[SavedState | None, Field(description="The newest whole checkpoint.")] = None
     output: Annotated[Output | None, Field(description="Set once the job has succeeded.")] = None
     last_failure: Annotated[Failure | None, Field(description="The most recent failure, if any.")] = None
+    attempts: Annotated[
+        tuple[Attempt, ...], Field(strict=False, max_length=10, description="The latest attempts, oldest first.")
+    ] = ()
 
     def document(self) -> dict[str, Any]:
         """This status as JSON types in camelCase, without the fields that are unset."""

@@ -77,8 +77,8 @@ MISTAKES = {
         "is 1 (a number), expected true or false",
     ),
     "nothing for a number": (
-        [f"{PPO}:algorithm.discount="],
-        f"{PPO}: spec.algorithm.discount",
+        [f"{PPO}:models.actor.optimizer.betas=[0.9, null]"],
+        f"{PPO}: spec.models.actor.optimizer.betas.1",
         "is empty, expected a number",
     ),
     "a mapping for text": (
@@ -100,7 +100,7 @@ MISTAKES = {
     "three numbers for a pair": (
         [f"{PPO}:models.actor.optimizer.betas=[0.9, 0.9, 0.9]"],
         f"{PPO}: spec.models.actor.optimizer.betas",
-        "has 3 entries, expected 2",
+        "has 3 entries, expected at most 2",
     ),
     "not a number": (
         [f"{PPO}:algorithm.kl.coefficient=.nan"],
@@ -136,23 +136,26 @@ MISTAKES = {
     "a name that is no DNS label": (
         [f"{PPO}:metadata.name=Helpful_PPO"],
         "Helpful_PPO: metadata.name",
-        "is \"Helpful_PPO\" (text), expected lower-case letters, digits and '-', with a letter or digit at both ends",
+        (
+            "is \"Helpful_PPO\" (text), expected lower-case letters, digits and '-', with a letter first and a letter "
+            "or digit last"
+        ),
     ),
     "a name that is too long": (
-        [f"{PPO}:metadata.name={'a' * 53}"],
-        f"{'a' * 53}: metadata.name",
-        "has 53 characters, expected at most 52",
+        [f"{PPO}:metadata.name={'a' * 41}"],
+        f"{'a' * 41}: metadata.name",
+        "has 41 characters, expected at most 40",
     ),
     "empty text": ([f"{SFT}:data.train.split=''"], f"{SFT}: spec.data.train.split", "is empty"),
     "a scheme that is not known": (
         [f"{SFT}:models.actor.uri=s3://bucket/x"],
         f"{SFT}: spec.models.actor.uri",
-        f'is "s3://bucket/x" (text), {URI} hf://, job://, package:// or file://',
+        f'is "s3://bucket/x" (text), {URI} hf://, job://, package://, file:// or pvc://claim/',
     ),
     "data from a job": (
         [f"{SFT}:data.train.uri=job://helpful-ppo"],
         f"{SFT}: spec.data.train.uri",
-        f'is "job://helpful-ppo" (text), {URI} hf://, package:// or file://',
+        f'is "job://helpful-ppo" (text), {URI} hf://, package://, file:// or pvc://claim/',
     ),
     "an entry point without a function": (
         [f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: a.b}}]}}"],

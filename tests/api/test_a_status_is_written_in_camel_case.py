@@ -18,6 +18,8 @@ DOCUMENT = {
     "phase": "Failed",
     "startTime": "2026-01-31T12:00:00Z",
     "progress": {"step": 3, "totalSteps": 10, "stage": "generation"},
+    "conditions": [],
+    "attempts": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
     "lastFailure": {"reason": "OutOfMemory", "exitCode": 5, "message": "The actor did not fit."},
@@ -26,7 +28,7 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    assert Status().document() == {"phase": "Pending", "metrics": []}
+    assert Status().document() == {"phase": "Pending", "metrics": [], "conditions": [], "attempts": []}
 
 
 def test_a_status_is_read_back() -> None:

@@ -9,11 +9,13 @@ import pytest
 
 import rlhf_api.algorithms
 import rlhf_api.functions
+import rlhf_api.run_policy
+import rlhf_api.runtime
 import rlhf_api.spec
 from rlhf_api.contract import Spec
 from tests.repo.tree import ROOT
 
-MODULES = (rlhf_api.algorithms, rlhf_api.functions, rlhf_api.spec)
+MODULES = (rlhf_api.algorithms, rlhf_api.functions, rlhf_api.run_policy, rlhf_api.runtime, rlhf_api.spec)
 MODELS = [
     value
     for module in MODULES

@@ -20,6 +20,11 @@ BREACHES = {
     "the mapper imports a program": ("rlhf_mapper/planted.py", "import rlhf_trainer.errors", "the programs stand on"),
     "the api imports torch": ("rlhf_api/names.py", "import torch", "the api and the mapper are light"),
     "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec", "floors of the api"),
+    "rules of the custom resource import the whole": (
+        "rlhf_api/crd/cel.py",
+        "import rlhf_api.crd.definition",
+        "floors of the custom resource",
+    ),
     "costs import the search that asks for them": (
         "rlhf_mapper/strategy.py",
         "import rlhf_mapper.search.pruned",

@@ -1,0 +1,125 @@
+"""The API reference page: every field of the resource, its type, bounds and default, and the rules that span fields."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+from rlhf_api.crd.definition import root
+from rlhf_api.crd.union import Schema
+from rlhf_api.names import API_VERSION, KIND
+
+HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
+
+# API reference
+
+`{KIND}`, `apiVersion: {API_VERSION}`. `rlhf validate FILE` and a cluster's API server
+judge a document alike, with one exception: the names of `arguments`, which may hold any JSON, are looked at by
+`rlhf validate` and by the operator only. What jobs read of each other (`job://`) is no matter of one document:
+`rlhf validate` looks at the file, the operator at the cluster.
+
+- Fields in **bold** are needed. `[]` after a name: each entry of a list.
+- `null` leaves a field unset, but for `spec.algorithm.valueClipRange`, where null does not clip.
+- A whole number may be written `3.0` or `1e3`; none is larger than 2147483647, but for `training.seed`.
+- `metadata.name` has at most 40 characters: lower-case letters, digits and `-`, with a letter first and a letter or
+  digit last.
+
+A job that exists can be changed where that leaves it the same experiment; the rules marked *change* say the rest.
+Below each table is what the API server says where a rule is broken.
+"""
+OPEN = {"minimum": "more than", "maximum": "less than"}
+CLOSED = {"minimum": "at least", "maximum": "at most"}
+SIZES = {
+    "minLength": "{} or more characters",
+    "maxLength": "at most {} characters",
+    "minItems": "{} or more entries",
+    "maxItems": "at most {} entries",
+    "maxProperties": "at most {} entries",
+}
+
+
+def text() -> str:
+    """The page as Markdown."""
+    fields = root()["properties"]
+    parts = [HEAD, *_section(fields["spec"], "spec", deep=False)]
+    for name, schema in fields["spec"]["properties"].items():
+        if schema["type"] == "object":
+            parts += _section(schema, f"spec.{name}", deep=True)
+    parts += _section(fields["status"], "status", deep=True)
+    return "\n".join(parts)
+
+
+def _section(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
+    yield f"## {path}\n"
+    yield f"{_cell(schema['description'])}\n" if path != "spec" else "What to run.\n"
+    yield "| field | type | default | what it is |\n| --- | --- | --- | --- |"
+    yield from (_row(*field) for field in _fields(schema, "", deep=deep))
+    yield ""
+    rules = [*_rules(schema, path, deep=deep)]
+    if rules:
+        yield from dict.fromkeys(rules)
+        yield ""
+
+
+def _fields(schema: Schema, prefix: str, *, deep: bool) -> Iterator[tuple[str, Schema, bool]]:
+    """(path, schema, whether it is needed) of every field below an object, each before those below it."""
+    needed = schema.get("required", [])
+    for name, each in schema["properties"].items():
+        path = prefix + name
+        yield path, each, name in needed
+        if deep:
+            yield from _below(each, path)
+
+
+def _below(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
+    inner, suffix = (schema["items"], "[].") if schema["type"] == "array" else (schema, ".")
+    if "properties" in inner:
+        yield from _fields(inner, path + suffix, deep=True)
+
+
+def _row(path: str, schema: Schema, needed: bool) -> str:
+    name = f"**`{path}`**" if needed else f"`{path}`"
+    default = schema.get("default")
+    shown = "" if default is None or isinstance(default, dict) else f"`{_value(default)}`"
+    return f"| {name} | {_type(schema)} | {shown} | {_cell(schema.get('description', ''))} |"
+
+
+def _type(schema: Schema) -> str:
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+    words = {"integer": "whole number", "string": "text", "array": "list", "object": "mapping"}
+    kind = words.get(schema["type"], str(schema["type"]))
+    if schema["type"] == "array" and "properties" not in schema["items"]:
+        kind = f"list of {_type(schema['items'])}"
+    if "additionalProperties" in schema:
+        kind = "mapping of text"
+    return ", ".join([kind, *_limits(schema)])
+
+
+def _limits(schema: Schema) -> Iterator[str]:
+    for bound in ("minimum", "maximum"):
+        value = schema.get(bound)
+        if value not in (None, 2**31 - 1):
+            words = OPEN if schema.get(f"exclusive{bound.capitalize()}") else CLOSED
+            yield f"{words[bound]} {value}"
+    yield from (words.format(schema[key]) for key, words in SIZES.items() if schema.get(key, 1) != 1)
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _rules(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        change = "*change* " if "oldSelf" in rule["rule"] else ""
+        yield f"- {change}`{path}{rule.get('fieldPath', '')}`: {_cell(rule['message'])}"
+    for name, each in _inner(schema) if deep else ():
+        yield from _rules(each, path + name, deep=True)
+
+
+def _inner(schema: Schema) -> Iterable[tuple[str, Schema]]:
+    if "items" in schema:
+        return [("[]", schema["items"])]
+    return [(f".{name}", each) for name, each in schema.get("properties", {}).items()]

@@ -1,0 +1,37 @@
+"""Numbers as Kubernetes writes them: 500m, 4, 16Gi."""
+
+import math
+import re
+from fractions import Fraction
+
+UNITS = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    "": Fraction(1),
+    **{unit: Fraction(1000**power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
+    **{unit: Fraction(1024**power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
+}
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?)([a-zA-Z]*)")
+
+
+def amount(quantity: str) -> Fraction:
+    """The number that a quantity stands for. Raises ValueError for what is none."""
+    found = NUMBER.fullmatch(quantity)
+    if not found or found[2] not in UNITS:
+        raise ValueError(f"{quantity!r} is no quantity")
+    return Fraction(found[1]) * UNITS[found[2]]
+
+
+def times(quantity: str, factor: int) -> str:
+    """So many times a quantity, in the same unit."""
+    found = NUMBER.fullmatch(quantity)
+    if not found or found[2] not in UNITS:
+        raise ValueError(f"{quantity!r} is no quantity")
+    product = Fraction(found[1]) * factor
+    return f"{product}{found[2]}" if product.denominator == 1 else f"{float(product):g}{found[2]}"
+
+
+def mebibytes(size: Fraction | int) -> str:
+    """Bytes as a quantity in Mi, rounded down; at least 1Mi."""
+    return f"{max(1, math.floor(size / 1024**2))}Mi"

@@ -1,0 +1,84 @@
+"""What happens when a job fails, takes too long or is done; an operator obeys it, a laptop has no use for it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.contract import WHOLE, Count, Name, Spec, Text, Whole
+
+Reason = Literal[
+    "UserCode",
+    "Data",
+    "Spec",
+    "Environment",
+    "OutOfMemory",
+    "Numerics",
+    "Communication",
+    "NodeLost",
+    "Preempted",
+    "Evicted",
+    "ImagePull",
+    "HeadLost",
+    "WorkerLost",
+    "Hang",
+    "StartupTimeout",
+    "SecretMissing",
+    "ClaimMissing",
+    "Internal",
+    "Unknown",
+]
+"""Why an attempt failed; docs/operations.md says of each what it means and what to do."""
+
+Action = Literal["Restart", "Remap", "Ignore", "Fail"]
+"""Restart: a new attempt that counts against backoffLimit. Remap: the same with a mapping made anew, on the nodes that
+there are now. Ignore: a new attempt that does not count. Fail: no more attempts."""
+
+
+class FailureRule(Spec):
+    """What to do about some failures; a rule matches where all that it names matches."""
+
+    name: Annotated[Name, Field(description="Name of the rule, shown in status.lastFailure.rule.")]
+    action: Annotated[
+        Action,
+        Field(
+            description="Restart: a new attempt, counted by backoffLimit. Remap: the same with a new mapping. Ignore: "
+            "a new attempt that is not counted. Fail: the job has failed."
+        ),
+    ]
+    reasons: Annotated[
+        tuple[Reason, ...], Field(strict=False, max_length=32, description="Reasons of the failure; none means any.")
+    ] = ()
+    exit_codes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=255), WHOLE], ...],
+        Field(strict=False, max_length=64, description="Exit codes of the trainer; none means any."),
+    ] = ()
+    message_contains: Annotated[Text | None, Field(description="Text that the failure's message contains.")] = None
+
+
+class RunPolicy(Spec):
+    """How often, how long and for which failures a job is tried; for jobs on a cluster."""
+
+    backoff_limit: Annotated[Whole, Field(description="Failures that lead to another attempt.")] = 3
+    restart_backoff_seconds: Annotated[
+        Whole, Field(description="Pause before a second attempt; it doubles with each failure, up to five minutes.")
+    ] = 10
+    active_deadline_seconds: Annotated[
+        Count | None, Field(description="Longest time of all attempts together, pauses and queueing not counted.")
+    ] = None
+    startup_deadline_seconds: Annotated[
+        Count, Field(description="Longest time from an attempt's creation to its first sign of life.")
+    ] = 1800
+    progress_deadline_seconds: Annotated[
+        Count, Field(description="Longest time between two steps of a running attempt; it is then stopped as hung.")
+    ] = 3600
+    ttl_seconds_after_finished: Annotated[
+        Whole | None, Field(description="The job is deleted so long after it has ended; unset keeps it.")
+    ] = None
+    failure_rules: Annotated[
+        tuple[FailureRule, ...],
+        Field(
+            strict=False,
+            max_length=32,
+            description="The first rule that matches a failure decides; without one, its reason does.",
+        ),
+    ] = ()

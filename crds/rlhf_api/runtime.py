@@ -1,0 +1,86 @@
+"""What the pods of a job are made of; a cluster's operator reads it, a laptop has no use for it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.contract import (
+    DNS_SUBDOMAIN,
+    QUANTITY,
+    SECRET_KEY,
+    Identifier,
+    LabelKey,
+    Labels,
+    LabelValue,
+    Spec,
+    Text,
+)
+
+Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
+ObjectName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
+
+
+class SecretKey(Spec):
+    """An entry of a Secret of the job's namespace."""
+
+    name: Annotated[ObjectName, Field(description="Name of the Secret.")]
+    key: Annotated[str, Field(pattern=SECRET_KEY, max_length=253, description="Key in it.")]
+
+
+class Variable(Spec):
+    """An environment variable of all pods: a value, or an entry of a Secret."""
+
+    name: Annotated[Identifier, Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")]
+    value: Annotated[str | None, Field(max_length=8192, description="Its value; or give secret.")] = None
+    secret: Annotated[SecretKey | None, Field(description="Where its value is; the operator never reads it.")] = None
+
+
+class Toleration(Spec):
+    """A taint of nodes that the pods may run in spite of."""
+
+    key: Annotated[LabelKey | None, Field(description="Key of the taint; unset is all, with Exists only.")] = None
+    operator: Annotated[Literal["Exists", "Equal"], Field(description="How the value is compared.")] = "Equal"
+    value: Annotated[LabelValue | None, Field(description="Value of the taint; with Equal only.")] = None
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None, Field(description="Effect; unset is all.")
+    ] = None
+
+
+class PodSize(Spec):
+    """CPUs and memory of a pod, as request and limit."""
+
+    cpu: Annotated[Quantity | None, Field(description="CPUs; unset is the operator's default.")] = None
+    memory: Annotated[Quantity | None, Field(description="Memory; unset is the operator's default.")] = None
+
+
+class Runtime(Spec):
+    """The pods of a job; what is unset is the operator's default."""
+
+    image: Annotated[Text | None, Field(description="Image of the trainer.")] = None
+    image_pull_secrets: Annotated[
+        tuple[ObjectName, ...], Field(strict=False, max_length=16, description="Secrets for the registry of the image.")
+    ] = ()
+    service_account_name: Annotated[
+        ObjectName | None, Field(description="Service account of the pods; they get no token of it.")
+    ] = None
+    env: Annotated[
+        tuple[Variable, ...], Field(strict=False, max_length=128, description="Environment variables of all pods.")
+    ] = ()
+    node_selector: Labels = Field(default_factory=dict, description="Labels that worker nodes have.")
+    tolerations: Annotated[
+        tuple[Toleration, ...], Field(strict=False, max_length=32, description="Taints of worker nodes.")
+    ] = ()
+    topology_key: Annotated[
+        LabelKey | None,
+        Field(description="Label of nodes; workers of a pool go to nodes that share its value if they can."),
+    ] = None
+    gpu_resource_name: Annotated[
+        LabelKey | None, Field(description="What Kubernetes calls a GPU; unset is nvidia.com/gpu.")
+    ] = None
+    rdma_resource_name: Annotated[
+        LabelKey | None, Field(description="Device of RDMA that each worker gets one of; adds IPC_LOCK.")
+    ] = None
+    host_network: Annotated[bool, Field(description="Workers use the network of their node.")] = False
+    shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm of a worker.")] = None
+    controller: Annotated[PodSize, Field(description="The head pod, in which the controller runs.")] = PodSize()
+    worker: Annotated[PodSize, Field(description="Each worker pod.")] = PodSize()

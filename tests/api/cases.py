@@ -1,0 +1,596 @@
+"""Documents and changes of them, and what becomes of each: `rlhf validate` and a cluster's API server judge alike."""
+
+import copy
+from typing import Any, NamedTuple
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.overrides import apply
+
+HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name: job}\n"
+RL = "training: {totalSteps: 3, promptBatchSize: 8}"
+OFFLINE = "training: {totalSteps: 3, batchSize: 8}"
+DATA = "data: {train: {uri: hf://data}}"
+SEVERAL = "rollout: {samplesPerPrompt: 4}"
+TWO = "models: {actor: {uri: hf://a}, reward: {uri: hf://r}}"
+THREE = "models: {actor: {uri: hf://a}, critic: {uri: hf://c}, reward: {uri: hf://r}}"
+
+SPECS = {
+    "SFT": ["models: {actor: {uri: hf://a}}", OFFLINE],
+    "RewardModel": ["models: {reward: {uri: hf://r}}", OFFLINE],
+    "CostModel": ["models: {cost: {uri: hf://r}}", OFFLINE],
+    "DPO": ["models: {actor: {uri: hf://a}}", OFFLINE],
+    "OnlineDPO": [TWO, RL, SEVERAL],
+    "PPO": [THREE, RL],
+    "SafeRLHF": [THREE.replace("}}", "}, cost: {uri: hf://k}}"), RL],
+    "ReMax": [TWO, RL],
+    "GRPO": [TWO, RL, SEVERAL],
+    "RLOO": [TWO, RL, SEVERAL],
+    "REINFORCEPP": [TWO, RL],
+}
+"""A small right spec of each algorithm."""
+
+ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
+POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
+FUNCTION = "models.reward={entrypoint: a.b:c}"
+EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
+
+
+class Case(NamedTuple):
+    """A document and the field at which it is wrong; no field: it is right."""
+
+    base: str
+    overrides: tuple[str, ...]
+    path: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """The base with the overrides, as a fresh mapping."""
+        return made(self.base, self.overrides)
+
+
+class Update(NamedTuple):
+    """A document before and after, the field that must not change so, and whether a laptop refuses it too."""
+
+    base: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    path: str = ""
+    on_a_laptop: bool = True
+
+
+def made(base: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A document of the base algorithm with `--set` overrides."""
+    body = "\n".join(f"  {line}" for line in [f"algorithm: {{name: {base}}}", DATA, *SPECS[base]])
+    (document,) = kubectl_yaml.read(f"{HEAD}spec:\n{body}\n", "")
+    return copy.deepcopy(apply(overrides, [document])[0])
+
+
+def _sum(*parts: str) -> str:
+    return f"models.reward={{sum: [{', '.join(parts)}]}}"
+
+
+def _part(name: str, reward: str, more: str = "") -> str:
+    return f"{{name: {name}, reward: {reward}{more}}}"
+
+
+def _pools(*pools: str) -> str:
+    return f"placement={{mode: Manual, pools: [{', '.join(pools)}]}}"
+
+
+def _pool(name: str, models: str, slots: object = 1) -> str:
+    return f"{{name: {name}, models: [{models}], slotsPerNode: {slots}}}"
+
+
+def _functions(*functions: str) -> str:
+    return f"evaluation={{data: {{uri: hf://x}}, functions: [{', '.join(functions)}]}}"
+
+
+def _policy(*rules: str) -> str:
+    return f"runPolicy.failureRules=[{', '.join(rules)}]"
+
+
+RIGHT: dict[str, Case] = {
+    **{f"a small {name}": Case(name, ()) for name in SPECS},
+    "null is unset where there is a default": Case("PPO", ("algorithm.discount=", "training.seed=", "rollout=")),
+    "null is unset where there is none": Case("PPO", ("data.train.limit=", "evaluation=", "models.reference=")),
+    "null for a field of another algorithm": Case("SFT", ("algorithm.clipRange=", "algorithm.valueClipRange=")),
+    "null for a field of another form of reward": Case("PPO", ("models.reward.url=", "models.reward.sum=")),
+    "null does not clip values": Case("PPO", ("algorithm.valueClipRange=",)),
+    "null in a selector": Case("PPO", ("runtime.nodeSelector={a: null}",)),
+    "null as an argument": Case("PPO", (FUNCTION, "models.reward.arguments={a: null}")),
+    "a whole number with a point": Case("PPO", ("training.totalSteps=3.0",)),
+    "a whole number with an exponent": Case("PPO", ("training.totalSteps=1e3", "training.seed=4e9")),
+    "a whole number for a number": Case("PPO", ("algorithm.discount=1", "checkpoint.everyMinutes=5")),
+    "the longest name": Case("PPO", (f"metadata.name={'a' * 40}",)),
+    "labels": Case("SFT", ("metadata.labels={kueue.x-k8s.io/queue-name: team-a, plain: ''}",)),
+    "annotations": Case("SFT", ("metadata.annotations={example.com/note: 'any text, 100 %'}",)),
+    "an adaptive controller": Case("PPO", ("algorithm.kl={controller: Adaptive, target: 6}",)),
+    "an adaptive controller for GRPO": Case(
+        "GRPO", ("algorithm.kl={controller: Adaptive, target: 6, applyTo: Reward}",)
+    ),
+    "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
+    "a reference": Case("DPO", ("models.reference={uri: hf://a, offload: Parameters}",)),
+    "betas": Case("SFT", ("models.actor.optimizer={betas: [0, 0.999], schedule: Cosine, learningRate: 1e-6}",)),
+    "a function as reward": Case("PPO", (FUNCTION, "models.reward.arguments={deep: [1, {x: y}], f: 1.5}")),
+    "a service as reward": Case("PPO", ("models.reward={url: 'http://[::1]:8000/x', tokenVariable: T}",)),
+    "a sum as reward": Case(
+        "PPO",
+        (
+            _sum(
+                _part("a", "{entrypoint: a:b}", ", weight: -0.5"),
+                _part("b", "{url: 'http://c'}"),
+                _part("d", "{uri: job://rm}"),
+            ),
+        ),
+    ),
+    "pretraining": Case("PPO", ("algorithm.pretrainCoefficient=0.5", "data.pretrain={uri: hf://x}")),
+    "one critic of both": Case("SafeRLHF", ("algorithm.separateCostCritic=no", "algorithm.lagrange={initial: 5}")),
+    "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
+    "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
+    "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
+    "no baseline": Case("REINFORCEPP", ("algorithm.baseline=None",)),
+    "epochs": Case("SFT", ("training.totalSteps=", "training.totalEpochs=2")),
+    "mini-batches": Case("PPO", ("training.miniBatchSize=4", "training.updateEpochs=2")),
+    "mini-batches of whole pairs": Case("OnlineDPO", ("training.miniBatchSize=8",)),
+    "the defaults of sampling, written": Case("SFT", ("rollout={samplesPerPrompt: 1, topK: -1, temperature: 1}",)),
+    "no functions for SFT": Case("SFT", ("evaluation={data: {uri: hf://x}, functions: []}",)),
+    "evaluation": Case("PPO", (EVALUATION, "evaluation.everySteps=2")),
+    "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
+    "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
+    "manual placement": Case("PPO", (POOLS,)),
+    "manual placement in two pools": Case(
+        "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
+    ),
+    "a pool without the reward that is a function": Case(
+        "PPO", (FUNCTION, _pools(_pool("a", "actor, critic, reference")))
+    ),
+    "more nodes": Case("PPO", ("resources={device: GPU, nodes: 2, maxNodes: 4, slotsPerNode: 8}",)),
+    "a checkpoint on a claim": Case("PPO", ("checkpoint={storage: 'pvc://claim/a', keepLast: 1, everyMinutes: 0.5}",)),
+    "a model on a claim": Case("PPO", ("models.actor.uri=pvc://claim/model",)),
+    "suspended": Case("PPO", ("suspend=true",)),
+    "failure rules": Case(
+        "PPO",
+        (
+            _policy(
+                "{name: a, action: Ignore, reasons: [NodeLost, Preempted]}",
+                "{name: b, action: Fail, exitCodes: [3], messageContains: x}",
+            ),
+        ),
+    ),
+    "a run policy": Case("PPO", ("runPolicy={backoffLimit: 0, ttlSecondsAfterFinished: 0, activeDeadlineSeconds: 9}",)),
+    "variables": Case("PPO", ("runtime.env=[{name: A, value: ''}, {name: B, secret: {name: s, key: k.x}}]",)),
+    "tolerations": Case(
+        "PPO",
+        ("runtime.tolerations=[{operator: Exists}, {key: a/b, value: c, effect: NoExecute}, {key: d}]",),
+    ),
+    "pods": Case(
+        "PPO",
+        (
+            "runtime={image: 'example.com/trainer:1', nodeSelector: {example.com/zone: a}, sharedMemory: 16Gi}",
+            "runtime.worker={cpu: 500m, memory: 1.5Gi}",
+            "runtime.rdmaResourceName=rdma/hca",
+            "runtime.imagePullSecrets=[a.b, c]",
+        ),
+    ),
+}
+
+WRONG: dict[str, Case] = {
+    # what each field may hold
+    "a misspelt field": Case("PPO", ("algorithm.clipRnage=0.1",), "spec.algorithm.clipRnage"),
+    "an unknown field that is null": Case("PPO", ("algorithm.clipRnage=",), "spec.algorithm.clipRnage"),
+    "a field in snake case": Case("PPO", ("training.total_steps=1",), "spec.training.total_steps"),
+    "an unknown field of the spec": Case("PPO", ("modles={}",), "spec.modles"),
+    "an unknown field of a pool": Case("SFT", (_pools("{nam: a}"),), "spec.placement.pools.0.nam"),
+    "no spec": Case("PPO", ("spec=",), "spec"),
+    "no algorithm": Case("PPO", ("algorithm=",), "spec.algorithm"),
+    "no algorithm name": Case("PPO", ("algorithm={}",), "spec.algorithm.name"),
+    "an unknown algorithm": Case("PPO", ("algorithm.name=SGD",), "spec.algorithm.name"),
+    "no data": Case("PPO", ("data={}",), "spec.data.train"),
+    "data that is null": Case("PPO", ("data.train=",), "spec.data.train"),
+    "no models": Case("PPO", ("models=",), "spec.models"),
+    "no training": Case("PPO", ("training=",), "spec.training"),
+    "a model without a source": Case("PPO", ("models.actor={}",), "spec.models.actor.uri"),
+    "text for a whole number": Case("PPO", ('training.seed="3"',), "spec.training.seed"),
+    "a fraction for a whole number": Case("PPO", ("training.seed=1.5",), "spec.training.seed"),
+    "a boolean for a number": Case("PPO", ("algorithm.discount=yes",), "spec.algorithm.discount"),
+    "a number for a boolean": Case("PPO", ("algorithm.whitenAdvantages=1",), "spec.algorithm.whitenAdvantages"),
+    "text for a boolean": Case("PPO", ("suspend='true'",), "spec.suspend"),
+    "a number for text": Case("PPO", ("data.train.split=1",), "spec.data.train.split"),
+    "a mapping for text": Case("PPO", ("data.train.split={}",), "spec.data.train.split"),
+    "a list for a mapping": Case("PPO", ("data=[]",), "spec.data"),
+    "text for a mapping": Case("PPO", ("algorithm.kl=no-kl",), "spec.algorithm.kl"),
+    "text for a list": Case("PPO", ("placement.pools=all",), "spec.placement.pools"),
+    "a mapping for a list": Case("PPO", ("runtime.env={A: b}",), "spec.runtime.env"),
+    "text among numbers": Case(
+        "SFT", ("models.actor.optimizer.betas=[0.9, x]",), "spec.models.actor.optimizer.betas.1"
+    ),
+    "null among numbers": Case(
+        "SFT", ("models.actor.optimizer.betas=[0.9, null]",), "spec.models.actor.optimizer.betas.1"
+    ),
+    "three betas": Case("SFT", ("models.actor.optimizer.betas=[0.9, 0.9, 0.9]",), "spec.models.actor.optimizer.betas"),
+    "one beta": Case("SFT", ("models.actor.optimizer.betas=[0.9]",), "spec.models.actor.optimizer.betas.1"),
+    "a beta of one": Case("SFT", ("models.actor.optimizer.betas=[0.9, 1]",), "spec.models.actor.optimizer.betas.1"),
+    "no steps": Case("PPO", ("training.totalSteps=0",), "spec.training.totalSteps"),
+    "a negative seed": Case("PPO", ("training.seed=-1",), "spec.training.seed"),
+    "a seed beyond 32 bits": Case("PPO", ("training.seed=4294967296",), "spec.training.seed"),
+    "a whole number beyond all": Case("PPO", ("training.totalSteps=2147483648",), "spec.training.totalSteps"),
+    "a huge whole number": Case("PPO", ("training.totalSteps=1e30",), "spec.training.totalSteps"),
+    "a rate of zero": Case(
+        "PPO", ("models.actor.optimizer.learningRate=0",), "spec.models.actor.optimizer.learningRate"
+    ),
+    "a clip range of one": Case("PPO", ("algorithm.clipRange=1",), "spec.algorithm.clipRange"),
+    "a clip range of zero": Case("PPO", ("algorithm.clipRange=0",), "spec.algorithm.clipRange"),
+    "a discount above one": Case("PPO", ("algorithm.discount=1.1",), "spec.algorithm.discount"),
+    "values clipped to nothing": Case("PPO", ("algorithm.valueClipRange=0",), "spec.algorithm.valueClipRange"),
+    "a cap that is no cap": Case(
+        "PPO", ("algorithm.rolloutCorrection={cap: 1}",), "spec.algorithm.rolloutCorrection.cap"
+    ),
+    "a negative coefficient": Case("PPO", ("algorithm.kl.coefficient=-1",), "spec.algorithm.kl.coefficient"),
+    "a temperature of zero": Case("PPO", ("rollout.temperature=0",), "spec.rollout.temperature"),
+    "a top-k of zero": Case("PPO", ("rollout.topK=0",), "spec.rollout.topK"),
+    "a top-k of minus two": Case("PPO", ("rollout.topK=-2",), "spec.rollout.topK"),
+    "all memory for generation": Case("PPO", ("rollout.gpuMemoryUtilization=1",), "spec.rollout.gpuMemoryUtilization"),
+    "a word that is no choice": Case("PPO", ("training.precision=FP8",), "spec.training.precision"),
+    "a word in another case": Case("PPO", ("resources.device=gpu",), "spec.resources.device"),
+    "an estimator that is not there": Case("PPO", ("algorithm.kl.estimator=K4",), "spec.algorithm.kl.estimator"),
+    "an offload that is a boolean": Case("PPO", ("models.actor.offload=yes",), "spec.models.actor.offload"),
+    "empty text": Case("SFT", ("data.train.split=''",), "spec.data.train.split"),
+    "text that is too long": Case("SFT", (f"data.train.split={'a' * 1025}",), "spec.data.train.split"),
+    "a scheme that is not known": Case("SFT", ("models.actor.uri=s3://bucket/x",), "spec.models.actor.uri"),
+    "a claim without a path": Case("SFT", ("models.actor.uri=pvc://claim",), "spec.models.actor.uri"),
+    "data from a job": Case("SFT", ("data.train.uri=job://other",), "spec.data.train.uri"),
+    "storage on a web server": Case("SFT", ("checkpoint.storage=http://host/x",), "spec.checkpoint.storage"),
+    "checkpoints that are all deleted": Case("SFT", ("checkpoint.keepLast=0",), "spec.checkpoint.keepLast"),
+    # names
+    "a name with capitals": Case("PPO", ("metadata.name=Helpful",), "metadata.name"),
+    "a name that starts with a digit": Case("PPO", ("metadata.name=1st",), "metadata.name"),
+    "a name with a dot": Case("PPO", ("metadata.name=a.b",), "metadata.name"),
+    "a name that is too long": Case("PPO", (f"metadata.name={'a' * 41}",), "metadata.name"),
+    "a label that is no label": Case("PPO", ("metadata.labels={a: b c}",), "metadata.labels.a"),
+    "a label with a name that is none": Case("PPO", ("metadata.labels={a b: c}",), "metadata.labels.a b"),
+    # the models of an algorithm
+    "a role the algorithm has not": Case("SFT", ("models.critic={uri: hf://x}",), "spec.models.critic"),
+    "a cost for PPO": Case("PPO", ("models.cost={uri: hf://x}",), "spec.models.cost"),
+    "a reference for SFT": Case("SFT", ("models.reference={uri: hf://x}",), "spec.models.reference"),
+    "an actor for a reward model": Case("RewardModel", ("models.actor={uri: hf://x}",), "spec.models.actor"),
+    "a critic for GRPO": Case("GRPO", ("models.critic={uri: hf://x}",), "spec.models.critic"),
+    "no actor": Case("PPO", ("models.actor=",), "spec.models.actor"),
+    "no critic": Case("PPO", ("models.critic=",), "spec.models.critic"),
+    "no reward": Case("GRPO", ("models.reward=",), "spec.models.reward"),
+    "no cost": Case("SafeRLHF", ("models.cost=",), "spec.models.cost"),
+    "an optimizer for the reward": Case("PPO", ("models.reward.optimizer={}",), "spec.models.reward.optimizer"),
+    "gradient checkpointing for the reference": Case(
+        "PPO",
+        ("models.reference={uri: hf://x, gradientCheckpointing: true}",),
+        "spec.models.reference.gradientCheckpointing",
+    ),
+    "moments of a reward": Case("PPO", ("models.reward.offload=All",), "spec.models.reward.offload"),
+    "an optimizer for the cost": Case("SafeRLHF", ("models.cost.optimizer={}",), "spec.models.cost.optimizer"),
+    # the algorithm
+    "a field of another algorithm": Case("SFT", ("algorithm.clipRange=0.1",), "spec.algorithm.clipRange"),
+    "an empty mapping of another algorithm": Case("SFT", ("algorithm.kl={}",), "spec.algorithm.kl"),
+    "a multiplier for PPO": Case("PPO", ("algorithm.lagrange={}",), "spec.algorithm.lagrange"),
+    "a discount for GRPO": Case("GRPO", ("algorithm.discount=1",), "spec.algorithm.discount"),
+    "a beta for SFT": Case("SFT", ("algorithm.beta=1",), "spec.algorithm.beta"),
+    "a ratio for PPO": Case("PPO", ("algorithm.ratio=Token",), "spec.algorithm.ratio"),
+    "an adaptive controller without a target": Case(
+        "PPO", ("algorithm.kl.controller=Adaptive",), "spec.algorithm.kl.target"
+    ),
+    "a target for a fixed coefficient": Case("PPO", ("algorithm.kl.target=6",), "spec.algorithm.kl.target"),
+    "an adaptive controller of a loss": Case(
+        "PPO", ("algorithm.kl={controller: Adaptive, target: 6, applyTo: Loss}",), "spec.algorithm.kl.controller"
+    ),
+    "an adaptive controller of GRPO's loss": Case(
+        "GRPO", ("algorithm.kl={controller: Adaptive, target: 6}",), "spec.algorithm.kl.controller"
+    ),
+    "a ratio that needs another mean": Case(
+        "GRPO", ("algorithm={name: GRPO, ratio: Sequence, aggregation: TokenMean}",), "spec.algorithm.aggregation"
+    ),
+    "a multiplier above its largest": Case(
+        "SafeRLHF", ("algorithm.lagrange={initial: 10}",), "spec.algorithm.lagrange.initial"
+    ),
+    "a buffer longer than the response": Case(
+        "PPO",
+        ("algorithm.rewards.overlongPenalty={bufferTokens: 2000}",),
+        "spec.algorithm.rewards.overlongPenalty.bufferTokens",
+    ),
+    "a penalty without a buffer": Case(
+        "PPO", ("algorithm.rewards.overlongPenalty={}",), "spec.algorithm.rewards.overlongPenalty.bufferTokens"
+    ),
+    "pretraining rows without a weight": Case(
+        "PPO", ("data.pretrain={uri: hf://x}",), "spec.algorithm.pretrainCoefficient"
+    ),
+    "a weight without pretraining rows": Case("PPO", ("algorithm.pretrainCoefficient=1",), "spec.data.pretrain"),
+    "pretraining rows for SFT": Case("SFT", ("data.pretrain={uri: hf://x}",), "spec.data.pretrain"),
+    # sizes
+    "steps and epochs": Case("PPO", ("training.totalEpochs=1",), "spec.training"),
+    "neither steps nor epochs": Case("PPO", ("training.totalSteps=",), "spec.training"),
+    "RL without prompts": Case("PPO", ("training.promptBatchSize=",), "spec.training.promptBatchSize"),
+    "rows for RL": Case("PPO", ("training.batchSize=8",), "spec.training.batchSize"),
+    "prompts for SFT": Case("SFT", ("training.promptBatchSize=8",), "spec.training.promptBatchSize"),
+    "SFT without rows": Case("SFT", ("training.batchSize=",), "spec.training.batchSize"),
+    "mini-batches for SFT": Case("SFT", ("training.miniBatchSize=8",), "spec.training.miniBatchSize"),
+    "update epochs for SFT": Case("SFT", ("training.updateEpochs=2",), "spec.training.updateEpochs"),
+    "sampling for a reward model": Case("RewardModel", ("rollout.temperature=0.5",), "spec.rollout"),
+    "shards of generation for DPO": Case("DPO", ("rollout.tensorParallel=1",), "spec.rollout"),
+    "functions for SFT": Case("SFT", (EVALUATION,), "spec.evaluation.functions"),
+    "mini-batches that do not divide": Case("PPO", ("training.miniBatchSize=3",), "spec.training.miniBatchSize"),
+    "mini-batches that cut pairs": Case("OnlineDPO", ("training.miniBatchSize=2",), "spec.training.miniBatchSize"),
+    **{
+        f"one response to compare with {name}": Case(name, ("rollout=",), "spec.rollout.samplesPerPrompt")
+        for name in ("OnlineDPO", "GRPO", "RLOO")
+    },
+    "one response in a group": Case("REINFORCEPP", ("algorithm.baseline=Group",), "spec.rollout.samplesPerPrompt"),
+    "a shortest response longer than the longest": Case(
+        "PPO", ("rollout.minResponseTokens=2000",), "spec.rollout.minResponseTokens"
+    ),
+    "generation in shards that do not divide": Case(
+        "PPO", ("models.actor.parallelism.tensor=2", "rollout.tensorParallel=3"), "spec.rollout.tensorParallel"
+    ),
+    "generation in stages that do not divide": Case(
+        "PPO", ("models.actor.parallelism.pipeline=3", "rollout.pipelineParallel=2"), "spec.rollout.pipelineParallel"
+    ),
+    "shards of generation with manual placement": Case(
+        "PPO", (POOLS, "rollout.tensorParallel=2"), "spec.rollout.tensorParallel"
+    ),
+    "fewer nodes at most than at least": Case("PPO", ("resources={nodes: 2, maxNodes: 1}",), "spec.resources.maxNodes"),
+    "more nodes with manual placement": Case("PPO", (POOLS, "resources.maxNodes=2"), "spec.resources.maxNodes"),
+    # pools
+    "manual placement without pools": Case("PPO", ("placement.mode=Manual",), "spec.placement.pools"),
+    "pools with automatic placement": Case(
+        "SFT", (f"placement.pools=[{_pool('a', 'actor')}]",), "spec.placement.pools"
+    ),
+    "a pool without models": Case("SFT", (_pools(_pool("a", "")),), "spec.placement.pools.0.models"),
+    "an unknown role": Case("SFT", (_pools(_pool("a", "rollout")),), "spec.placement.pools.0.models.0"),
+    "a model in no pool": Case("PPO", (_pools(_pool("a", "actor, critic, reward")),), "spec.placement.pools"),
+    "a model in two pools": Case("SFT", (_pools(_pool("a", "actor"), _pool("b", "actor")),), "spec.placement.pools"),
+    "a pool for a role that is not there": Case(
+        "SFT", (_pools(_pool("a", "actor, critic")),), "spec.placement.pools.0.models"
+    ),
+    "a model twice in one pool": Case("SFT", (_pools(_pool("a", "actor, actor")),), "spec.placement.pools.0.models"),
+    "a function in a pool": Case("PPO", (FUNCTION, POOLS), "spec.placement.pools.0.models"),
+    "a pool without slots": Case("SFT", (_pools(_pool("a", "actor", 0)),), "spec.placement.pools.0.slotsPerNode"),
+    "two pools of one name": Case(
+        "PPO",
+        (_pools(_pool("a", "actor, critic"), _pool("a", "reward, reference")),),
+        "spec.placement.pools.1.name",
+    ),
+    "a pool without a name": Case(
+        "SFT", (_pools("{models: [actor], slotsPerNode: 1}"),), "spec.placement.pools.0.name"
+    ),
+    # rewards
+    "a reward without any form": Case("PPO", ("models.reward={}",), "spec.models.reward.uri"),
+    "two forms of reward": Case("PPO", ("models.reward={entrypoint: a:b, uri: hf://x}",), "spec.models.reward.uri"),
+    "a revision of a function": Case("PPO", (FUNCTION, "models.reward.revision=a"), "spec.models.reward.revision"),
+    "attempts of a function": Case("PPO", (FUNCTION, "models.reward.attempts=2"), "spec.models.reward.attempts"),
+    "arguments of a model": Case("PPO", ("models.reward.arguments={}",), "spec.models.reward.arguments"),
+    "arguments that are a list": Case("PPO", (FUNCTION, "models.reward.arguments=[]"), "spec.models.reward.arguments"),
+    "a function as cost": Case("SafeRLHF", ("models.cost={entrypoint: a:b}",), "spec.models.cost"),
+    "a function for a reward model to be": Case("RewardModel", (FUNCTION,), "spec.models.reward"),
+    "a function for SFT": Case("SFT", (FUNCTION,), "spec.models.reward"),
+    "an entry point without a function": Case(
+        "PPO", ("models.reward={entrypoint: a.b}",), "spec.models.reward.entrypoint"
+    ),
+    "a service that is no URL": Case("PPO", ("models.reward={url: localhost}",), "spec.models.reward.url"),
+    "a password in a URL": Case("PPO", ("models.reward={url: 'http://me:x@host'}",), "spec.models.reward.url"),
+    "a query in a URL": Case("PPO", ("models.reward={url: 'http://host/a?b=c'}",), "spec.models.reward.url"),
+    "a port beyond all": Case("PPO", ("models.reward={url: 'http://host:70000'}",), "spec.models.reward.url"),
+    "a port of zero": Case("PPO", ("models.reward={url: 'http://host:0'}",), "spec.models.reward.url"),
+    "two models in a sum": Case(
+        "PPO", (_sum(_part("a", "{uri: hf://a}"), _part("b", "{uri: hf://b}")),), "spec.models.reward.sum.1.reward"
+    ),
+    "a sum in a sum": Case("PPO", (_sum(_part("a", "{sum: []}")),), "spec.models.reward.sum.0.reward"),
+    "an empty sum": Case("PPO", (_sum(),), "spec.models.reward.sum"),
+    "a part that counts for nothing": Case(
+        "PPO", (_sum(_part("a", "{entrypoint: a:b}", ", weight: 0")),), "spec.models.reward.sum.0.weight"
+    ),
+    "two parts of one name": Case(
+        "PPO",
+        (_sum(_part("a", "{entrypoint: a:b}"), _part("a", "{entrypoint: a:c}")),),
+        "spec.models.reward.sum.1.name",
+    ),
+    "a part with a name that is none": Case(
+        "PPO", (_sum(_part("a-b", "{entrypoint: a:b}")),), "spec.models.reward.sum.0.name"
+    ),
+    "a part that says how to train": Case(
+        "PPO", (_sum(_part("a", "{uri: hf://a, optimizer: {}}")),), "spec.models.reward.sum.0.reward.optimizer"
+    ),
+    "a function longer than a call": Case(
+        "PPO", (FUNCTION, "models.reward.timeoutSeconds=1800"), "spec.models.reward.timeoutSeconds"
+    ),
+    "a function longer than a short call, by default": Case(
+        "PPO", (FUNCTION, "training.callDeadlineSeconds=60"), "spec.models.reward.timeoutSeconds"
+    ),
+    "a service longer than a short call, by default": Case(
+        "PPO",
+        ("models.reward={url: 'http://host'}", "training.callDeadlineSeconds=30"),
+        "spec.models.reward.timeoutSeconds",
+    ),
+    "a part longer than a call": Case(
+        "PPO",
+        (_sum(_part("a", "{entrypoint: a:b, timeoutSeconds: 1800}")),),
+        "spec.models.reward.sum.0.reward.timeoutSeconds",
+    ),
+    "an evaluation longer than a call": Case(
+        "PPO",
+        (_functions("{name: f, entrypoint: a:b, timeoutSeconds: 1800}"),),
+        "spec.evaluation.functions.0.timeoutSeconds",
+    ),
+    "two functions of one name": Case(
+        "PPO",
+        (_functions("{name: f, entrypoint: a:b}", "{name: f, entrypoint: a:c}"),),
+        "spec.evaluation.functions.1.name",
+    ),
+    "a function with a name that is taken": Case(
+        "PPO", (_functions("{name: reward, entrypoint: a:b}"),), "spec.evaluation.functions.0.name"
+    ),
+    # how a cluster runs it
+    "a negative limit": Case("PPO", ("runPolicy.backoffLimit=-1",), "spec.runPolicy.backoffLimit"),
+    "a deadline of zero": Case(
+        "PPO", ("runPolicy.progressDeadlineSeconds=0",), "spec.runPolicy.progressDeadlineSeconds"
+    ),
+    "an unknown reason": Case(
+        "PPO", (_policy("{name: a, action: Fail, reasons: [Bad]}"),), "spec.runPolicy.failureRules.0.reasons.0"
+    ),
+    "an unknown action": Case("PPO", (_policy("{name: a, action: Stop}"),), "spec.runPolicy.failureRules.0.action"),
+    "a rule without an action": Case("PPO", (_policy("{name: a}"),), "spec.runPolicy.failureRules.0.action"),
+    "an exit code of success": Case(
+        "PPO", (_policy("{name: a, action: Fail, exitCodes: [0]}"),), "spec.runPolicy.failureRules.0.exitCodes.0"
+    ),
+    "two rules of one name": Case(
+        "PPO", (_policy("{name: a, action: Fail}", "{name: a, action: Remap}"),), "spec.runPolicy.failureRules.1.name"
+    ),
+    "a variable without a value": Case("PPO", ("runtime.env=[{name: A}]",), "spec.runtime.env.0"),
+    "a variable with two values": Case(
+        "PPO", ("runtime.env=[{name: A, value: b, secret: {name: s, key: k}}]",), "spec.runtime.env.0"
+    ),
+    "a variable with a name that is none": Case(
+        "PPO", ("runtime.env=[{name: A-B, value: c}]",), "spec.runtime.env.0.name"
+    ),
+    "a variable that is a number": Case("PPO", ("runtime.env=[{name: A, value: 1}]",), "spec.runtime.env.0.value"),
+    "two variables of one name": Case(
+        "PPO", ("runtime.env=[{name: A, value: b}, {name: A, value: c}]",), "spec.runtime.env.1.name"
+    ),
+    "a secret without a key": Case(
+        "PPO", ("runtime.env=[{name: A, secret: {name: s}}]",), "spec.runtime.env.0.secret.key"
+    ),
+    "a toleration of any value with one": Case(
+        "PPO", ("runtime.tolerations=[{key: a, operator: Exists, value: b}]",), "spec.runtime.tolerations.0.value"
+    ),
+    "a toleration of a value of no key": Case(
+        "PPO", ("runtime.tolerations=[{value: b}]",), "spec.runtime.tolerations.0.key"
+    ),
+    "an effect that is not there": Case(
+        "PPO", ("runtime.tolerations=[{key: a, effect: Never}]",), "spec.runtime.tolerations.0.effect"
+    ),
+    "memory that is no quantity": Case("PPO", ("runtime.worker.memory=16 GB",), "spec.runtime.worker.memory"),
+    "memory that is a number": Case("PPO", ("runtime.worker.memory=16",), "spec.runtime.worker.memory"),
+    "a selector that is no label": Case("PPO", ("runtime.nodeSelector={a: b c}",), "spec.runtime.nodeSelector.a"),
+    "a selector with a name that is none": Case(
+        "PPO", ("runtime.nodeSelector={a b: c}",), "spec.runtime.nodeSelector.a b"
+    ),
+    "a service account with capitals": Case(
+        "PPO", ("runtime.serviceAccountName=Me",), "spec.runtime.serviceAccountName"
+    ),
+    "an empty image": Case("PPO", ("runtime.image=''",), "spec.runtime.image"),
+}
+
+ONLY_VALIDATE: dict[str, Case] = {
+    "an argument that every function gets": Case(
+        "PPO", (FUNCTION, "models.reward.arguments={prompts: 1}"), "spec.models.reward.arguments.prompts"
+    ),
+    "an argument that is no name": Case(
+        "PPO", (FUNCTION, "models.reward.arguments={x-y: 1}"), "spec.models.reward.arguments.x-y"
+    ),
+}
+"""What a structural schema cannot look into, arguments being any JSON; the operator says it in a condition."""
+
+STOPPED = "suspend=true"
+TERM = "{name: a, reward: {%s}}"
+UPDATES: dict[str, Update] = {
+    "nothing": Update("PPO", (), ()),
+    "a label": Update("PPO", (), ("metadata.labels={a: b}",)),
+    "a stop": Update("PPO", (), (STOPPED,)),
+    "going on": Update("PPO", (STOPPED,), ()),
+    "the run policy": Update("PPO", (), ("runPolicy.backoffLimit=9",)),
+    "the cadence of checkpoints": Update("PPO", (), ("checkpoint={everySteps: 3, keepLast: 5}",)),
+    "the cadence of evaluation": Update("PPO", (EVALUATION,), (EVALUATION, "evaluation.everySteps=2")),
+    "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
+    "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
+    "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),
+    "memory saved": Update("PPO", (), ("models.actor.gradientCheckpointing=true", "models.critic.offload=All")),
+    "the patience with a function": Update("PPO", (FUNCTION,), (FUNCTION, "models.reward.timeoutSeconds=9")),
+    "the patience with a part": Update(
+        "PPO",
+        (_sum(TERM % "entrypoint: a:b"),),
+        (_sum(TERM % "entrypoint: a:b, timeoutSeconds: 9"),),
+    ),
+    "the patience with an evaluation": Update(
+        "PPO", (EVALUATION,), (_functions("{name: rule, entrypoint: a.b:c, timeoutSeconds: 9}"),)
+    ),
+    "the attempts of a service": Update(
+        "PPO", ("models.reward={url: 'http://h'}",), ("models.reward={url: 'http://h', attempts: 9, concurrency: 2}",)
+    ),
+    "more steps": Update("PPO", (), ("training.totalSteps=9",)),
+    "fewer steps": Update("PPO", (), ("training.totalSteps=1",)),
+    "epochs for steps": Update("PPO", (), ("training.totalSteps=", "training.totalEpochs=1")),
+    "more steps under a schedule that depends on them": Update(
+        "PPO",
+        ("models.critic.optimizer={schedule: Cosine}",),
+        ("models.critic.optimizer={schedule: Cosine}", "training.totalSteps=9"),
+        "spec.training.totalSteps",
+    ),
+    "the algorithm": Update("RLOO", (), ("algorithm={name: GRPO}",), "spec.algorithm"),
+    "a number of the algorithm": Update("PPO", (), ("algorithm.clipRange=0.3",), "spec.algorithm.clipRange"),
+    "a number of the algorithm's penalty": Update(
+        "PPO", (), ("algorithm.kl.coefficient=0.3",), "spec.algorithm.kl.coefficient"
+    ),
+    "clipping of values no more": Update("PPO", (), ("algorithm.valueClipRange=",), "spec.algorithm.valueClipRange"),
+    "another actor": Update("PPO", (), ("models.actor.uri=hf://b",), "spec.models.actor.uri"),
+    "another revision": Update("PPO", (), ("models.actor.revision=b",), "spec.models.actor.revision"),
+    "a reference added": Update("PPO", (), ("models.reference={uri: hf://a}",), "spec.models.reference"),
+    "another rate": Update(
+        "PPO",
+        ("models.actor.optimizer={}",),
+        ("models.actor.optimizer={learningRate: 1}",),
+        "spec.models.actor.optimizer.learningRate",
+    ),
+    "another form of reward": Update("PPO", (), (FUNCTION,), "spec.models.reward"),
+    "another function": Update(
+        "PPO", (FUNCTION,), ("models.reward={entrypoint: a:d}",), "spec.models.reward.entrypoint"
+    ),
+    "other arguments": Update(
+        "PPO",
+        (FUNCTION, "models.reward.arguments={a: [1]}"),
+        (FUNCTION, "models.reward.arguments={a: [2]}"),
+        "spec.models.reward.arguments",
+    ),
+    "another weight": Update(
+        "PPO",
+        (_sum(TERM % "entrypoint: a:b"),),
+        (_sum(_part("a", "{entrypoint: a:b}", ", weight: 2")),),
+        "spec.models.reward.sum.0.weight",
+    ),
+    "a part added": Update(
+        "PPO",
+        (_sum(TERM % "entrypoint: a:b"),),
+        (_sum(TERM % "entrypoint: a:b", _part("c", "{entrypoint: a:b}")),),
+        "spec.models.reward.sum",
+    ),
+    "other data": Update("PPO", (), ("data.train.uri=hf://b",), "spec.data.train.uri"),
+    "fewer rows": Update("PPO", (), ("data.train.limit=7",), "spec.data.train.limit"),
+    "longer responses": Update("PPO", (), ("data.maxResponseTokens=7",), "spec.data.maxResponseTokens"),
+    "another temperature": Update("PPO", (), ("rollout.temperature=0.5",), "spec.rollout.temperature"),
+    "more responses": Update("GRPO", (), ("rollout.samplesPerPrompt=8",), "spec.rollout.samplesPerPrompt"),
+    "another seed": Update("PPO", (), ("training.seed=1",), "spec.training.seed"),
+    "another batch": Update("PPO", (), ("training.promptBatchSize=4",), "spec.training.promptBatchSize"),
+    "mini-batches": Update("PPO", (), ("training.miniBatchSize=4",), "spec.training.miniBatchSize"),
+    "another precision": Update("PPO", (), ("training.precision=BF16",), "spec.training.precision"),
+    "an evaluation added": Update("PPO", (), (EVALUATION,), "spec.evaluation"),
+    "other rows to evaluate": Update(
+        "PPO", (EVALUATION,), (EVALUATION, "evaluation.data.uri=hf://y"), "spec.evaluation.data.uri"
+    ),
+    "another evaluation": Update(
+        "PPO", (EVALUATION,), (_functions("{name: other, entrypoint: a.b:c}"),), "spec.evaluation.functions"
+    ),
+    "other resources, running": Update("PPO", (), ("resources.nodes=2",), "spec.resources", on_a_laptop=False),
+    "other resources, stopped": Update("PPO", (STOPPED,), (STOPPED, "resources.nodes=2")),
+    "other resources and going on": Update("PPO", (STOPPED,), ("resources.nodes=2",)),
+    "other resources and a stop": Update("PPO", (), (STOPPED, "resources.nodes=2")),
+    "another placement, running": Update("PPO", (), (POOLS,), "spec.placement", on_a_laptop=False),
+    "another placement, stopped": Update("PPO", (STOPPED,), (STOPPED, POOLS)),
+    "other pods, running": Update("PPO", (), ("runtime.image=b",), "spec.runtime", on_a_laptop=False),
+    "other pods, stopped": Update("PPO", (STOPPED,), (STOPPED, "runtime.image=b")),
+    "other shards, running": Update(
+        "PPO", (), ("models.actor.parallelism={tensor: 2}",), "spec.models.actor", on_a_laptop=False
+    ),
+    "other shards, stopped": Update("PPO", (STOPPED,), (STOPPED, "models.actor.parallelism={tensor: 2}")),
+    "other shards of generation, running": Update(
+        "PPO", (), ("rollout.tensorParallel=2",), "spec.rollout.tensorParallel", on_a_laptop=False
+    ),
+    "other storage": Update(
+        "PPO", (), ("checkpoint.storage=s3://bucket",), "spec.checkpoint.storage", on_a_laptop=False
+    ),
+    "other storage, stopped": Update(
+        "PPO", (STOPPED,), (STOPPED, "checkpoint.storage=s3://bucket"), "spec.checkpoint.storage", on_a_laptop=False
+    ),
+}

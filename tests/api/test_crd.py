@@ -1,0 +1,113 @@
+"""The definition for a cluster is made from the typed spec, and nothing in it is without a bound or a description."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.crd.__main__ import generated
+from rlhf_api.crd.definition import COLUMNS, definition, root
+from rlhf_api.crd.union import flat
+from rlhf_api.resume import LENGTHS, MAY_CHANGE
+from rlhf_api.rules import RULES
+from rlhf_api.spec import JobSpec
+from rlhf_api.status import Metric, Status
+
+ANNOTATION_BYTES = 262_144
+"""What `kubectl apply` may keep of an object in an annotation."""
+
+
+def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema within a schema, by its path."""
+    yield path, schema
+    for name, each in schema.get("properties", {}).items():
+        yield from nodes(each, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+SPEC = dict(nodes(root()["properties"]["spec"], "spec"))
+STATUS = dict(nodes(root()["properties"]["status"], "status"))
+
+
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_the_committed_file_is_what_is_made(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == generated()[path], "run `make generate`"
+
+
+def test_it_fits_client_side_apply() -> None:
+    assert len(json.dumps(definition())) < ANNOTATION_BYTES
+
+
+def test_everything_a_user_writes_has_a_bound() -> None:
+    bound = {"string": ("maxLength", "enum"), "array": ("maxItems",), "integer": ("maximum",)}
+    free = [path for path, each in SPEC.items() if not any(key in each for key in bound.get(each["type"], ("type",)))]
+    maps = [path for path, each in SPEC.items() if "additionalProperties" in each and "maxProperties" not in each]
+    assert free + maps == []
+
+
+def test_every_field_is_described() -> None:
+    undescribed = [
+        path
+        for path, each in {**SPEC, **STATUS}.items()
+        if not path.endswith(("spec", "[]", "{}"))
+        and not each.get("description", "").endswith((".", "POD -c driver-log`."))
+    ]
+    assert undescribed == []
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column[0])
+def test_a_column_shows_what_is_there(column: tuple[str, str, str, int]) -> None:
+    name, kind, path, _ = column
+    if name == "Age":
+        return
+    field = path.split("[?")[0].removeprefix(".")
+    found = {**SPEC, **STATUS}[field]
+    assert found["type"] in (kind, "array")
+    assert found["type"] == kind or "value" in Metric.model_fields
+
+
+def test_what_may_change_is_in_the_spec() -> None:
+    """A field that is renamed in the spec and not in the list would silently be frozen."""
+    known = [path.replace("[]", ".*") for path in SPEC]
+    models = [path.replace(".actor.", ".*.") for path in known]
+    assert not [field for field in [*MAY_CHANGE, *LENGTHS] if field != "metadata" and field not in [*known, *models]]
+
+
+def test_defaults_are_those_of_the_typed_spec() -> None:
+    for name, field in JobSpec.model_fields.items():
+        schema = SPEC[f"spec.{field.alias}"]
+        if field.is_required() or field.default is None:
+            assert "default" not in schema, name
+        elif name != "suspend":
+            assert schema["default"] == field.default.model_dump(mode="json", by_alias=True, exclude_none=True) | (
+                {"nodeSelector": {}} if name == "runtime" else {}
+            )
+
+
+def test_a_default_that_only_some_algorithms_have_is_told_and_not_given() -> None:
+    algorithm = SPEC["spec.algorithm"]["properties"]
+    assert not [name for name, each in algorithm.items() if "default" in each]
+    assert "Default: 0.2. For PPO" in algorithm["clipRange"]["description"]
+    assert "Default: TokenMean (ReMax FixedLength, GRPO SequenceMean" in algorithm["aggregation"]["description"]
+    assert "default" not in SPEC["spec.algorithm.kl.coefficient"]
+    assert SPEC["spec.algorithm.kl.controller"]["default"] == "Fixed"
+
+
+def test_a_field_of_two_types_is_no_union() -> None:
+    number, text = ({"properties": {"x": {"type": kind, "description": "X."}}} for kind in ("number", "string"))
+    with pytest.raises(TypeError, match="two types"):
+        flat({"a": number, "b": text}, "x")
+
+
+def test_the_status_is_that_of_the_typed_status() -> None:
+    assert {field.alias for field in Status.model_fields.values()} == set(STATUS["status"]["properties"])
+
+
+def test_a_new_rule_is_remembered_here() -> None:
+    """`rules` and `crd.cel` say the same twice: who adds a rule to one adds it to the other, and a case for both."""
+    assert len(RULES) == 21
