@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
+SAME_MEMORY = 0.1
+"""Two figures of a GPU's memory, of driver and vendor, differ by a smaller share than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,21 @@ GPUS: Mapping[str, Gpu] = {
         CPU_SLOT,
     )
 }
+
+
+def gpu_of_product(product: str) -> Gpu | None:
+    """The row of the table for what a node's label nvidia.com/gpu.product (or amd.com/gpu.product-name) says.
+
+    Such as NVIDIA-A100-SXM4-80GB or Tesla-T4-SHARED; None for what the table lacks, slices of a GPU among it.
+    """
+    words = re.split(r"[^a-z0-9.]+", product.lower())
+    if {"mig", "nvl"} & set(words) or {"h100", "pcie"} <= set(words):  # a slice, or other chips of the same name
+        return None
+    sizes = {int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)gb", word))}
+    rows = [gpu for gpu in GPUS.values() if gpu is not CPU_SLOT and gpu.name.partition("-")[0] in words]
+    if not sizes:
+        return rows[0] if len(rows) == 1 else None
+    return next((gpu for gpu in rows if any(abs(size * GB / gpu.memory - 1) < SAME_MEMORY for size in sizes)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

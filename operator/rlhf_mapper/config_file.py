@@ -1,0 +1,104 @@
+"""The shape of a model by the text of its config.json, and which model of a chain of jobs has the same shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api.chain import SCHEME
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.spec import Model
+from rlhf_mapper.architecture import Architecture, architecture_of
+
+SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
+MOST = 10_000_000
+"""No size of a model is larger."""
+DECODERS = ("ForCausalLM", "ForSequenceClassification")
+"""How the architectures of transformers that the trainer takes are named."""
+
+
+class ConfigError(Exception):
+    """A config.json does not give the shape of a decoder; the message is a clause about the file."""
+
+
+def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
+    """The job and the role whose model a chain of jobs makes this one from; it has the same shape."""
+    while maker := jobs.get(_maker(job.models()[role])):
+        job, role = maker, maker.spec.algorithm.trained[0]
+    return job, role
+
+
+def shape_of(text: str, role: Role) -> Architecture:
+    """The shape of a role's model. Raises ConfigError."""
+    config = read(text)
+    try:
+        return architecture_of(config, scores=role in SCORERS)
+    except KeyError as error:
+        raise ConfigError(f"has no {error.args[0]}, which the shape of a model needs") from error
+
+
+def read(text: str) -> dict[str, Any]:
+    """What config.json says, without what it leaves open (null). ConfigError where it describes no decoder."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError("is no mapping")
+    config = {name: value for name, value in config.items() if value is not None}
+    names = config.get("architectures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
+    if is_no_decoder(config):
+        kind = ", ".join(config.get("architectures", [])) or str(config.get("model_type", "this model"))
+        raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
+    for name in SIZES:
+        value = config.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
+        if value > MOST:
+            raise ConfigError(f"{name} is beyond {MOST:,}, which no model has")
+    if conflict := _conflict(config):
+        raise ConfigError(conflict)
+    return config
+
+
+def is_no_decoder(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that its model encodes: T5, BERT and their kin, or a model of more than text."""
+    names = config.get("architectures", [])
+    is_other = bool(names) and not any(str(name).endswith(DECODERS) for name in names)
+    return is_other or bool(config.get("is_encoder_decoder")) or "type_vocab_size" in config
+
+
+def _maker(model: Model) -> str:
+    """Name of the job that makes a model; empty where none does."""
+    return model.uri.removeprefix(SCHEME) if model.uri.startswith(SCHEME) else ""
+
+
+def _conflict(config: Mapping[str, Any]) -> str | None:
+    """Which sizes do not go together, each of which may be."""
+    heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
+    kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
+    experts = config.get("num_local_experts", config.get("num_experts"))
+    if hidden and hidden % heads and "head_dim" not in config:
+        return f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}"
+    if heads % kv_heads:
+        return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
+    if experts and per_token > experts:
+        return f"num_experts_per_tok is {per_token}, but there are {experts} experts"
+    return None
