@@ -16,6 +16,8 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_trainer.attempt import leave_exit
+from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.stopping import Stopped
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -51,18 +53,24 @@ def run(
 ) -> None:
     """Run the jobs of a manifest in dependency order."""
     overrides = [*(sets or []), *([f"spec.training.seed={seed}"] if seed is not None else [])]
+    folder = run_folder(file, output)
+
+    def leave_at_once(received: int, _: object) -> None:
+        leave_exit(folder, 128 + received, reason=reason_of(128 + received), message=str(Stopped(received)))
+        os._exit(128 + received)
 
     def work() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
-            signal.signal(number, lambda received, _: os._exit(128 + received))
+            signal.signal(number, leave_at_once)
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
         from rlhf_trainer.run.outputs.options import OutputOptions
 
-        folder = run_folder(file, output)
         options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
         run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
 
-    sys.exit(exit_code_of(work, debug=debug))
+    code, message = ending(work, debug=debug)
+    leave_exit(folder, code, reason=reason_of(code), message=message)
+    sys.exit(code)
 
 
 @app.command()
@@ -215,21 +223,27 @@ def run_folder(file: Path, output: Path | None) -> Path:
 
 def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
     """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
+    return ending(work, debug=debug)[0]
+
+
+def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
+    """As `exit_code_of`, with what was said."""
     try:
         work()
-    except (Exception, Stopped) as error:  # noqa: BLE001 the last one that can tell the user
+    except (Exception, Stopped) as raised:  # noqa: BLE001 the last one that can tell the user
         if debug:
             traceback.print_exc()
+        error = as_told(raised)
         code = getattr(error, "exit_code", None)
         if code is None:
             first = (str(error).strip().splitlines() or [""])[0]
             typer.echo(f"internal error: {type(error).__name__}: {first} (--debug shows the traceback)", err=True)
-            return int(ExitCode.INTERNAL)
+            return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
         lines = str(error).splitlines() if isinstance(error, SpecError) else [str(error)]
         for line in lines:
             typer.echo(f"error: {line}", err=True)
-        return int(code)
-    return int(ExitCode.OK)
+        return int(code), "; ".join(lines)
+    return int(ExitCode.OK), ""
 
 
 def main() -> None:

@@ -63,3 +63,15 @@ class CommunicationError(TrainerError):
     """A collective failed or a worker was lost."""
 
     exit_code = ExitCode.COMMUNICATION
+
+
+def as_told(error: BaseException) -> BaseException:
+    """The error that a user is told of: EnvironmentProblem for a package of others that is missing, else itself."""
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlhf_"):
+        return EnvironmentProblem(f"the Python package {error.name} is not installed")
+    return error
+
+
+def reason_of(code: int) -> str:
+    """An exit code in one word, as a status says it."""
+    return "Stopped" if code in (ExitCode.SIGINT, ExitCode.SIGTERM) else ExitCode(code).name.title().replace("_", "")

@@ -32,6 +32,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO, Layout
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run.off_cluster import require_no_cluster
 from rlhf_trainer.run.outputs.display import Display, LastingConsole
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
@@ -115,6 +116,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     """The program of one rank; rank 0 writes the run folder."""
     jobs = load_beside(output, file, overrides)
     job = job_of(program, jobs, file)
+    require_no_cluster([job])
     if JobFolder(output, job).newest_checkpoint():
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
         raise SpecError([Problem(str(output / job.name), problem)])

@@ -403,6 +403,14 @@ RUNS: dict[str, Mistake] = {
         sentence="Ray cannot start: …",
         remedy="Let `RAY_TMPDIR` (default `/tmp`) be a folder that can be written.",
     ),
+    "a package that is not installed": Mistake(
+        slow=True,
+        prepare=file("torch.py", 'raise ModuleNotFoundError("No module named torch", name="torch")\n'),
+        environment={"PYTHONPATH": "{folder}"},
+        code=ENVIRONMENT,
+        sentence="the Python package … is not installed",
+        remedy="Install it into the environment of the `rlhf` command, or take an image that has it.",
+    ),
     "no memory for vLLM's cache": Mistake(
         slow=True,
         manifest=PPO.replace("file://models/language", "file://long"),

@@ -83,7 +83,8 @@ def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path
     output = Path(options[options.index("--output") + 1]) if "--output" in options else tmp_path / "run"
     command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), f"--output={output}", *options]
     with nothing_left_behind() as marks:
-        environment = {**os.environ, **marks, **mistake.environment}
+        own = {variable: value.format(folder=tmp_path) for variable, value in mistake.environment.items()}
+        environment = {**os.environ, **marks, **own}
         running = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

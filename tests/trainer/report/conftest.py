@@ -103,7 +103,7 @@ def run_job(output: Path, job: Job, records: Iterable[dict[str, float]]) -> JobF
     folder.begin(None, inputs={})
     folder.event(f"{job.spec.algorithm.name} on 2 CPU slots")
     for record in records:
-        folder.record(record, total_steps=25, stage=job.spec.algorithm.name)
+        folder.record(record, total_steps=max(25, int(record["step"])), stage=job.spec.algorithm.name)
     return folder
 
 

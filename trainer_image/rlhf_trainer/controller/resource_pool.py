@@ -9,6 +9,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_api.names import POOL_RESOURCE
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
@@ -34,6 +35,8 @@ class ResourcePool:
         if have < self.size:
             raise EnvironmentProblem(f"pool {self.name} needs {self.size} {self.device} slots, but Ray has {have}")
         bundle = {"CPU": 1.0, "GPU": 1.0} if self.device == "GPU" else {"CPU": 1.0}
+        if (own := f"{POOL_RESOURCE}{self.name}") in ray.cluster_resources():
+            bundle[own] = 1.0  # else a small pool may sit on the machine that a large one needs
         self._groups = [placement_group([bundle] * slots, strategy="STRICT_PACK") for slots in self.slots_per_machine]
         try:
             ray.get([group.ready() for group in self._groups], timeout=deadline)

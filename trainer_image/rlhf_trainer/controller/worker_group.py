@@ -51,6 +51,8 @@ TOGETHER_SECONDS = 0.05
 """Values that arrive within this time of each other are taken together; a failure is seen so much later."""
 LOOK_SECONDS = 10.0
 """How long a rank may take to say what it does; it needs no more than its interpreter for it."""
+AS_CONTROLLER = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+"""Settings of Ray that `ray_session` makes and ranks need too; a Ray that others have started does not pass them on."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class WorkerGroup:
                 scheduling_strategy=strategy,
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
-                runtime_env={"env_vars": dict(environment)},
+                runtime_env={"env_vars": {**AS_CONTROLLER, **environment}},
             ).remote(pool=pool.name)
             for strategy, _ in pool.slots()
         ]

@@ -1,13 +1,12 @@
 """Where `file://` and `package://` addresses are on this machine's disk."""
 
-import importlib.resources
 from pathlib import Path
 from urllib.parse import unquote
 
+from rlhf_api.packages import PACKAGE, in_package
 from rlhf_trainer.errors import DataError
 
 FILE = "file://"
-PACKAGE = "package://"
 
 
 def local_path(uri: str) -> Path:
@@ -30,11 +29,7 @@ def local_path(uri: str) -> Path:
 
 
 def _in_package(uri: str) -> Path:
-    package, _, inside = uri.removeprefix(PACKAGE).partition("/")
     try:
-        found = importlib.resources.files(package).joinpath(inside)
-    except (ImportError, TypeError, ValueError) as error:
-        raise DataError(f"{uri}: no Python package named {package!r} is installed") from error
-    if not isinstance(found, Path):
-        raise DataError(f"{uri}: the package {package!r} is not unpacked on disk")
-    return found
+        return in_package(uri)
+    except LookupError as error:
+        raise DataError(str(error)) from error

@@ -13,6 +13,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory, Mapping
+from rlhf_trainer.attempt import own_attempt
 from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
@@ -28,6 +29,7 @@ from rlhf_trainer.run.folder import (
     written,
 )
 from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run.off_cluster import require_no_cluster
 from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.outputs.listener import Listener
 from rlhf_trainer.run.outputs.live import display_for
@@ -66,6 +68,7 @@ def run_file(
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
     """
     jobs = load_beside(output, manifest, overrides)
+    require_no_cluster(jobs)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")
@@ -79,7 +82,7 @@ def run_file(
         starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
         for job in jobs:
             if job.name not in starts:
-                display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
+                leave_finished(job, output, display)
         pending = [job for job in jobs if job.name in starts]
         if pending:
             make_ready(output, pending)
@@ -96,6 +99,13 @@ def run_file(
         display.table(read_summary(output))
         leave_report(output, display)
     display.say(f"run folder: {output}")
+
+
+def leave_finished(job: Job, output: Path, display: Display) -> None:
+    """A job that has succeeded here before is not run again; its status becomes that of this attempt."""
+    display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
+    if own_attempt():
+        JobFolder(output, job).adopt()
 
 
 def clear(output: Path, jobs: Sequence[Job]) -> None:

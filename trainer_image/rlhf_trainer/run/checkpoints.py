@@ -31,6 +31,9 @@ class Checkpoints:
     def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
         """The step's record is written: make the checkpoint that cannot wait; raises Stopped if a signal asked."""
 
+    def before_model(self) -> None:
+        """The model is about to be written."""
+
     @contextmanager
     def around_steps(self) -> Iterator[None]:
         """While the block runs, a signal waits for the end of the step."""
@@ -95,6 +98,9 @@ class KeptCheckpoints(Checkpoints):
         if self._stop.requested:
             raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
 
+    def before_model(self) -> None:
+        self._folder.require_ours()
+
     @contextmanager
     def around_steps(self) -> Iterator[None]:
         with self._stop.waiting_for_a_step():
@@ -104,6 +110,7 @@ class KeptCheckpoints(Checkpoints):
 
     def _begin(self, step: int, state: Callable[[], State]) -> None:
         """Have the workers copy their state and begin to write it."""
+        self._folder.require_ours()
         self._begun_at, self._begun_step = time.monotonic(), step
         uri = self._store.begin(step)
         calls = [model.begin_checkpoint(uri=uri) for model in self._trained]
@@ -120,6 +127,7 @@ class KeptCheckpoints(Checkpoints):
         uri, state = self._under_way
         for call in [model.end_checkpoint() for model in self._trained]:
             call.result()
+        self._folder.require_ours()
         texts = {STATE: json.dumps(state) + "\n", **self._folder.texts_for_checkpoint(up_to=state["step"])}
         self._folder.tell_checkpoint(self._store.complete(uri, texts))
         self._store.prune(self._settings.keep_last)

@@ -21,13 +21,16 @@ from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_trainer.attempt import own_attempt, replace
 from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.run.fence import require_newest
 
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
+STATUS = "status.json"
 MAPPING = "mapping.json"
 SAVE_REQUEST = "save-now"
 """A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
@@ -59,16 +62,10 @@ def read_summary(output: Path) -> dict[str, Any]:
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
     """Put what a job measured into summary.json of the run folder."""
+    require_newest(output)
     everything = {**read_summary(output), name: dict(summary)}
     with written(output / SUMMARY):
         replace(output / SUMMARY, json.dumps(everything, indent=2) + "\n")
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file in one piece, so that neither a reader nor a crash ever leaves half of it."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text)
-    unfinished.rename(path)
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
@@ -88,7 +85,7 @@ class FinishedJob:
 def finished_jobs(output: Path) -> dict[str, FinishedJob]:
     """The jobs that have succeeded in a run folder, by name."""
     found = {}
-    for status in output.glob("*/status.json"):
+    for status in output.glob(f"*/{STATUS}"):
         job, inputs, model = (status.parent / name for name in (JOB_FILE, INPUTS, "model"))
         if not (job.is_file() and inputs.is_file() and model.is_dir()):
             continue
@@ -102,6 +99,20 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
 def load_beside(output: Path, manifest: Path, overrides: Sequence[str]) -> list[Job]:
     """The jobs of a manifest that is run in `output`, whose finished jobs they may read. Raises SpecError."""
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
+
+
+def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str) -> Progress:
+    """How far the job is after the step of a record, and its pace as far as that was measured."""
+    step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
+    return Progress(
+        step=step,
+        total_steps=total_steps,
+        stage=stage,
+        step_seconds=None if seconds is None else round(seconds, 3),
+        tokens_per_second=None if tokens is None else round(tokens, 1),
+        remaining_seconds=None if seconds is None else round(seconds * (total_steps - step)),
+        last_step_time=now(),
+    )
 
 
 def now() -> str:
@@ -126,10 +137,11 @@ def written(path: Path) -> Iterator[None]:
 def writes(
     method: Callable[Concatenate[JobFolder, P], None],
 ) -> Callable[Concatenate[JobFolder, P], None]:
-    """Mark a method of JobFolder that writes: EnvironmentProblem when the disk refuses."""
+    """Mark a method of JobFolder that writes: EnvironmentProblem when the disk refuses or the folder is not ours."""
 
     @wraps(method)
     def write(folder: JobFolder, /, *arguments: P.args, **options: P.kwargs) -> None:
+        folder.require_ours()
         with written(folder.path):
             method(folder, *arguments, **options)
 
@@ -143,11 +155,11 @@ class JobFolder:
         self.path = output / job.name
         self.model = self.path / "model"
         self._job = job
-        self._status = Status(phase="Pending")
+        self._status = Status(phase="Pending", attempt=own_attempt())
 
     def finished(self) -> bool:
         """Whether a job of this name has succeeded here before."""
-        status = self.path / "status.json"
+        status = self.path / STATUS
         return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
     @property
@@ -215,6 +227,16 @@ class JobFolder:
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
 
+    def require_ours(self) -> None:
+        """EnvironmentProblem if a newer attempt of the job has begun, to which all that is here belongs now."""
+        require_newest(self.path.parent)
+
+    @writes
+    def adopt(self) -> None:
+        """The job has succeeded here in an earlier attempt: its status is now that of this one, too."""
+        self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
+        self._write_status(attempt=own_attempt())
+
     @property
     def save_request(self) -> Path:
         """The file that is there while somebody waits for a checkpoint."""
@@ -232,7 +254,7 @@ class JobFolder:
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
-        progress = Progress(step=int(record["step"]), total_steps=total_steps, stage=stage)
+        progress = progress_of(record, total_steps=total_steps, stage=stage)
         self._write_status(progress=progress, metrics=shown)
 
     @writes
@@ -254,14 +276,17 @@ class JobFolder:
             return
         stopped = reason == "Stopped"
         with suppress(OSError, EnvironmentProblem):  # the reason that is told matters more
+            self.require_ours()
             self._write_status(
                 phase="Stopped" if stopped else "Failed",
                 completion_time=now(),
-                last_failure=Failure(reason=reason, exit_code=exit_code, message=message),
+                last_failure=Failure(
+                    reason=reason, exit_code=exit_code, message=message, attempt=own_attempt(), time=now()
+                ),
             )
             self.event(message)
 
     def _write_status(self, **changes: Any) -> None:
         """Replace status.json in one piece, so that a reader never sees half of it."""
         self._status = self._status.model_copy(update=changes)
-        replace(self.path / "status.json", json.dumps(self._status.document(), indent=2) + "\n")
+        replace(self.path / STATUS, json.dumps(self._status.document(), indent=2) + "\n")

@@ -12,9 +12,10 @@ from rich.table import Table
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
+from rlhf_trainer.attempt import Watch, own_attempt, read_object
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, JobFolder
+from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, STATUS, JobFolder, written
 from rlhf_trainer.run.lock import is_running
 
 POLL_SECONDS = 0.2
@@ -56,8 +57,11 @@ def save_now(output: Path | None) -> str:
     """Ask the run that uses a folder for a checkpoint, wait until it is whole, and say what there is now.
 
     Without a folder it is the one below runs/ that a run is using. Raises SpecError where none runs, or several, and
-    EnvironmentProblem if the run ends first.
+    EnvironmentProblem if the run ends first. In a pod, which waits for this before it ends, these are no errors.
     """
+    attempt = own_attempt()
+    if attempt is not None and output is not None:
+        return _save_before_the_end(output, attempt)
     folder = output or _running_folder()
     if not is_running(folder):
         raise SpecError([Problem(str(folder), "no rlhf run is using this folder")])
@@ -69,6 +73,37 @@ def save_now(output: Path | None) -> str:
         time.sleep(POLL_SECONDS)
     found = [newest for job in job_folders(folder) if (newest := job.checkpoints.newest()) and newest.saved_at]
     return max(found, key=lambda checkpoint: str(checkpoint.saved_at)).uri
+
+
+def _save_before_the_end(output: Path, attempt: int) -> str:
+    """Wait until every step that this attempt has done now is saved, or its trainer has ended; returns a sentence.
+
+    Other pods may ask at the same time: whoever asked, what counts is the step of the newest checkpoint.
+    """
+    watch = Watch(output, attempt)
+    if not watch.is_alive():
+        return f"{output}: no trainer of attempt {attempt} is active, nothing to save"
+    done, saved = _steps(output, attempt)
+    if saved >= done:
+        return f"{output}: every step of attempt {attempt} is saved"
+    with written(output):
+        (output / SAVE_REQUEST).touch()
+    while saved < done:
+        time.sleep(POLL_SECONDS)
+        alive = watch.is_alive()  # first: what is read after the end is the last word
+        saved = _steps(output, attempt)[1]
+        if saved < done and not alive:
+            return f"{output}: the trainer has ended; step {saved} is saved"
+    return f"{output}: step {saved} is saved"
+
+
+def _steps(output: Path, attempt: int) -> tuple[int, int]:
+    """(steps done, steps saved) by the status of the job of this attempt; zeros while it has done none."""
+    for file in output.glob(f"*/{STATUS}"):
+        status = read_object(file)
+        if status.get("attempt") == attempt and "progress" in status:
+            return status["progress"]["step"], status.get("checkpoint", {}).get("step", 0)
+    return 0, 0
 
 
 def _running_folder() -> Path:

@@ -10,13 +10,10 @@ from pathlib import Path
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, NodeGroup
+from rlhf_mapper.hardware import CPU_SLOT, GPUS, SAME_MEMORY, Cluster, Gpu, NodeGroup
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, Mapping
 from rlhf_trainer.errors import EnvironmentProblem
-
-SAME_MEMORY = 0.1
-"""A driver's figure of memory differs from the vendor's by a smaller share than this."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.folder import JobFolder, written
 from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.outputs.listener import Listener
-from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.telemetry import StepReport
 
 
@@ -52,12 +52,11 @@ class Publisher:
         try:
             yield
         except BaseException as error:
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            code = ExitCode(getattr(error, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
-            stopped = is_interrupt or isinstance(error, Stopped)
-            reason = "Stopped" if stopped else code.name.title().replace("_", "")
-            self.folder.fail(reason=reason, exit_code=code, message=str(error) or type(error).__name__)
-            phase: Phase = "Stopped" if stopped else "Failed"
+            told, is_interrupt = as_told(error), isinstance(error, KeyboardInterrupt)
+            code = ExitCode(getattr(told, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
+            reason = reason_of(code)
+            self.folder.fail(reason=reason, exit_code=code, message=str(told) or type(told).__name__)
+            phase: Phase = "Stopped" if reason == "Stopped" else "Failed"
             for listener in self._listeners:
                 with suppress(Exception):  # it must not hide why the job ended
                     listener.end(phase)

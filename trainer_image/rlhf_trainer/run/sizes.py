@@ -11,13 +11,14 @@ from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
 from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.mapping import Mapping as PlacedModels
 from rlhf_mapper.place import place
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.folder import model_folder
 from rlhf_trainer.run.machines import slots_of
-from rlhf_trainer.run.shapes import made_from, shapes_of
+from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 

@@ -37,8 +37,7 @@ def run_stage(
     stage, started = stage_of(job), time.monotonic()
     inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
     evaluation = evaluation_of(job, runtime, evaluation_rows)
-    resumed = checkpoints.restore()
-    if resumed:
+    if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])
     else:
         evaluation.before()
@@ -75,6 +74,7 @@ def run_stage(
             after_record=after_record,
         )
     measured = evaluation.after()
+    checkpoints.before_model()
     runtime.models[stage.saved].save(folder=str(model_folder)).result()
     runtime.drain()
     if publisher:

@@ -1,0 +1,38 @@
+"""A package of others that is not installed is the environment's fault; one of ours is a defect."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_trainer.attempt import read_exit
+from rlhf_trainer.cli import ending
+from tests.trainer.jobs import job
+from tests.trainer.pods.manifests import SFT
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from rlhf_trainer.cli import main; main()"
+
+
+def test_a_run_without_torch_says_so_in_one_sentence(tmp_path: Path) -> None:
+    job(tmp_path, "mine", SFT)
+    output = tmp_path / "run"
+    output.mkdir()
+    command = [sys.executable, "-c", WITHOUT_TORCH, "run", str(tmp_path / "mine.yaml"), f"--output={output}"]
+    environment = {**os.environ, "RLHF_ATTEMPT": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    sentence = "the Python package torch is not installed"
+    assert (ended.returncode, ended.stderr) == (ExitCode.ENVIRONMENT, f"error: {sentence}\n")
+    left = read_exit(output, 1)
+    assert left is not None
+    assert (left["exitCode"], left["reason"], left["message"]) == (4, "Environment", sentence)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("gone", name="rlhf_mapper.gone"), ModuleNotFoundError("odd")])
+def test_a_module_of_ours_that_is_missing_is_a_defect(error: ModuleNotFoundError) -> None:
+    def work() -> None:
+        raise error
+
+    assert ending(work, debug=False)[0] == ExitCode.INTERNAL

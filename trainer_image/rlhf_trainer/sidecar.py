@@ -1,0 +1,169 @@
+"""Beside the head of a pod's Ray: shows the trainer's log and tells the operator how far the trainer is.
+
+`python -m rlhf_trainer.sidecar JOB_FOLDER` writes the newest log of a Ray job's driver to stdout, from its beginning
+on, and serves /status.json and /healthz. Standard library only: it runs in 64 MiB. Told to end, it stays while the
+trainer still saves its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, BinaryIO
+
+from rlhf_trainer.attempt import Watch, WrongAttempt, own_attempt, read_exit, read_object
+
+PORT = 8490
+LOGS = Path("/tmp/ray/session_latest/logs")
+"""Where Ray writes in the head's pod; both containers have this folder."""
+POLL_SECONDS = 0.5
+STAY_SECONDS = 600.0
+"""The longest time that it goes on when it is told to end."""
+CHUNK = 1 << 16
+SIGNALLED = 128
+"""Exit codes above it are of signals."""
+
+
+def answer(job_folder: Path, attempt: int) -> dict[str, Any]:
+    """What /status.json says: the trainer's own status of this attempt, and whether and how its process has ended.
+
+    An end that the status does not tell, for it came before the job began, is put into it.
+    """
+    ended = read_exit(job_folder.parent, attempt)  # first: a status that is read after it is the last one
+    status = read_object(job_folder / "status.json")
+    if status.get("attempt") != attempt:
+        status = {}
+    code = ended["exitCode"] if ended else None
+    if ended and code and "lastFailure" not in status:
+        failure = {name: ended[name] for name in ("reason", "exitCode", "message", "attempt") if name in ended}
+        phase = "Stopped" if code > SIGNALLED else "Failed"
+        status = {**status, "phase": phase, "attempt": attempt, "lastFailure": failure}
+    return {"attempt": attempt, "status": status, "complete": ended is not None, "exitCode": code}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the answers on all addresses of the pod, IPv6 too where there is any."""
+
+    daemon_threads = True
+
+    def __init__(self, job_folder: Path, attempt: int, port: int) -> None:
+        self.job_folder, self.attempt = job_folder, attempt
+        if socket.has_dualstack_ipv6():
+            self.address_family = socket.AF_INET6
+        super().__init__(("", port), Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that left is nobody's problem."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    timeout = 10
+
+    def do_GET(self) -> None:
+        if self.path == "/status.json":
+            self._send(200, "application/json", json.dumps(answer(self.server.job_folder, self.server.attempt)))
+        elif self.path == "/healthz":
+            self._send(200, "text/plain", "ok")
+        else:
+            self._send(404, "text/plain", "only /status.json and /healthz are here")
+
+    def _send(self, code: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Stdout and stderr are the trainer's."""
+
+
+class Follower:
+    """Copies the newest driver log, whatever is added to it, and a newer one after it."""
+
+    def __init__(self, folder: Path, shown: BinaryIO) -> None:
+        self._folder, self._shown = folder, shown
+        self._file: BinaryIO | None = None
+        self._path: Path | None = None
+
+    def copy(self) -> None:
+        """Write out all that there is now; a log that cannot be read is tried again the next time."""
+        with suppress(OSError):
+            self._rest()
+            newest = self._newest()
+            if newest and newest != self._path:
+                if self._file:
+                    self._file.close()
+                self._file, self._path = newest.open("rb"), newest
+                self._rest()
+
+    def _newest(self) -> Path | None:
+        found = [(file.stat().st_mtime, file.resolve()) for file in self._folder.glob("job-driver-*.log")]
+        return max(found)[1] if found else None
+
+    def _rest(self) -> None:
+        while self._file and (chunk := self._file.read(CHUNK)):
+            self._shown.write(chunk)
+            self._shown.flush()
+
+
+def serve(job_folder: Path, attempt: int, *, port: int, logs: Path, stay: float) -> None:
+    """Serve and follow until a signal has come and the trainer has ended; `stay`: seconds of patience with it.
+
+    OSError where the port cannot be had.
+    """
+    told = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    server = Server(job_folder, attempt, port)
+    Thread(target=partial(server.serve_forever, poll_interval=POLL_SECONDS), daemon=True).start()
+    follower = Follower(logs, sys.stdout.buffer)
+    while not told.wait(POLL_SECONDS):
+        follower.copy()
+    watch, until = Watch(job_folder.parent, attempt), time.monotonic() + stay
+    while watch.is_alive() and time.monotonic() < until:
+        follower.copy()
+        time.sleep(POLL_SECONDS)
+    follower.copy()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m rlhf_trainer.sidecar", description="Log and status of a trainer.")
+    parser.add_argument("job_folder", type=Path, metavar="JOB_FOLDER", help="the job's folder in the run folder")
+    parser.add_argument("--port", type=int, default=PORT, help=f"of /status.json; default {PORT}")
+    parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
+    parser.add_argument("--stay", type=float, default=STAY_SECONDS, help="seconds to wait for the trainer's end")
+    given = parser.parse_args(arguments)
+    try:
+        attempt = own_attempt()
+        if attempt is None:
+            parser.exit(2, "error: RLHF_ATTEMPT is not set: this runs in the head pod of a job only\n")
+        serve(given.job_folder, attempt, port=given.port, logs=given.logs, stay=given.stay)
+    except WrongAttempt as error:
+        parser.exit(error.exit_code, f"error: {error}\n")
+    except OSError as error:
+        parser.exit(4, f"error: --port {given.port}: cannot be had: {error.strerror}\n")
+
+
+if __name__ == "__main__":
+    main()
