@@ -1,0 +1,336 @@
+"""Our operator and one in kopf's usual style, on a real API server.
+
+    python benchmarks/operators.py [--json PATH] [--jobs N]
+
+Each has a control plane of its own (tests/cluster, level api), one after the other. KubeRay is off: what is measured is
+how soon an operator does its part about a new RLHFJob, and what that costs. A job counts as reconciled when its RayJob
+is there and its status tells of the attempt, as a watch sees it, from the moment at which the API server had answered
+that the job was made. Writes are the API server's own count. The other operator (benchmarks/handlers_operator.py) does
+the same work by handlers and a timer. Exit code 1: a target was missed, or the other operator was better in most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from seen_by_api_server import GROUP_PATH, JOBS, NAMESPACE, Requests, Watched  # noqa: E402
+
+from rlhf_api import kubectl_yaml  # noqa: E402
+from tests.cluster.client import Cluster  # noqa: E402 the test cluster is no installed package
+from tests.cluster.launch import cluster  # noqa: E402
+from tests.cluster.processes import die_with_parent  # noqa: E402
+from tests.cluster.settings import free_ports  # noqa: E402
+
+CONSOLE = Console(width=120)
+DEFINITION = ROOT / "crds/rlhfjobs.yaml"
+EXAMPLE = kubectl_yaml.read((ROOT / "examples/01-helpful-ppo.yaml").read_text(), "")[0]
+"""The job that is made over and over, under other names."""
+SETTLE_SECONDS = 20.0
+"""After the last job: longer than the period of a timer, in which late writes come."""
+PATIENCE_SECONDS = 180.0
+DELETE_SECONDS = 5.0
+CREATORS = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What our operator has to reach."""
+
+    figure: str
+    most: float
+
+
+TARGETS = (
+    Target("lag_p99_seconds", 3.0),
+    Target("status_writes_per_job", 2.0),
+    Target("metadata_writes_per_job", 0.0),
+    Target("peak_megabytes", 200.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one operator did and took; smaller is better."""
+
+    lag_p50_seconds: float
+    lag_p99_seconds: float
+    lag_worst_seconds: float
+    status_writes_per_job: float
+    metadata_writes_per_job: float
+    conflicts_per_job: float
+    surplus_rayjob_posts_per_job: float
+    cpu_seconds_per_job: float
+    peak_megabytes: float
+    idle_cpu_percent: float
+    restart_seconds: float
+    restart_cpu_seconds: float
+    restart_writes_per_job: float
+    deletion_needs_operator: int
+
+
+MEANINGS = {
+    "lag_p50_seconds": "created -> reconciled, median, s",
+    "lag_p99_seconds": "created -> reconciled, p99, s",
+    "lag_worst_seconds": "created -> reconciled, worst, s",
+    "status_writes_per_job": "writes of the status per job",
+    "metadata_writes_per_job": "writes of the object itself per job",
+    "conflicts_per_job": "refused writes (409) per job",
+    "surplus_rayjob_posts_per_job": "surplus POSTs of RayJobs per job",
+    "cpu_seconds_per_job": "CPU time of the operator per job, s",
+    "peak_megabytes": "peak memory (RSS), MB",
+    "idle_cpu_percent": "CPU when nothing happens, % of a core",
+    "restart_seconds": "killed -> a new job is reconciled again, s",
+    "restart_cpu_seconds": "CPU time of that restart, s",
+    "restart_writes_per_job": "writes of that restart per old job",
+    "deletion_needs_operator": "kubectl delete waits for the operator (1: yes)",
+}
+
+
+class Process:
+    """An operator as a process of its own."""
+
+    def __init__(self, command: list[str], server: Cluster, log: Path) -> None:
+        self._command, self._server, self._log = command, server, log
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env={**os.environ, **self._server.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 the child does nothing else before it is replaced
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._popen, "it was not started"
+        if self._popen.poll() is not None:
+            raise SystemExit(f"{' '.join(self._command)} ended\n{self._log.read_text()[-4000:]}")
+        return self._popen.pid
+
+    def kill(self) -> None:
+        """Like a machine that loses power."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self._popen
+        self._popen.wait()
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_megabytes(self) -> float:
+        """Most memory that it ever held (VmHWM)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found, status
+        return int(found[1]) * 1024 / 1e6
+
+
+class Bench:
+    """One operator on a control plane of its own."""
+
+    def __init__(self, server: Cluster, process: Process, jobs: int, rate: float) -> None:
+        self.server, self.process, self.jobs, self.rate = server, process, jobs, rate
+        self.watched = Watched(server)
+        self.created: dict[str, float] = {}
+
+    def figures(self, idle_seconds: float) -> Figures:
+        self.process.start()
+        with self.watched.running():
+            self._create("warm-up")
+            self._wait_for(["warm-up"])
+            before, cpu = Requests.now(self.server), self.process.cpu_seconds()
+            self._create_all()
+            names = [f"job-{number:04d}" for number in range(self.jobs)]
+            self._wait_for(names)
+            time.sleep(SETTLE_SECONDS)
+            spent = self.process.cpu_seconds() - cpu
+            made = Requests.now(self.server).since(before)
+            idle = self._idle(idle_seconds)
+            peak = self.process.peak_megabytes()
+            restart = self._restart()
+        done = self.watched.reconciled()
+        lags = sorted(max(0.0, done[name] - self.created[name]) for name in names)
+        return Figures(
+            lag_p50_seconds=lags[len(lags) // 2],
+            lag_p99_seconds=lags[math.ceil(0.99 * len(lags)) - 1],
+            lag_worst_seconds=lags[-1],
+            status_writes_per_job=made.status / self.jobs,
+            metadata_writes_per_job=made.metadata / self.jobs,
+            conflicts_per_job=made.conflicts / self.jobs,
+            surplus_rayjob_posts_per_job=made.rayjob_posts / self.jobs - 1,
+            cpu_seconds_per_job=spent / self.jobs,
+            peak_megabytes=max(peak, self.process.peak_megabytes()),
+            idle_cpu_percent=idle,
+            **restart,
+        )
+
+    def _create(self, name: str) -> None:
+        self.server.expect("POST", JOBS, {**EXAMPLE, "metadata": {"name": name}})
+        self.created[name] = time.monotonic()
+
+    def _create_all(self) -> None:
+        """At the rate, however long the API server takes for one."""
+        begin = time.monotonic()
+        with ThreadPoolExecutor(CREATORS) as pool:
+            made = []
+            for number in range(self.jobs):
+                time.sleep(max(0.0, begin + number / self.rate - time.monotonic()))
+                made.append(pool.submit(self._create, f"job-{number:04d}"))
+            for each in made:
+                each.result()
+        taken = time.monotonic() - begin
+        CONSOLE.print(f"  {self.jobs} jobs made in {taken:.1f} s ({self.jobs / taken:.0f}/s)")
+
+    def _wait_for(self, names: list[str]) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while missing := set(names) - self.watched.reconciled().keys():
+            assert self.process.pid, "it runs"
+            if time.monotonic() > end:
+                told = f"{len(missing)} jobs were not reconciled, such as {min(missing)}"
+                raise SystemExit(f"{told}; {self.watched.trouble}")
+            time.sleep(0.05)
+
+    def _idle(self, seconds: float) -> float:
+        before = self.process.cpu_seconds()
+        time.sleep(seconds)
+        return 100 * (self.process.cpu_seconds() - before) / seconds
+
+    def _restart(self) -> dict[str, Any]:
+        """Killed, a job deleted meanwhile, started again over all the jobs that there are."""
+        self.process.kill()
+        self.server.expect("DELETE", f"{JOBS}/warm-up")
+        time.sleep(DELETE_SECONDS)
+        is_there = self.server.request("GET", f"{JOBS}/warm-up")[0] == 200
+        before, begin = Requests.now(self.server), time.monotonic()
+        self.process.start()
+        self._create("after")
+        self._wait_for(["after"])
+        taken = time.monotonic() - begin
+        time.sleep(SETTLE_SECONDS)
+        made = Requests.now(self.server).since(before)
+        return {
+            "restart_seconds": taken,
+            "restart_cpu_seconds": self.process.cpu_seconds(),
+            "restart_writes_per_job": (made.status + made.metadata) / self.jobs,
+            "deletion_needs_operator": int(is_there),
+        }
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """How each operator is started, with the settings in a file of the folder."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump({"namespaces": [NAMESPACE]}))
+    port = str(free_ports(1)[0])
+    return {
+        "ours": [
+            sys.executable,
+            "-m",
+            "rlhf_operator",
+            "--config",
+            str(config),
+            "--port",
+            port,
+            "--log-format",
+            "text",
+        ],
+        "handlers": [sys.executable, str(ROOT / "benchmarks/handlers_operator.py"), str(config)],
+    }
+
+
+def measured(name: str, jobs: int, rate: float, idle_seconds: float) -> Figures:
+    """One operator, on a fresh control plane."""
+    with cluster("api") as server:
+        server.stop_kuberay()
+        server.kubectl("apply", "--server-side", "-f", DEFINITION)
+        server.until(lambda: server.request("GET", f"{GROUP_PATH}/rlhfjobs")[0] == 200, 30, "RLHFJobs are known")
+        server.make_namespace(NAMESPACE)
+        process = Process(commands(server.folder)[name], server, server.folder / f"{name}.log")
+        try:
+            return Bench(server, process, jobs, rate).figures(idle_seconds)
+        finally:
+            CONSOLE.print(f"  last lines of its log:\n{(server.folder / f'{name}.log').read_text()[-600:]}")
+
+
+def missed(ours: Figures, other: Figures) -> list[str]:
+    """What was not reached, in sentences."""
+    mine, its = asdict(ours), asdict(other)
+    found = [
+        f"{MEANINGS[target.figure]}: {mine[target.figure]:.2f}, at most {target.most:g} wanted"
+        for target in TARGETS
+        if mine[target.figure] > target.most
+    ]
+    better = sum(mine[name] < its[name] for name in mine)
+    worse = sum(mine[name] > its[name] for name in mine)
+    return [*found, *([f"better in {better} figures, worse in {worse}"] if better <= worse else [])]
+
+
+def show(results: Mapping[str, Figures], jobs: int, rate: float) -> None:
+    """The table."""
+    printed = Table(
+        title=f"{jobs} RLHFJobs at {rate:g}/s, KubeRay off, both operators in this run", title_justify="left"
+    )
+    printed.add_column("", justify="left")
+    for column in (*results, "target"):
+        printed.add_column(column, justify="right")
+    targets = {target.figure: f"<= {target.most:g}" for target in TARGETS}
+    for name, meaning in MEANINGS.items():
+        cells = [f"{asdict(figures)[name]:.3g}" for figures in results.values()]
+        printed.add_row(meaning, *cells, targets.get(name, ""))
+    CONSOLE.print(printed)
+
+
+def main() -> int:
+    """Run both; the table goes to stdout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=50.0, help="jobs a second")
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--only", choices=["ours", "handlers"], help="one of them, and no comparison")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = {}
+    for name in [options.only] if options.only else ["ours", "handlers"]:
+        CONSOLE.print(f"{name}:")
+        results[name] = measured(name, options.jobs, options.rate, options.idle_seconds)
+    show(results, options.jobs, options.rate)
+    if options.json:
+        document = {
+            "jobs": options.jobs,
+            "rate": options.rate,
+            **{name: asdict(each) for name, each in results.items()},
+        }
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    problems = missed(results["ours"], results["handlers"]) if len(results) == 2 else []
+    for problem in problems:
+        CONSOLE.print(f"missed: {problem}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

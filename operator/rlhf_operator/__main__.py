@@ -1,0 +1,5 @@
+"""`python -m rlhf_operator`."""
+
+from rlhf_operator.main import main
+
+main()

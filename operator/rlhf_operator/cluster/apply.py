@@ -1,0 +1,159 @@
+"""Does what a plan says. Every step may be done twice; none is done for a job that has changed since it was seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlhf_api.status import Status
+from rlhf_operator import names
+from rlhf_operator.cluster import raw, seen
+from rlhf_operator.cluster.cache import Cache, Key, KindName
+from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, MERGE_PATCH, NOT_FOUND, ApiError, Client
+from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.resources import CREATED, JOBS, PODS, RAYJOBS, Resource
+from rlhf_operator.plan import Action, Create, DeleteJob, DeletePod, DeleteRayJob, Event, Manifest, Plan, ReadLive
+from rlhf_operator.snapshot import Document, JobSeen, Refusal, Snapshot
+
+logger = logging.getLogger(__name__)
+
+CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
+"""Plural of a kind that is made and watched -> its place in the cache."""
+WRITTEN_BY: Final = {"fieldManager": names.OPERATOR}
+
+
+class StaleError(Exception):
+    """The job is no longer what the snapshot shows: everything is to be decided anew."""
+
+
+class RefusedError(Exception):
+    """The API server will not have an object, or it is somebody else's; a person is told by an event."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.message)
+
+
+class Applier:
+    """Writes to the cluster, as long as `may_write` says so; NotLeadingError else."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache,
+        events: Events,
+        may_write: Callable[[], bool],
+        look_at: Callable[[set[Key]], None],
+    ) -> None:
+        """`look_at` is told which other jobs a write changes something for: no event will say so any more."""
+        self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
+        self._look_at = look_at
+
+    async def apply(self, snapshot: Snapshot, plan: Plan) -> None:
+        """The status if it differs, then the rest in order.
+
+        StaleError, RefusedError, ApiError: what comes after that step has not been done.
+        """
+        if plan.status != snapshot.job.status:
+            await self._write_status(snapshot.job, plan.status)
+        for event in plan.events:
+            await self._events.tell(snapshot.job, event)
+        for action in plan.actions:
+            await self._do(snapshot.job, action)
+
+    async def _do(self, job: JobSeen, action: Action) -> None:
+        match action:
+            case Create():
+                await self._create(job, action.manifest)
+            case DeleteRayJob():
+                # So the pods end even where KubeRay is down, and the RayJob stays until they are gone.
+                await self._delete(RAYJOBS, job.namespace, action.name, action.uid, {"propagationPolicy": "Foreground"})
+            case DeletePod():
+                await self._delete(PODS, job.namespace, action.name, action.uid, {"gracePeriodSeconds": 0})
+            case DeleteJob():
+                await self._delete(JOBS, job.namespace, job.name, action.uid, {"propagationPolicy": "Background"})
+            case ReadLive():
+                raise AssertionError("the engine looks again, and applies what is decided then")
+
+    async def _write_status(self, job: JobSeen, status: Status) -> None:
+        body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(status)}
+        try:
+            written = await self._client.call(
+                "PATCH",
+                JOBS.path(job.namespace, job.name, "status"),
+                kind=f"{JOBS.plural}/status",
+                query=WRITTEN_BY,
+                body=body,
+                content_type=MERGE_PATCH,
+                may=self._may_write,
+            )
+        except ApiError as error:
+            if error.status in (CONFLICT, NOT_FOUND):
+                raise StaleError(str(error)) from None
+            raise
+        # The next pass sees what this one wrote, whenever the watch comes round to it.
+        self._remember(job, "jobs", written)
+
+    async def _create(self, job: JobSeen, manifest: Manifest) -> None:
+        kind, name = raw.text(manifest, "kind"), raw.text(manifest, "metadata", "name")
+        resource = CREATED[raw.text(manifest, "apiVersion"), kind]
+        path = resource.path(job.namespace)
+        try:
+            made = await self._client.call(
+                "POST", path, kind=resource.plural, query=WRITTEN_BY, body=manifest, may=self._may_write
+            )
+        except ApiError as error:
+            if error.status in (FORBIDDEN, INVALID, 400):
+                refusal = Refusal(reason="CreateRefused", message=f"{kind} {name} was refused: {error}")
+                raise await self._refused(job, refusal) from None
+            if error.status != CONFLICT:
+                raise
+            made = await self._existing(job, resource, name)
+        if resource.plural in CACHED:
+            self._remember(job, CACHED[resource.plural], made)
+
+    def _remember(self, job: JobSeen, kind: KindName, document: Document) -> None:
+        self._look_at(self._cache.put(kind, document) - {(job.namespace, job.name)})
+
+    async def _existing(self, job: JobSeen, resource: Resource, name: str) -> Document:
+        """The object that is there already; RefusedError where it is not the job's."""
+        found = await self._client.get(resource, job.namespace, name)
+        if job.uid in seen.owners(found):
+            return found
+        message = f"{resource.kind} {name} exists already and belongs to somebody else: delete it or rename the job"
+        raise await self._refused(job, Refusal(reason="NameConflict", message=message))
+
+    async def _refused(self, job: JobSeen, refusal: Refusal) -> RefusedError:
+        await self._events.tell(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
+        return RefusedError(refusal)
+
+    async def _delete(self, resource: Resource, namespace: str, name: str, uid: str, options: dict[str, Any]) -> None:
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **options}
+        path = resource.path(namespace, name)
+        try:
+            await self._client.call("DELETE", path, kind=resource.plural, body=body, may=self._may_write)
+        except ApiError as error:
+            # Gone, or another one of that name: in either case that one is no more.
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise
+
+
+def with_nulls(status: Status) -> dict[str, Any]:
+    """The status as a merge patch that leaves nothing of another one: what is unset is null."""
+    return _explicit(status.model_dump(mode="json", by_alias=True))
+
+
+def _explicit(document: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _explicit(value) if isinstance(value, dict) else _without_nulls(value) for key, value in document.items()
+    }
+
+
+def _without_nulls(value: Any) -> Any:
+    # A patch replaces a list as a whole, so that a null in it would stay.
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value

@@ -1,0 +1,261 @@
+"""What the watches have shown so far, and which jobs a change is about.
+
+Only small values are kept, never whole objects. A later version of an object is never replaced by an earlier one, and
+one that has been deleted never comes back, whatever the order in which lists, watches and answers to writes arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
+
+from rlhf_api.names import KIND
+from rlhf_operator import names
+from rlhf_operator.cluster import raw, seen
+from rlhf_operator.cluster.client import Listing
+from rlhf_operator.snapshot import ClaimSeen, Document, JobSeen, NodeSeen, PodSeen, QuotaSeen, RayJobSeen
+
+T = TypeVar("T")
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name; of a node the namespace is empty."""
+KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas"]
+
+REMEMBERED_DELETIONS: Final = 20_000
+PLACED_LATER: Final = ("Pending", "Mapping")
+"""Phases in which the nodes decide what happens next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """An object: what is kept of it, and by which names it is found."""
+
+    uid: str
+    version: int
+    owner: str
+    """uid of the job that it belongs to, as far as it says; empty for what belongs to none."""
+    under: frozenset[str]
+    value: T
+
+    def same(self, other: Entry[T] | None) -> bool:
+        """Whether nothing that counts has changed."""
+        return other is not None and replace(self, version=0) == replace(other, version=0)
+
+
+class Table(Generic[T]):
+    """The objects of one kind."""
+
+    def __init__(self, read: Callable[[Document], tuple[T, str, frozenset[str]]]) -> None:
+        self._read = read
+        self._entries: dict[Key, Entry[T]] = {}
+        self._under: dict[Key, set[Key]] = {}
+        self._gone: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[tuple[Key, Entry[T]]]:
+        return iter(list(self._entries.items()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key) -> Entry[T] | None:
+        return self._entries.get(key)
+
+    def under(self, namespace: str, name: str) -> list[tuple[Key, Entry[T]]]:
+        """The objects of a namespace that are found by a name."""
+        return [(key, self._entries[key]) for key in sorted(self._under.get((namespace, name), ()))]
+
+    def put(self, document: Document) -> tuple[Key, Entry[T] | None, Entry[T] | None]:
+        """(key, entry before, entry now)."""
+        key, uid, version = _identity(document)
+        before = self._entries.get(key)
+        if uid in self._gone or (before is not None and version <= before.version):
+            return key, before, before
+        value, owner, under = self._read(document)
+        entry = Entry(uid, version, owner, under, value)
+        self._set(key, before, entry)
+        return key, before, entry
+
+    def remove(self, document: Document) -> tuple[Key, Entry[T] | None]:
+        """(key, entry before); only if it is that very object."""
+        key, uid, _ = _identity(document)
+        return key, self.drop(key, uid)
+
+    def drop(self, key: Key, uid: str) -> Entry[T] | None:
+        """The entry before; only if it has this uid, which will not be taken in again."""
+        self._gone[uid] = None
+        if len(self._gone) > REMEMBERED_DELETIONS:
+            del self._gone[next(iter(self._gone))]
+        before = self._entries.get(key)
+        if before is None or before.uid != uid:
+            return None
+        self._set(key, before, None)
+        return before
+
+    def _set(self, key: Key, before: Entry[T] | None, now: Entry[T] | None) -> None:
+        old, new = before.under if before else frozenset(), now.under if now else frozenset()
+        for name in old - new:
+            found = self._under[key[0], name]
+            found.discard(key)
+            if not found:
+                del self._under[key[0], name]
+        for name in new - old:
+            self._under.setdefault((key[0], name), set()).add(key)
+        if now is None:
+            del self._entries[key]
+        else:
+            self._entries[key] = now
+
+
+def _identity(document: Document) -> tuple[Key, str, int]:
+    version = raw.text(document, "metadata", "resourceVersion")
+    key = (raw.text(document, "metadata", "namespace"), raw.text(document, "metadata", "name"))
+    return key, raw.text(document, "metadata", "uid"), int(version) if version.isdigit() else 0
+
+
+def inputs_of(spec: Document) -> set[str]:
+    """Names of the jobs that a spec's models come from (job://)."""
+    return {uri.removeprefix("job://").split("/")[0] for uri in _uris(spec.get("models"), "job://")}
+
+
+def claims_of(name: str, spec: Document) -> set[str]:
+    """Names of the claims that a spec names (pvc://claim/...), and of the one that is made for the job."""
+    parts = [part for field, part in spec.items() if field != "runtime"]
+    named = {uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://")}
+    return named | {names.output_claim(name)}
+
+
+def _uris(value: object, scheme: str) -> Iterator[str]:
+    if isinstance(value, str):
+        if value.startswith(scheme):
+            yield value
+    elif isinstance(value, dict):
+        yield from _uris(list(value.values()), scheme)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _uris(each, scheme)
+
+
+def _job(document: Document) -> tuple[JobSeen, str, frozenset[str]]:
+    job = seen.job(document)
+    inputs = (f"input:{each}" for each in inputs_of(job.spec))
+    return job, job.uid, frozenset((*inputs, *(f"claim:{each}" for each in claims_of(job.name, job.spec))))
+
+
+def _rayjob(document: Document) -> tuple[RayJobSeen, str, frozenset[str]]:
+    return seen.rayjob(document, ""), seen.owner(document)[2], _job_names(document)
+
+
+def _pod(document: Document) -> tuple[PodSeen, str, frozenset[str]]:
+    # KubeRay's RayCluster owns it.
+    return seen.pod(document), raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
+
+
+def _job_names(document: Document) -> frozenset[str]:
+    return frozenset(filter(None, (raw.text(document, "metadata", "labels", names.JOB_NAME),)))
+
+
+def _node(document: Document) -> tuple[NodeSeen, str, frozenset[str]]:
+    return seen.node(document), "", frozenset()
+
+
+def _claim(document: Document) -> tuple[ClaimSeen, str, frozenset[str]]:
+    owners = raw.entries(document, "metadata", "ownerReferences")
+    job = next((raw.text(each, "uid") for each in owners if each.get("kind") == KIND), "")
+    return seen.claim(document, ""), job, frozenset()
+
+
+def _quota(document: Document) -> tuple[QuotaSeen, str, frozenset[str]]:
+    kind, name, _ = seen.owner(document)
+    return seen.quota(document), "", frozenset((name,) if kind == "RayJob" else ())
+
+
+class Cache:
+    """Everything that is watched."""
+
+    def __init__(self) -> None:
+        self.jobs = Table(_job)
+        self.rayjobs = Table(_rayjob)
+        self.pods = Table(_pod)
+        self.nodes = Table(_node)
+        self.claims = Table(_claim)
+        self.quotas = Table(_quota)
+
+    def put(self, kind: KindName, document: Document) -> set[Key]:
+        """Takes an object in; the jobs that it changes something for."""
+        if kind == "jobs":
+            return self._jobs_of_job(*self.jobs.put(document))
+        key, before, now = getattr(self, kind).put(document)
+        if now is None or now.same(before):
+            return set()
+        return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now)
+
+    def remove(self, kind: KindName, document: Document) -> set[Key]:
+        """Forgets an object that has been deleted; the jobs that it changes something for."""
+        if kind == "jobs":
+            key, job = self.jobs.remove(document)
+            return self._jobs_of_job(key, job, None)
+        key, before = getattr(self, kind).remove(document)
+        return self._jobs_of(kind, key, before)
+
+    def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
+        """Takes in what a list says: of the objects with these keys, those that it lacks are gone."""
+        changed: set[Key] = set()
+        there = {_identity(each)[1] for each in listing.items}
+        table = getattr(self, kind)
+        for key in list(keys):
+            entry = table.get(key)
+            # One that is younger than the list cannot be in it.
+            if entry is not None and entry.uid not in there and entry.version <= listing.version:
+                table.drop(key, entry.uid)
+                changed |= self._jobs_of_job(key, entry, None) if kind == "jobs" else self._jobs_of(kind, key, entry)
+        for document in listing.items:
+            changed |= self.put(kind, document)
+        return changed
+
+    def keys(self, kind: KindName, namespace: str | None) -> list[Key]:
+        """Of all objects of a kind in a namespace, or in all."""
+        return [key for key, _ in getattr(self, kind) if namespace in (None, key[0])]
+
+    def _jobs_of(self, kind: KindName, key: Key, entry: Entry[object] | None) -> set[Key]:
+        if entry is None:
+            return set()
+        namespace, name = key
+        if kind in ("rayjobs", "pods"):
+            return {(namespace, job) for job in entry.under}
+        if kind == "claims":
+            return {job for job, _ in self.jobs.under(namespace, f"claim:{name}")}
+        if kind == "quotas":
+            found = (self.rayjobs.get((namespace, each)) for each in entry.under)
+            return {(namespace, job) for rayjob in found if rayjob for job in rayjob.under}
+        return self._jobs_of_node(name)
+
+    def _jobs_of_node(self, name: str) -> set[Key]:
+        on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.under}
+        return on_it | {key for key, job in self.jobs if job.value.status.phase in PLACED_LATER}
+
+    def _jobs_of_job(self, key: Key, before: Entry[JobSeen] | None, now: Entry[JobSeen] | None) -> set[Key]:
+        if before is now:
+            return set()
+        return {key} if _same_to_others(before, now) else {key, *self._dependants(key)}
+
+    def _dependants(self, key: Key) -> set[Key]:
+        """The jobs that read a job's output, and those that read theirs, and so on."""
+        found: set[Key] = set()
+        waiting = [key]
+        while waiting:
+            namespace, name = waiting.pop()
+            new = {job for job, _ in self.jobs.under(namespace, f"input:{name}")} - found
+            found |= new
+            waiting += new
+        return found
+
+
+def _same_to_others(before: Entry[JobSeen] | None, now: Entry[JobSeen] | None) -> bool:
+    """Whether a job looks as before to those that read its output."""
+    return (
+        before is not None
+        and now is not None
+        and before.uid == now.uid
+        and before.value.spec == now.value.spec
+        and (before.value.status.phase, before.value.status.output) == (now.value.status.phase, now.value.status.output)
+    )

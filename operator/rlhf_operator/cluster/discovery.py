@@ -1,0 +1,82 @@
+"""What the cluster offers and this service account may use: found at the start, and looked at again now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_operator.cluster import raw
+from rlhf_operator.cluster.cache import KindName
+from rlhf_operator.cluster.client import FORBIDDEN, NOT_FOUND, ApiError, Client, NoClusterError
+from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, RAYJOBS, Resource, workloads
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Capability
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of object that is watched."""
+
+    name: KindName
+    resource: Resource
+    selector: str = ""
+    """Labels by which the server leaves out what is not ours."""
+    namespaced: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What there is."""
+
+    capabilities: frozenset[Capability]
+    kinds: tuple[Kind, ...]
+
+
+async def discover(client: Client, settings: Settings) -> Offer:
+    """Asks the server. NoClusterError where there is no RLHFJob, ApiError where it does not answer."""
+    if not await _serves(client, JOBS):
+        raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: apply crds/rlhfjobs.yaml first")
+    kinds = [Kind(name="jobs", resource=JOBS), Kind(name="pods", resource=PODS, selector=OURS)]
+    kinds.append(Kind(name="claims", resource=CLAIMS))
+    capabilities: set[Capability] = set()
+    if await _serves(client, RAYJOBS):
+        capabilities.add("kuberay")
+        kinds.append(Kind(name="rayjobs", resource=RAYJOBS, selector=OURS))
+    if (kueue := await _kueue(client)) and await _may_list(client, kueue, next(iter(settings.namespaces), None)):
+        capabilities.add("kueue")
+        kinds.append(Kind(name="quotas", resource=kueue))
+    if settings.read_nodes and await _may_list(client, NODES, None):
+        capabilities.add("nodes")
+        kinds.append(Kind(name="nodes", resource=NODES, namespaced=False))
+    return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
+
+
+async def _serves(client: Client, resource: Resource) -> bool:
+    try:
+        answer = await client.read(f"/apis/{resource.group}/{resource.version}")
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return False
+        raise
+    return any(each.get("name") == resource.plural for each in raw.entries(answer, "resources"))
+
+
+async def _kueue(client: Client) -> Resource | None:
+    """Its Workloads in the version that the server prefers."""
+    try:
+        answer = await client.read("/apis/kueue.x-k8s.io")
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
+    resource = workloads(raw.text(answer, "preferredVersion", "version"))
+    return resource if await _serves(client, resource) else None
+
+
+async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:
+    try:
+        await client.call("GET", resource.path(namespace), kind=resource.plural, query={"limit": "1"})
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return False
+    return True

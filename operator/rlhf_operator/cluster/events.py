@@ -1,0 +1,107 @@
+"""Kubernetes' events about jobs (events.k8s.io/v1): one for a change; the same one again becomes a series."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from rlhf_operator import names
+from rlhf_operator.cluster.client import MERGE_PATCH, ApiError, Client
+from rlhf_operator.cluster.resources import EVENTS, JOBS
+from rlhf_operator.plan import Event
+from rlhf_operator.snapshot import JobSeen
+
+logger = logging.getLogger(__name__)
+
+SERIES: Final = timedelta(minutes=10)
+"""The same event within this time is no new one."""
+REPORTED_EVERY: Final = timedelta(minutes=1)
+"""A series is written so often at most."""
+REMEMBERED: Final = 2_000
+LONGEST_NOTE: Final = 1024
+"""Bytes; more is refused by the API server."""
+
+
+@dataclass
+class _Said:
+    """An event that was written."""
+
+    name: str
+    first: datetime
+    written: datetime
+    count: int = 1
+
+
+class Events:
+    """Writes events. One that cannot be written is in the log, and stops nothing."""
+
+    def __init__(self, client: Client, may_write: Callable[[], bool], clock: Callable[[], datetime]) -> None:
+        self._client, self._may_write, self._clock = client, may_write, clock
+        self._said: OrderedDict[tuple[str, Event], _Said] = OrderedDict()
+
+    async def tell(self, job: JobSeen, event: Event) -> None:
+        try:
+            await self._tell(job, event)
+        except ApiError as error:
+            logger.warning("no event about %s/%s: %s", job.namespace, job.name, error)
+
+    async def _tell(self, job: JobSeen, event: Event) -> None:
+        now = self._clock()
+        said = self._said.get((job.uid, event))
+        if said is None or now - said.written > SERIES:
+            said = self._said[job.uid, event] = _Said(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
+            if len(self._said) > REMEMBERED:
+                self._said.popitem(last=False)
+            await self._create(job, event, said)
+            return
+        said.count += 1
+        if now - said.written < REPORTED_EVERY and said.count > 2:
+            return
+        said.written = now
+        path = EVENTS.path(job.namespace, said.name)
+        series = {"series": {"count": said.count, "lastObservedTime": _micro(now)}}
+        await self._write("PATCH", path, series, MERGE_PATCH)
+
+    async def _create(self, job: JobSeen, event: Event, said: _Said) -> None:
+        body: dict[str, Any] = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": said.name, "namespace": job.namespace},
+            "eventTime": _micro(said.first),
+            "reportingController": names.OPERATOR,
+            "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
+            "action": "Reconcile",
+            "type": event.kind,
+            "reason": event.reason,
+            "note": _short(event.message),
+            "regarding": {
+                "apiVersion": JOBS.api_version,
+                "kind": JOBS.kind,
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": job.uid,
+                "resourceVersion": job.resource_version,
+            },
+        }
+        await self._write("POST", EVENTS.path(job.namespace), body, "application/json")
+
+    async def _write(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
+        await self._client.call(
+            method, path, kind=EVENTS.plural, body=body, content_type=content_type, may=self._may_write, attempts=2
+        )
+
+
+def _micro(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _short(note: str) -> str:
+    if len(note.encode(errors="replace")) <= LONGEST_NOTE:
+        return note
+    return note.encode(errors="replace")[: LONGEST_NOTE - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,73 @@
+"""What the head pods say about the trainer's progress, read over HTTP; no Kubernetes credential is in a pod."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+import aiohttp
+
+from rlhf_operator import names
+from rlhf_operator.cluster import raw, seen
+from rlhf_operator.snapshot import Heartbeat, PodSeen
+
+TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
+LARGEST: Final = 2**20
+"""Bytes of an answer that are read at most."""
+MAX_EXIT_CODE: Final = 255
+
+
+class Heartbeats:
+    """The latest answer of each job's head pod."""
+
+    def __init__(self, clock: Callable[[], datetime], port: int = names.STATUS_PORT) -> None:
+        self._clock, self._port = clock, port
+        self._last: dict[str, Heartbeat] = {}
+        self._session = aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(force_close=True))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None:
+        """Of this attempt; None while there is none."""
+        found = self._last.get(job_uid)
+        return found if found is not None and found.attempt == attempt else None
+
+    def forget_all_but(self, job_uids: set[str]) -> None:
+        self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
+
+    async def read(self, job_uid: str, pod: PodSeen) -> bool:
+        """Asks a head pod; whether it says something new. One that does not answer, or nonsense, says nothing."""
+        answer = await self._ask(pod.ip)
+        if answer is None or raw.number(answer, "attempt") != pod.attempt:
+            return False
+        heartbeat = self._heartbeat(answer, pod.attempt)
+        before = self._last.get(job_uid)
+        self._last[job_uid] = heartbeat
+        return before is None or replace(before, received=heartbeat.received) != heartbeat
+
+    async def _ask(self, ip: str) -> Any:
+        host = f"[{ip}]" if ":" in ip else ip
+        try:
+            async with self._session.get(f"http://{host}:{self._port}/status.json", allow_redirects=False) as response:
+                if response.status != 200:
+                    return None
+                body = await response.content.read(LARGEST)
+                while not response.content.at_eof() and len(body) < LARGEST:
+                    body += await response.content.read(LARGEST - len(body))
+            return json.loads(body)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
+            return None
+
+    def _heartbeat(self, answer: object, attempt: int) -> Heartbeat:
+        code = raw.number(answer, "exitCode")
+        return Heartbeat(
+            attempt=attempt,
+            received=self._clock(),
+            status=seen.status(raw.at(answer, "status")),
+            exit_code=code if code is not None and 0 <= code <= MAX_EXIT_CODE else None,
+            complete=raw.at(answer, "complete") is True,
+        )

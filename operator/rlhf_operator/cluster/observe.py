@@ -1,0 +1,204 @@
+"""One pass' view of a job: from the cache, or where a step cannot be taken back, from the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from rlhf_operator import names
+from rlhf_operator.cluster import raw, seen
+from rlhf_operator.cluster.cache import Cache, Entry, Key, claims_of, inputs_of
+from rlhf_operator.cluster.client import NOT_FOUND, ApiError, Client, Listing
+from rlhf_operator.cluster.discovery import Kind, Offer
+from rlhf_operator.cluster.heartbeats import Heartbeats
+from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import ClaimSeen, Heartbeat, InputSeen, JobSeen, PodSeen, QuotaSeen, RayJobSeen, Snapshot
+
+logger = logging.getLogger(__name__)
+
+ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
+"""Ray's words for a job that has ended."""
+NEVER: Final = 2**63
+
+
+class Observer:
+    """Makes Snapshots. Jobs that a live look changes something for are told to `changed`."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache,
+        heartbeats: Heartbeats,
+        offer: Offer,
+        settings: Settings,
+        changed: Callable[[set[Key]], None],
+    ) -> None:
+        self._client, self._cache, self._heartbeats = client, cache, heartbeats
+        self._offer, self._changed = offer, changed
+        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+
+    def keys(self) -> list[Key]:
+        """Of all jobs."""
+        return self._cache.keys("jobs", None)
+
+    async def sync(self) -> None:
+        """Takes in whole lists of all kinds: at the start, and to mend what a watch has missed."""
+        # One after the other: several long lists at once would all be in memory.
+        for kind in self._offer.kinds:
+            for namespace in self._namespaces if kind.namespaced else (None,):
+                await self._list(kind, namespace)
+        self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
+
+    async def _list(self, kind: Kind, namespace: str | None) -> None:
+        listing = await self._client.list(kind.resource, namespace, kind.selector)
+        self._changed(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
+
+    async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
+        """None where there is no such job. `since` is the time from which silence means something."""
+        taken: tuple[RayJobSeen, ...] = ()
+        if fresh:
+            await self._look(key)
+        if (entry := self._cache.jobs.get(key)) is None:
+            return None
+        if fresh and "kuberay" in self._offer.capabilities:
+            taken = await self._taken(entry.value)
+        await self._last_words(entry.value)
+        return self._snapshot(entry.value, taken, fresh=fresh, since=since)
+
+    def head(self, key: Key) -> tuple[str, PodSeen] | None:
+        """(the job's uid, the head pod of its current attempt), if it can be asked."""
+        if (entry := self._cache.jobs.get(key)) is None:
+            return None
+        job = entry.value
+        for pod in self._pods(job):
+            if pod.role == names.CONTROLLER and pod.attempt == job.status.attempt and pod.ip and pod.phase == "Running":
+                return job.uid, pod
+        return None
+
+    async def _look(self, key: Key) -> None:
+        """Reads job, RayJobs and pods anew. The job first: then its version says that nothing came in between."""
+        namespace, name = key
+        try:
+            found: tuple[object, ...] = (await self._client.get(JOBS, namespace, name),)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            found = ()
+        changed = self._cache.put_list("jobs", Listing(items=tuple(map(raw.mapping, found)), version=NEVER), [key])
+        if found and self._may_have_had_attempts(key):
+            selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
+            pods = await self._client.list(PODS, namespace, selector)
+            changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.under(*key)])
+            if "kuberay" in self._offer.capabilities:
+                rayjobs = await self._client.list(RAYJOBS, namespace, selector)
+                keys = [each for each, _ in self._cache.rayjobs.under(*key)]
+                changed |= self._cache.put_list("rayjobs", rayjobs, keys)
+        self._changed(changed - {key})
+
+    def _may_have_had_attempts(self, key: Key) -> bool:
+        """Whether there can be RayJobs or pods of the job.
+
+        The status names an attempt before its RayJob is made. A list by label costs the server a look at everything of
+        that kind, so a thousand new jobs would cost it a million.
+        """
+        entry = self._cache.jobs.get(key)
+        is_named = entry is not None and entry.value.status.attempt is not None
+        return is_named or bool(self._cache.rayjobs.under(*key) or self._cache.pods.under(*key))
+
+    async def _taken(self, job: JobSeen) -> tuple[RayJobSeen, ...]:
+        """RayJobs without our labels that have the names of this attempt and the next: they are somebody else's."""
+        attempt = job.status.attempt or 0
+        wanted = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
+        unseen = sorted(wanted - {key[1] for key, _ in self._cache.rayjobs.under(job.namespace, job.name)})
+        found = await asyncio.gather(*(self._rayjob(job, name) for name in unseen))
+        return tuple(each for each in found if each is not None)
+
+    async def _rayjob(self, job: JobSeen, name: str) -> RayJobSeen | None:
+        try:
+            return seen.rayjob(await self._client.get(RAYJOBS, job.namespace, name), job.uid)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    async def _last_words(self, job: JobSeen) -> None:
+        """Once Ray says that the attempt is over, what the trainer wrote last must be known before anything is done."""
+        rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
+        over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ENDED
+        known = self._heartbeat(job)
+        if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
+            await self._heartbeats.read(*head)
+
+    def _heartbeat(self, job: JobSeen) -> Heartbeat | None:
+        return self._heartbeats.last(job.uid, job.status.attempt)
+
+    def _snapshot(self, job: JobSeen, taken: tuple[RayJobSeen, ...], *, fresh: bool, since: datetime) -> Snapshot:
+        nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self._offer.capabilities else None
+        inputs = {each.name: each for each in self._inputs(job)}
+        return Snapshot(
+            job=job,
+            rayjobs=(*self._rayjobs(job), *taken),
+            pods=tuple(self._pods(job)),
+            inputs=inputs,
+            claims={each.name: each for each in self._claims(job, inputs)},
+            quota=self._quota(job),
+            heartbeat=self._heartbeat(job),
+            nodes=nodes,
+            capabilities=self._offer.capabilities,
+            watching_since=since,
+            fresh=fresh,
+        )
+
+    def _rayjobs(self, job: JobSeen) -> Iterator[RayJobSeen]:
+        for _, each in self._cache.rayjobs.under(job.namespace, job.name):
+            yield replace(each.value, owned=each.owner == job.uid)
+
+    def _pods(self, job: JobSeen) -> Iterator[PodSeen]:
+        for _, each in self._cache.pods.under(job.namespace, job.name):
+            if each.owner == job.uid:
+                yield each.value
+
+    def _inputs(self, job: JobSeen) -> Iterator[InputSeen]:
+        """Of the job, of those, and so on; each once."""
+        known: set[str] = set()
+        waiting = sorted(inputs_of(job.spec))
+        while waiting:
+            name = waiting.pop()
+            if name in known:
+                continue
+            known.add(name)
+            entry = self._cache.jobs.get((job.namespace, name))
+            yield _input(name, entry)
+            waiting += sorted(inputs_of(entry.value.spec)) if entry else ()
+
+    def _claims(self, job: JobSeen, inputs: dict[str, InputSeen]) -> Iterator[ClaimSeen]:
+        outputs = (each.output_uri for each in inputs.values())
+        read = {uri.removeprefix("pvc://").split("/")[0] for uri in outputs if uri.startswith("pvc://")}
+        for name in sorted(claims_of(job.name, job.spec) | read):
+            entry = self._cache.claims.get((job.namespace, name))
+            missing = ClaimSeen(name=name, exists=False)
+            yield replace(entry.value, owned=entry.owner == job.uid) if entry else missing
+
+    def _quota(self, job: JobSeen) -> QuotaSeen | None:
+        rayjob = names.rayjob(job.name, job.status.attempt or 0)
+        found = self._cache.quotas.under(job.namespace, rayjob)
+        return found[0][1].value if found else None
+
+
+def _input(name: str, entry: Entry[JobSeen] | None) -> InputSeen:
+    if entry is None:
+        return InputSeen(name=name, exists=False)
+    job = entry.value
+    return InputSeen(
+        name=name,
+        exists=True,
+        algorithm=raw.text(job.spec, "algorithm", "name"),
+        phase=job.status.phase,
+        output_uri=job.status.output.uri if job.status.output else "",
+        spec=job.spec,
+    )

@@ -1,0 +1,50 @@
+"""The kinds of Kubernetes objects that the operator reads and writes, and their places in the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api.names import GROUP, KIND, VERSION
+from rlhf_operator import names
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of object in the API."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Of a list (without name) or an object, below the server's address; without namespace that of all of them."""
+        base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = (*(("namespaces", namespace) if namespace else ()), self.plural, name, subresource)
+        return "/".join((base, *(part for part in parts if part)))
+
+
+JOBS: Final = Resource(GROUP, VERSION, "rlhfjobs", KIND)
+RAYJOBS: Final = Resource("ray.io", "v1", "rayjobs", "RayJob")
+PODS: Final = Resource("", "v1", "pods", "Pod")
+NODES: Final = Resource("", "v1", "nodes", "Node")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
+EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+
+CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS)}
+"""What may stand in a plan's Create."""
+
+OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
+"""Selects what was made for a job, and KubeRay's pods of it."""
+
+
+def workloads(version: str) -> Resource:
+    """Kueue's Workloads in a version of its API."""
+    return Resource("kueue.x-k8s.io", version, "workloads", "Workload")

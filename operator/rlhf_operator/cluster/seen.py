@@ -1,0 +1,190 @@
+"""Kubernetes' objects as the operator sees them. Whatever stands in them, reading never fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlhf_api.status import Status
+from rlhf_operator import names
+from rlhf_operator.cluster import raw
+from rlhf_operator.snapshot import ClaimSeen, ContainerSeen, Document, JobSeen, NodeSeen, PodSeen, QuotaSeen, RayJobSeen
+
+MAX_ATTEMPT_DIGITS: Final = 6
+MAX_INTEGER: Final = 2**63 - 1
+"""Larger ones are refused by the API server."""
+MAX_SECONDS: Final = 10**7
+
+
+def status(document: object) -> Status:
+    """A job's status; a field that cannot be read is left out."""
+    given = {field: value for field, value in raw.mapping(document).items() if _storable(value)}
+    try:
+        return _status(given)
+    except ValidationError:
+        return _status({field: value for field, value in given.items() if _readable(field, value)})
+
+
+def _status(document: Mapping[str, Any]) -> Status:
+    return Status.model_validate(document, by_alias=True, by_name=False)
+
+
+def _readable(field: str, value: object) -> bool:
+    try:
+        _status({field: value})
+    except ValidationError:
+        return False
+    return True
+
+
+def _storable(value: object) -> bool:
+    if isinstance(value, int):
+        return abs(value) <= MAX_INTEGER
+    if isinstance(value, Mapping):
+        return all(_storable(each) for each in value.values())
+    return all(_storable(each) for each in value) if isinstance(value, list) else True
+
+
+def job(document: Document) -> JobSeen:
+    return JobSeen(
+        namespace=raw.text(document, "metadata", "namespace"),
+        name=raw.text(document, "metadata", "name"),
+        uid=raw.text(document, "metadata", "uid"),
+        generation=raw.number(document, "metadata", "generation") or 0,
+        resource_version=raw.text(document, "metadata", "resourceVersion"),
+        created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
+        deleting=bool(raw.text(document, "metadata", "deletionTimestamp")),
+        labels=raw.texts(document, "metadata", "labels"),
+        spec=raw.mapping(document, "spec"),
+        status=status(document.get("status")),
+    )
+
+
+def owner(document: Document) -> tuple[str, str, str]:
+    """(kind, name, uid) of the owner that controls an object; empty where there is none."""
+    for each in raw.entries(document, "metadata", "ownerReferences"):
+        if each.get("controller") is True:
+            return raw.text(each, "kind"), raw.text(each, "name"), raw.text(each, "uid")
+    return "", "", ""
+
+
+def owners(document: Document) -> frozenset[str]:
+    """uids of all owners of an object."""
+    return frozenset(raw.text(each, "uid") for each in raw.entries(document, "metadata", "ownerReferences"))
+
+
+def _attempt(document: Document) -> int:
+    label = raw.text(document, "metadata", "labels", names.ATTEMPT)
+    return int(label) if label.isascii() and label.isdigit() and len(label) <= MAX_ATTEMPT_DIGITS else 0
+
+
+def rayjob(document: Document, job_uid: str) -> RayJobSeen:
+    """`job_uid` is that of the job that asks."""
+    return RayJobSeen(
+        name=raw.text(document, "metadata", "name"),
+        uid=raw.text(document, "metadata", "uid"),
+        attempt=_attempt(document),
+        owned=bool(job_uid) and owner(document)[2] == job_uid,
+        created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
+        deleting=bool(raw.text(document, "metadata", "deletionTimestamp")),
+        suspended=raw.at(document, "spec", "suspend") is True,
+        deployment_status=raw.text(document, "status", "jobDeploymentStatus"),
+        job_status=raw.text(document, "status", "jobStatus"),
+        reason=raw.text(document, "status", "reason"),
+        message=raw.text(document, "status", "message"),
+        cluster_name=raw.text(document, "status", "rayClusterName"),
+    )
+
+
+def pod(document: Document) -> PodSeen:
+    labels = raw.texts(document, "metadata", "labels")
+    ready, scheduled = raw.condition(document, "Ready"), raw.condition(document, "PodScheduled")
+    disrupted = raw.condition(document, "DisruptionTarget")
+    deletion = raw.time(document, "metadata", "deletionTimestamp")
+    grace = _grace_seconds(document)
+    return PodSeen(
+        name=raw.text(document, "metadata", "name"),
+        uid=raw.text(document, "metadata", "uid"),
+        attempt=_attempt(document),
+        role=labels.get(names.ROLE, ""),
+        pool=labels.get(names.POOL, ""),
+        phase=raw.text(document, "status", "phase") or "Pending",
+        ready=ready.get("status") == "True",
+        node=raw.text(document, "spec", "nodeName"),
+        ip=raw.text(document, "status", "podIP"),
+        reason=raw.text(document, "status", "reason"),
+        message=raw.text(document, "status", "message"),
+        disruption=raw.text(disrupted, "reason") if disrupted.get("status") == "True" else "",
+        unschedulable=raw.text(scheduled, "message") if scheduled.get("status") == "False" else "",
+        created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
+        not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
+        # Kubernetes writes when the grace period will be over.
+        deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
+        grace_seconds=grace,
+        containers=tuple(_containers(document)),
+    )
+
+
+def _grace_seconds(document: Document) -> int:
+    asked = raw.number(document, "metadata", "deletionGracePeriodSeconds")
+    planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
+    seconds = asked if asked is not None else planned if planned is not None else 30
+    return min(max(seconds, 0), MAX_SECONDS)
+
+
+def _containers(document: Document) -> Iterator[ContainerSeen]:
+    for part in ("initContainerStatuses", "containerStatuses"):
+        for each in raw.entries(document, "status", part):
+            # A container that waits to be started again has ended before.
+            ended = raw.mapping(each, "state", "terminated") or (
+                raw.mapping(each, "lastState", "terminated") if raw.mapping(each, "state", "waiting") else {}
+            )
+            yield ContainerSeen(
+                name=raw.text(each, "name"),
+                ready=each.get("ready") is True,
+                running=bool(raw.mapping(each, "state", "running")),
+                waiting_reason=raw.text(each, "state", "waiting", "reason"),
+                waiting_message=raw.text(each, "state", "waiting", "message"),
+                exit_code=raw.number(ended, "exitCode"),
+                ended_reason=raw.text(ended, "reason"),
+                ended_message=raw.text(ended, "message"),
+            )
+
+
+def node(document: Document) -> NodeSeen:
+    taints = raw.entries(document, "spec", "taints")
+    return NodeSeen(
+        name=raw.text(document, "metadata", "name"),
+        ready=raw.is_true(document, "Ready"),
+        schedulable=raw.at(document, "spec", "unschedulable") is not True,
+        labels=raw.texts(document, "metadata", "labels"),
+        taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
+        allocatable=raw.texts(document, "status", "allocatable"),
+    )
+
+
+def claim(document: Document, job_uid: str) -> ClaimSeen:
+    """`job_uid` is that of the job that asks."""
+    modes = raw.at(document, "spec", "accessModes")
+    return ClaimSeen(
+        name=raw.text(document, "metadata", "name"),
+        exists=True,
+        owned=bool(job_uid) and job_uid in owners(document),
+        phase=raw.text(document, "status", "phase"),
+        access_modes=tuple(each for each in modes if isinstance(each, str)) if isinstance(modes, list) else (),
+    )
+
+
+def quota(document: Document) -> QuotaSeen:
+    """Of Kueue's Workload."""
+    evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
+    is_evicted = evicted.get("status") == "True"
+    return QuotaSeen(
+        reserved=reserved.get("status") == "True",
+        admitted=raw.is_true(document, "Admitted"),
+        evicted=raw.text(evicted, "reason") if is_evicted else "",
+        message=raw.text(evicted if is_evicted else reserved, "message"),
+    )

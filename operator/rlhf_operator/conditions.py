@@ -1,0 +1,92 @@
+"""The conditions of a job, and the phase that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from rlhf_api.status import Condition, ConditionType, Phase
+from rlhf_operator.times import timestamp
+
+Truth = Literal["True", "False", "Unknown"]
+Conditions = tuple[Condition, ...]
+
+RESTARTING = "Restarting"
+"""Reason of Training=False between two attempts."""
+SUSPENDING = "Suspending"
+"""Reason of Suspended=False while pods are left."""
+LONGEST_MESSAGE = 1024
+
+
+def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[Condition]) -> Conditions:
+    """The conditions with a new one in the place of the old one of its type.
+
+    standing: those that the server has. lastTransitionTime stays where the status is as it stands there, and nothing at
+    all changes where only the generation would.
+    """
+    before = found(standing, new.type)
+    if before is not None and before.status == new.status:
+        new = new.model_copy(update={"last_transition_time": before.last_transition_time})
+        if (before.reason, before.message) == (new.reason, new.message):
+            new = before
+    kept: dict[str, Condition] = {}
+    for each in conditions:
+        kept.setdefault(each.type, each)
+    return tuple({**kept, new.type: new}.values())
+
+
+def condition(
+    kind: ConditionType, status: Truth, reason: str, message: str, *, now: datetime, generation: int
+) -> Condition:
+    """A condition that became so now."""
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=shortened(message),
+        last_transition_time=timestamp(now),
+        observed_generation=max(generation, 0),
+    )
+
+
+def shortened(message: str) -> str:
+    """At most as much text as a status should hold."""
+    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
+
+
+def found(conditions: Sequence[Condition], kind: ConditionType) -> Condition | None:
+    """The condition of a type."""
+    return next((each for each in conditions if each.type == kind), None)
+
+
+def holds(conditions: Sequence[Condition], kind: ConditionType) -> bool:
+    """Whether a condition is True."""
+    return (each := found(conditions, kind)) is not None and each.status == "True"
+
+
+def phase_of(conditions: Sequence[Condition]) -> Phase:
+    """The phase, by the first condition that is not as in a running job."""
+
+    def lacks(kind: ConditionType) -> bool:
+        return not holds(conditions, kind)
+
+    def has_reason(kind: ConditionType, reason: str) -> bool:
+        each = found(conditions, kind)
+        return each is not None and each.status == "False" and each.reason == reason
+
+    training = found(conditions, "Training")
+    ladder: tuple[tuple[bool, Phase], ...] = (
+        (holds(conditions, "Complete"), "Succeeded"),
+        (holds(conditions, "Failed"), "Failed"),
+        (holds(conditions, "Suspended"), "Suspended"),
+        (has_reason("Suspended", SUSPENDING), "Suspending"),
+        (lacks("Accepted"), "Pending"),
+        (lacks("InputsReady"), "Pending"),
+        (lacks("Mapped"), "Mapping"),
+        (has_reason("Training", RESTARTING), "Restarting"),
+        (lacks("QuotaReserved"), "Queued"),
+        (lacks("ClusterReady"), "Provisioning"),
+        (training is None or training.status == "False", "Initializing"),
+    )
+    return next((phase for is_so, phase in ladder if is_so), "Running")

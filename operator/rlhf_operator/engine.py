@@ -1,0 +1,251 @@
+"""Events become keys of a queue; one pass a key: observe, decide, apply. Only a leader's engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from rlhf_operator.cluster.apply import RefusedError, StaleError
+from rlhf_operator.cluster.cache import Key
+from rlhf_operator.cluster.client import ApiError, NotLeadingError
+from rlhf_operator.metrics import Result
+from rlhf_operator.plan import Create, Plan, ReadLive
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import PodSeen, Refusal, Snapshot
+from rlhf_operator.work_queue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+WORKERS: Final = 16
+DECIDERS: Final = 4
+"""Threads: the mapper thinks for up to half a second, and the event loop renews the Lease meanwhile."""
+RESYNC_SECONDS: Final = 300.0
+SETTLED_SECONDS: Final = 10.0
+"""From a watch's new list until everything is listed once more: several watches often begin anew together."""
+STUCK_SECONDS: Final = 600.0
+
+Decide = Callable[[Snapshot, datetime, Settings], Plan]
+
+
+class Observing(Protocol):
+    """What the engine needs of cluster.observe."""
+
+    async def sync(self) -> None: ...
+    async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None: ...
+    def head(self, key: Key) -> tuple[str, PodSeen] | None: ...
+    def keys(self) -> Iterable[Key]: ...
+
+
+class Applying(Protocol):
+    """What the engine needs of cluster.apply."""
+
+    async def apply(self, snapshot: Snapshot, plan: Plan) -> None: ...
+
+
+class Hearing(Protocol):
+    """What the engine needs of cluster.heartbeats."""
+
+    async def read(self, job_uid: str, pod: PodSeen) -> bool: ...
+
+
+class UndecidedError(Exception):
+    """A decision asked for a live look at what was just looked at live."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Engine:
+    """Keeps every job going as long as it leads."""
+
+    def __init__(
+        self,
+        decide: Decide,
+        settings: Settings,
+        *,
+        observer: Observing,
+        applier: Applying,
+        heartbeats: Hearing,
+        reconciled: Callable[[Result, float], None],
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
+        """`reconciled` is told the result and the seconds of every pass."""
+        self._decide, self._settings = decide, settings
+        self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
+        self._reconciled, self._clock = reconciled, clock
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._polls: WorkQueue[Key] = WorkQueue()
+        self._doubted: set[Key] = set()
+        self._refused: dict[Key, Refusal] = {}
+        self._leading = False
+        self._since = clock()
+        self._synced = False
+        self._to_mend = asyncio.Event()
+
+    @property
+    def queue_depth(self) -> int:
+        """Jobs that wait for a pass."""
+        return len(self._queue)
+
+    @property
+    def leads(self) -> bool:
+        return self._leading
+
+    def unready(self) -> str | None:
+        """Why this replica cannot work, in a sentence; None if it can."""
+        return None if self._synced else "what is in the cluster has not been listed yet"
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be started again, in a sentence; None if it should not."""
+        longest = self._queue.longest_busy()
+        if longest is None or longest[1] < STUCK_SECONDS:
+            return None
+        (namespace, name), seconds = longest
+        return f"a pass over {namespace}/{name} has taken {seconds:.0f} s"
+
+    def look_at(self, keys: Iterable[Key]) -> None:
+        """Something has changed for these jobs."""
+        if self._leading:
+            for key in keys:
+                self._queue.add(key)
+
+    def mend(self) -> None:
+        """A watch began anew: what was deleted meanwhile has been missed."""
+        self._to_mend.set()
+
+    async def sync(self) -> None:
+        """Lists everything, until that has worked."""
+        pause = 0.5
+        while True:
+            try:
+                await self._observer.sync()
+            except ApiError as error:
+                logger.warning("cannot list what is in the cluster: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 30.0)
+            else:
+                self._synced = True
+                return
+
+    async def lead(self) -> None:
+        """Works until it is cancelled."""
+        self._since = self._clock()
+        await self.sync()
+        self._leading = True
+        self.look_at(self._observer.keys())
+        executor = ThreadPoolExecutor(DECIDERS, thread_name_prefix="decide")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(self._work(executor))
+                    group.create_task(self._poll())
+                group.create_task(self._resync())
+        finally:
+            self._leading = False
+            self._queue.close()
+            self._polls.close()
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _resync(self) -> None:
+        """Mends what the watches have missed, and whatever else."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_SECONDS * random.uniform(0.9, 1.1)):
+                    await self._to_mend.wait()
+                    await asyncio.sleep(SETTLED_SECONDS)
+            self._to_mend.clear()
+            await self.sync()
+            self.look_at(self._observer.keys())
+
+    async def _work(self, executor: ThreadPoolExecutor) -> None:
+        while True:
+            key = await self._queue.get()
+            begun = time.monotonic()
+            try:
+                self._reconciled(await self._outcome(key, executor), time.monotonic() - begun)
+            finally:
+                self._queue.done(key)
+
+    async def _outcome(self, key: Key, executor: ThreadPoolExecutor) -> Result:
+        """One pass; what goes wrong is told, tried again later and stops no other job."""
+        try:
+            again = await self._pass(key, executor)
+        except StaleError:
+            self._doubted.add(key)
+            self._queue.retry(key)
+            return "stale"
+        except NotLeadingError:
+            return "stale"
+        except (ApiError, RefusedError) as error:
+            if isinstance(error, RefusedError):
+                self._refused[key] = error.refusal
+            self._doubted.add(key)
+            logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._queue.retry(key))
+            return "error"
+        except Exception:
+            # A mistake of ours in one job must not stop the others.
+            logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._queue.retry(key))
+            return "error"
+        self._queue.succeeded(key)
+        self._queue.add_after(key, again)
+        if self._refused.pop(key, None):
+            self._queue.add(key)  # what the status says of it is no longer so
+        self._follow(key)
+        return "done"
+
+    async def _pass(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
+        """Seconds until the next one, if time alone can change anything."""
+        fresh = key in self._doubted
+        while True:
+            snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
+            self._doubted.discard(key)
+            if snapshot is None:
+                return None
+            loop = asyncio.get_running_loop()
+            snapshot = replace(snapshot, refused=self._refused.get(key))
+            plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
+            looks = [action.why for action in plan.actions if isinstance(action, ReadLive)]
+            if not looks:
+                break
+            if fresh:
+                raise UndecidedError(looks[0])
+            fresh = True
+        await self._applier.apply(snapshot, plan)
+        if any(isinstance(action, Create) for action in plan.actions):
+            # What was made is in the cache already, so that no event of a watch will bring this key again.
+            self._queue.add(key)
+        return plan.again_after
+
+    def _follow(self, key: Key) -> None:
+        """Asks the head pod for its progress from now on, if there is one."""
+        if self._observer.head(key) is not None and not self._polls.knows(key):
+            self._polls.add(key)
+
+    async def _poll(self) -> None:
+        while True:
+            key = await self._polls.get()
+            try:
+                await self._ask(key)
+            except Exception:
+                # What one pod answers must not stop the others.
+                logger.exception("%s/%s: its head pod's answer was not understood", *key)
+            finally:
+                self._polls.done(key)
+
+    async def _ask(self, key: Key) -> None:
+        """Reads a head pod's progress, and again after the interval as long as there is one."""
+        head = self._observer.head(key)
+        if head is None:
+            return
+        self._polls.add_after(key, self._settings.status_interval_seconds)
+        if await self._heartbeats.read(*head):
+            self.look_at([key])

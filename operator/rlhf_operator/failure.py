@@ -1,0 +1,340 @@
+"""Why an attempt has failed: what pods, Ray and the trainer itself have left as evidence, and what is done about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.run_policy import Action, Reason, RunPolicy
+from rlhf_api.status import Failure
+from rlhf_operator import names
+from rlhf_operator.snapshot import ContainerSeen, NodeSeen, PodSeen, RayJobSeen, Snapshot
+from rlhf_operator.times import since, timestamp
+
+DEFAULT_ACTIONS: Final[Mapping[Reason, Action]] = MappingProxyType(
+    {
+        "UserCode": "Fail",
+        "Data": "Fail",
+        "Spec": "Fail",
+        "Environment": "Restart",
+        "OutOfMemory": "Restart",
+        "Numerics": "Restart",
+        "Communication": "Restart",
+        "NodeLost": "Ignore",
+        "Preempted": "Ignore",
+        "Evicted": "Ignore",
+        "ImagePull": "Restart",
+        "HeadLost": "Restart",
+        "WorkerLost": "Restart",
+        "Hang": "Restart",
+        "StartupTimeout": "Restart",
+        "SecretMissing": "Restart",
+        "ClaimMissing": "Restart",
+        "Internal": "Restart",
+        "Unknown": "Restart",
+    }
+)
+"""What follows a failure that no rule of the job's matches. What would fail again in the same way fails the job; what
+the cluster did to it is not held against it; the rest is tried again, runPolicy.backoffLimit times."""
+
+TOLD_BY_TRAINER: Final[Mapping[int, Reason]] = MappingProxyType(
+    {
+        ExitCode.SPEC: "Spec",
+        ExitCode.DATA: "Data",
+        ExitCode.OUT_OF_MEMORY: "OutOfMemory",
+        ExitCode.NUMERICS: "Numerics",
+        ExitCode.USER_CODE: "UserCode",
+    }
+)
+"""Exit codes that say enough; no event in the cluster makes a trainer end with one of them."""
+TOLD_FOR_WANT_OF_EVIDENCE: Final[Mapping[int, Reason]] = MappingProxyType(
+    {
+        ExitCode.INTERNAL: "Internal",
+        ExitCode.ENVIRONMENT: "Environment",
+        ExitCode.COMMUNICATION: "Communication",
+        126: "Environment",
+        127: "Environment",
+    }
+)
+"""Exit codes that a lost pod may well be behind. 126 and 127 are the shell's: the program is not in the image."""
+DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
+    {
+        "PreemptionByScheduler": "Preempted",
+        "PreemptionByKubeScheduler": "Preempted",
+        "DeletionByTaintManager": "NodeLost",
+        "DeletionByPodGC": "NodeLost",
+        "EvictionByEvictionAPI": "Evicted",
+        "TerminationByKubelet": "Evicted",
+    }
+)
+"""Reasons of a pod's condition DisruptionTarget."""
+STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
+"""Which evidence wins where pods tell different stories."""
+
+PULL_SECONDS: Final = 300.0
+"""So long the kubelet may go on trying to pull an image."""
+MISSING_SECONDS: Final = 60.0
+"""So long a Secret or claim may follow the job that names it."""
+NODE_SECONDS: Final = 60.0
+"""So long the node of a pod may be not ready."""
+EVIDENCE_SECONDS: Final = 60.0
+"""A node counts as lost only after 40 to 50 s; a trainer that ends for that reason ends earlier."""
+LAST_WORDS_SECONDS: Final = 30.0
+"""So long the trainer's last status may take to be read once Ray has said that the job ended."""
+
+PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+OWN_CONTAINERS = frozenset({names.HEAD_CONTAINER, names.WORKER_CONTAINER})
+EXIT_CODE = re.compile(r"exit code:? (-?\d{1,9})\b")
+CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
+
+
+def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
+    """What to do about a failure, and the job's rule that says so."""
+    for rule in policy.failure_rules:
+        if (
+            (not rule.reasons or failure.reason in rule.reasons)
+            and (not rule.exit_codes or failure.exit_code in rule.exit_codes)
+            and (rule.message_contains is None or rule.message_contains in failure.message)
+        ):
+            return rule.action, rule.name
+    return next((action for reason, action in DEFAULT_ACTIONS.items() if reason == failure.reason), "Restart"), None
+
+
+def classify(seen: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
+    """Why the current attempt has failed; None as long as nothing says that it has.
+
+    ready_since: when all its pods were ready for the first time. Deadlines are not looked at.
+    """
+    cause = (
+        _told(seen)
+        or _evidence(seen, now, ready_since)
+        or _silent_end(seen, ready_since=ready_since)
+        or _stuck(seen, now)
+    )
+    if cause is None:
+        return None
+    reason, message, pod = cause
+    if reason in ("Communication", "Unknown") and (lost := _lost_worker(seen, ready_since=ready_since)):
+        reason, message, pod = "WorkerLost", lost[0], lost[1]
+    return failed(seen, now, reason, message, pod)
+
+
+def failed(seen: Snapshot, now: datetime, reason: Reason, message: str, pod: PodSeen | None = None) -> Failure:
+    """A failure of the current attempt."""
+    return Failure(
+        reason=reason,
+        exit_code=exit_code(seen),
+        message=message[:1000],
+        attempt=seen.job.status.attempt,
+        pod=pod.name if pod else None,
+        node=pod.node or None if pod else None,
+        time=timestamp(now),
+    )
+
+
+def patience(failure: Failure, seen: Snapshot) -> float:
+    """Seconds after the end of an attempt in which a better explanation than this may come."""
+    if failure.reason == "Communication":
+        return EVIDENCE_SECONDS
+    head = head_of(seen)
+    can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
+    if failure.reason == "Unknown" and failure.exit_code is None and can_speak:
+        return LAST_WORDS_SECONDS
+    return 0.0
+
+
+def exit_code(seen: Snapshot) -> int | None:
+    """The trainer's exit code: its process's, else the one that it wrote itself, else the one that Ray tells."""
+    beat, rayjob = seen.heartbeat, seen.current_rayjob()
+    codes: list[int | None] = []
+    if beat is not None and beat.attempt == seen.job.status.attempt:
+        last = beat.status.last_failure
+        codes = [beat.exit_code if beat.complete else None, last.exit_code if last else None]
+    if rayjob is not None and _has_failed(rayjob) and (told := EXIT_CODE.search(rayjob.message)):
+        codes.append(int(told[1]))
+    code = next((each for each in codes if each is not None), None)
+    if code is not None and code < 0:
+        code = 128 - code  # killed by a signal, in Python's words; now in the shell's
+    return code if code is not None and 0 <= code <= 255 else None
+
+
+def head_of(seen: Snapshot) -> PodSeen | None:
+    """The head pod of the current attempt; of two, the older one, in which the trainer ran."""
+    heads = [pod for pod in current_pods(seen) if pod.role == names.CONTROLLER]
+    return min(heads, key=lambda pod: (pod.created, pod.name), default=None)
+
+
+def current_pods(seen: Snapshot) -> tuple[PodSeen, ...]:
+    """The pods of the current attempt."""
+    return tuple(pod for pod in seen.pods if pod.attempt == seen.job.status.attempt)
+
+
+def workers_of(seen: Snapshot) -> tuple[PodSeen, ...]:
+    """The worker pods of the current attempt."""
+    return tuple(pod for pod in current_pods(seen) if pod.role == names.WORKER)
+
+
+def node_of(pod: PodSeen, seen: Snapshot) -> NodeSeen | None:
+    """The node of a pod, if it is known and there."""
+    return next((node for node in seen.nodes or () if node.name == pod.node), None)
+
+
+def node_is_gone(pod: PodSeen, seen: Snapshot) -> bool:
+    """Whether a pod was bound to a node that has been removed."""
+    return bool(pod.node) and seen.nodes is not None and node_of(pod, seen) is None
+
+
+Cause = tuple[Reason, str, PodSeen | None]
+
+
+def _told(seen: Snapshot) -> Cause | None:
+    """What the trainer itself says, where its word is enough."""
+    code = exit_code(seen)
+    if code is None or (reason := TOLD_BY_TRAINER.get(code)) is None:
+        return None
+    return reason, _words(seen) or f"the trainer ended with exit code {code}", head_of(seen)
+
+
+def _words(seen: Snapshot) -> str:
+    """The trainer's last message."""
+    beat = seen.heartbeat
+    if beat is None or beat.attempt != seen.job.status.attempt or beat.status.last_failure is None:
+        return ""
+    return beat.status.last_failure.message
+
+
+def _evidence(seen: Snapshot, now: datetime, ready_since: datetime | None) -> Cause | None:
+    """What was done to a pod of the attempt, or by Kueue to all of them."""
+    causes = [cause for pod in current_pods(seen) if (cause := _done_to(pod, seen, now))]
+    if ready_since and seen.quota and seen.quota.evicted == "Preempted" and not seen.quota.reserved:
+        causes.append(("Preempted", f"Kueue took the quota away: {seen.quota.message}", None))
+    return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
+
+
+def _done_to(pod: PodSeen, seen: Snapshot, now: datetime) -> Cause | None:
+    what = f"pod {pod.name}"
+    if pod.disruption and (reason := DISRUPTIONS.get(pod.disruption)):
+        return reason, f"{what} on node {pod.node or '(none)'} was ended: {pod.disruption} {pod.message}".rstrip(), pod
+    if node_is_gone(pod, seen):
+        return "NodeLost", f"node {pod.node} of {what} is gone", pod
+    node = node_of(pod, seen)
+    is_silent = node is not None and not node.ready and not pod.ready
+    if is_silent and since(_latest(pod.not_ready_since or pod.created, seen), now) >= NODE_SECONDS:
+        return "NodeLost", f"node {pod.node} of {what} is not ready", pod
+    if pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown"):
+        return "NodeLost", f"node {pod.node} of {what} does not answer: {pod.message}", pod
+    if pod.reason == "Preempting":
+        return "Preempted", f"{what} was ended: {pod.message}", pod
+    if pod.reason in ("Evicted", "Terminated"):
+        return "Evicted", f"{what} was evicted from node {pod.node}: {pod.message}", pod
+    if any(each.ended_reason == "OOMKilled" and each.name in OWN_CONTAINERS for each in pod.containers):
+        role = "worker" if pod.role == names.WORKER else "controller"
+        return "OutOfMemory", f"{what} used more memory than its limit; raise spec.runtime.{role}.memory", pod
+    return None
+
+
+def _silent_end(seen: Snapshot, *, ready_since: datetime | None) -> Cause | None:
+    """An end that nothing in the cluster explains, or a pod that was lost without a trace."""
+    rayjob, code, head = seen.current_rayjob(), exit_code(seen), head_of(seen)
+    has_ended = (code not in (None, 0) and _is_complete(seen)) or (rayjob is not None and _has_failed(rayjob))
+    if has_ended:
+        return _unexplained(rayjob, code, _words(seen), head)
+    if (
+        rayjob is not None
+        and ready_since
+        and (rayjob.suspended or rayjob.deployment_status in ("Suspending", "Suspended"))
+    ):
+        why = seen.quota.message if seen.quota else ""
+        return "Evicted", f"RayJob {rayjob.name} was suspended while it ran: {why}".rstrip(": "), None
+    if lost := _lost_head(seen):
+        return lost
+    if seen.job.status.ray_job_name and (rayjob is None or rayjob.deleting):
+        return "HeadLost", f"RayJob {seen.job.status.ray_job_name} was deleted, and not by the operator", None
+    if lost_worker := _lost_worker(seen, ready_since=ready_since):
+        return "WorkerLost", *lost_worker
+    return None
+
+
+def _is_complete(seen: Snapshot) -> bool:
+    return bool(seen.heartbeat and seen.heartbeat.attempt == seen.job.status.attempt and seen.heartbeat.complete)
+
+
+def _has_failed(rayjob: RayJobSeen) -> bool:
+    """Whether KubeRay says that the job is over, and not well."""
+    is_over = rayjob.deployment_status in ("Failed", "ValidationFailed", "Complete")
+    return rayjob.job_status != "SUCCEEDED" and (is_over or rayjob.job_status in ("FAILED", "STOPPED"))
+
+
+def _unexplained(rayjob: RayJobSeen | None, code: int | None, words: str, head: PodSeen | None) -> Cause:
+    told = rayjob.message if rayjob else ""
+    if code is not None and (reason := TOLD_FOR_WANT_OF_EVIDENCE.get(code)):
+        return reason, words or told or f"the trainer ended with exit code {code}", head
+    if rayjob is not None and rayjob.deployment_status == "ValidationFailed":
+        return "Internal", f"KubeRay refused RayJob {rayjob.name}: {told}", None
+    if code is not None and code > 128:
+        return "Unknown", words or f"the trainer was ended by signal {code - 128}", head
+    return "Unknown", words or told or "the trainer ended and left no word", head
+
+
+def _lost_head(seen: Snapshot) -> Cause | None:
+    head, known = head_of(seen), seen.job.status.head_pod
+    if known and (head is None or head.name != known):
+        return "HeadLost", f"head pod {known} is gone", None
+    if head is not None and (how := _ended(head)):
+        return "HeadLost", f"head pod {head.name} {how}", head
+    return None
+
+
+def _lost_worker(seen: Snapshot, *, ready_since: datetime | None) -> tuple[str, PodSeen | None] | None:
+    """A worker that ended, or, of a cluster that was whole, one that is missing; and what to say of it."""
+    workers, mapping = workers_of(seen), seen.job.status.mapping
+    for pod in workers:
+        if how := _ended(pod):
+            return f"worker pod {pod.name} {how}", pod
+    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    if ready_since and len(workers) < expected:
+        return f"a worker pod is gone: {len(workers)} of {expected} are left", None
+    if ready_since and (late := next((pod for pod in workers if pod.created > ready_since), None)):
+        return f"a worker pod is gone; KubeRay made {late.name} in its place", None
+    return None
+
+
+def _ended(pod: PodSeen) -> str:
+    """How a pod ended; empty if it has not."""
+    if pod.deleting_since is not None:
+        return "was deleted"
+    if pod.phase in ("Failed", "Succeeded"):
+        return f"ended ({pod.phase}): {pod.reason} {pod.message}".rstrip(": ")
+    ended = next((each for each in pod.containers if each.name in OWN_CONTAINERS and _has_ended(each)), None)
+    return f"ended: container {ended.name}, exit code {ended.exit_code}" if ended else ""
+
+
+def _has_ended(container: ContainerSeen) -> bool:
+    return container.exit_code is not None and not container.running
+
+
+def _stuck(seen: Snapshot, now: datetime) -> Cause | None:
+    """A pod that cannot start and has had its time."""
+    return next((cause for pod in current_pods(seen) for cause in _hindrances(pod, seen, now)), None)
+
+
+def _hindrances(pod: PodSeen, seen: Snapshot, now: datetime) -> Iterator[Cause]:
+    waited = since(_latest(pod.not_ready_since or pod.created, seen), now)
+    for each in pod.containers:
+        told = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
+        if each.waiting_reason in PULLING and waited >= PULL_SECONDS:
+            yield "ImagePull", told, pod
+        is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
+        if each.waiting_reason == "CreateContainerConfigError" and is_missing and waited >= MISSING_SECONDS:
+            yield "SecretMissing", told, pod
+    if (claim := CLAIM.search(pod.unschedulable)) and waited >= MISSING_SECONDS:
+        yield "ClaimMissing", f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs", pod
+
+
+def _latest(moment: datetime, seen: Snapshot) -> datetime:
+    """When a grace period begins: not before the operator was there to see."""
+    return max(moment, seen.watching_since)

@@ -1,0 +1,84 @@
+"""kopf's part: it watches and keeps the watches alive. What it sees goes into the cache, and on as keys of jobs.
+
+Only low-level event handlers are used: kopf then writes nothing, neither finalizer nor annotation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol
+
+import kopf
+
+from rlhf_operator.cluster.cache import KindName
+from rlhf_operator.cluster.discovery import Kind
+from rlhf_operator.snapshot import Document
+
+DELETED: Final = "DELETED"
+LISTED: Final = None
+"""kopf's word for an object of a list: at the start, and again after a watch was lost."""
+
+Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
+
+
+class Watcher(Protocol):
+    """Who is told what kopf sees."""
+
+    def saw(self, kind: KindName, document: Document) -> None:
+        """An object is there, or has changed."""
+
+    def saw_end(self, kind: KindName, document: Document) -> None:
+        """An object has been deleted."""
+
+    def saw_list(self) -> None:
+        """kopf had to list anew: what has been deleted meanwhile is not in the list, and no event says so."""
+
+
+def registry(kinds: Iterable[Kind], watcher: Watcher, login: Login) -> kopf.OperatorRegistry:
+    """Handlers for these kinds."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=made)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return await login()
+
+    for kind in kinds:
+        _watch(made, kind, watcher)
+    return made
+
+
+def _watch(made: kopf.OperatorRegistry, kind: Kind, watcher: Watcher) -> None:
+    resource = kind.resource
+
+    @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=made)
+    async def saw(event: Any, **_: Any) -> None:
+        if event["type"] == DELETED:
+            watcher.saw_end(kind.name, event["object"])
+            return
+        watcher.saw(kind.name, event["object"])
+        if event["type"] is LISTED:
+            watcher.saw_list()
+
+
+def settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+    """kopf's settings: it writes nothing, looks for nothing but these kinds, and does not give up."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.scanning.disabled = True
+    made.peering.standalone = True
+    made.networking.connect_timeout = 10
+    made.networking.request_timeout = 60
+    made.networking.enforce_retry_after = True
+    # An API server that is down for an hour is waited for.
+    made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8, 13, 21), itertools.repeat(30, 120)))
+    made.watching.inactivity_timeout = 70
+    made.watching.chunk_size = 500
+    made.queueing.idle_timeout = 1
+    made.process.ultimate_exiting_timeout = 20
+    for kind in kinds:
+        if kind.selector:
+            made.watching.label_selectors[kind.resource.group, kind.resource.version, kind.resource.plural] = (
+                kind.selector
+            )
+    return made

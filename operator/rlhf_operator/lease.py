@@ -1,0 +1,225 @@
+"""Which replica leads: a Lease (coordination.k8s.io) that one of them holds by compare-and-swap.
+
+Only this machine's monotonic clock counts. A holder's claim is over when its Lease has not changed for the duration
+that it says, as seen by the one who waits. The holder itself stops writing a good while before: at the deadline,
+counted from before its last renewal was sent. The times in the Lease are for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from rlhf_operator.snapshot import Document
+
+logger = logging.getLogger(__name__)
+
+NOT_FOUND, CONFLICT = 404, 409
+NOBODY: Final = ""
+RELEASED_SECONDS: Final = 1
+"""Duration in a Lease that nobody holds; zero is not allowed."""
+
+
+class LeaseCalls(Protocol):
+    """Calls for Leases as JSON; an answer of the server that is an error is raised with its HTTP code as `status`."""
+
+    async def read(self, namespace: str, name: str) -> Document:
+        """The Lease."""
+
+    async def create(self, namespace: str, lease: Document) -> Document:
+        """Make it; 409 where it exists."""
+
+    async def replace(self, namespace: str, name: str, lease: Document) -> Document:
+        """Replace it; 409 where metadata.resourceVersion is not that of the server."""
+
+
+class LostLeaseError(Exception):
+    """This replica led and must no longer."""
+
+
+class Elector:
+    """One replica's part in the election.
+
+    `identity` belongs to one process at a time, such as the pod's name: a Lease with it is taken over at once, so that
+    a container that starts again does not wait for itself.
+    """
+
+    def __init__(
+        self,
+        calls: LeaseCalls,
+        name: str,
+        namespace: str,
+        identity: str,
+        *,
+        duration: float = 15.0,
+        deadline: float = 10.0,
+        period: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """All times in seconds: the claim, the last moment to renew it, the pause between two tries."""
+        if not 0 < period < deadline < duration:
+            raise ValueError(f"0 < period < deadline < duration is needed, not {period}, {deadline}, {duration}")
+        self._calls, self._name, self._namespace, self._identity = calls, name, namespace, identity
+        self._duration, self._deadline, self._period, self._clock = duration, deadline, period, clock
+        self._held: Document = {}
+        self._renewed = -math.inf
+        self._seen_version = ""
+        self._seen_at = -math.inf
+
+    def may_write(self) -> bool:
+        """Whether nobody else can lead now; to be asked before every write."""
+        return self._clock() - self._renewed < self._deadline
+
+    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
+        """Waits to be elected, runs `lead` and gives the Lease back when that has ended.
+
+        LostLeaseError when the Lease is lost, once `lead` has been cancelled and has ended; else what `lead` raises.
+        """
+        try:
+            await self._win()
+            logger.info("%s leads: it holds the Lease %s/%s", self._identity, self._namespace, self._name)
+            await self._lead_while_renewed(lead)
+        finally:
+            await self._release()
+
+    async def _lead_while_renewed(self, lead: Callable[[], Awaitable[None]]) -> None:
+        renewing = asyncio.create_task(self._keep())
+        leading = asyncio.ensure_future(lead())
+        try:
+            await asyncio.wait({leading, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            lost = renewing.exception() if renewing.done() else None
+        finally:
+            # In this order: what `lead` still does when it is told to end, it does as the leader.
+            for task in (leading, renewing):
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if lost:
+            raise lost
+        leading.result()
+
+    async def _win(self) -> None:
+        """Returns when this replica holds the Lease."""
+        while True:
+            if await self._wins():
+                return
+            await asyncio.sleep(self._pause())
+
+    async def _wins(self) -> bool:
+        try:
+            async with asyncio.timeout(self._deadline / 2):
+                return await self._try()
+        except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
+            self._report(error)
+            return False
+
+    async def _try(self) -> bool:
+        lease = await self._read()
+        spec = lease.get("spec") or {}
+        version = str((lease.get("metadata") or {}).get("resourceVersion", ""))
+        if version != self._seen_version:
+            self._seen_version, self._seen_at = version, self._clock()
+        if spec.get("holderIdentity") not in (None, NOBODY, self._identity):
+            claimed = float(spec.get("leaseDurationSeconds") or self._duration)
+            if self._clock() - self._seen_at < claimed:
+                return False
+        try:
+            await self._claim(lease)
+        except Exception as error:
+            if _code(error) == CONFLICT:
+                return False
+            raise
+        return True
+
+    async def _keep(self) -> None:
+        """Renews for ever; LostLeaseError when another holds the Lease or the deadline is over."""
+        while True:
+            await asyncio.sleep(self._pause())
+            left = self._renewed + self._deadline - self._clock()
+            try:
+                async with asyncio.timeout(min(left, self._deadline / 2)):
+                    await self._renew()
+            except LostLeaseError:
+                self._renewed = -math.inf
+                raise
+            except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again until the deadline
+                self._report(error)
+            if not self.may_write():
+                raise LostLeaseError(f"the Lease {self._name} could not be renewed for {self._deadline:g} s")
+
+    async def _renew(self) -> None:
+        try:
+            await self._claim(self._held)
+            return
+        except Exception as error:
+            if _code(error) not in (NOT_FOUND, CONFLICT):
+                raise
+        lease = await self._read()
+        holder = (lease.get("spec") or {}).get("holderIdentity")
+        if holder != self._identity:
+            raise LostLeaseError(f"the Lease {self._name} is now held by {holder or 'nobody'}")
+        # The write before was ours: only its answer was lost.
+        await self._claim(lease)
+
+    async def _claim(self, lease: Document) -> None:
+        """Write the Lease as held by this replica; `lease` is what stands, empty where there is none."""
+        begun = self._clock()
+        claimed = self._written(lease, self._identity)
+        if lease:
+            self._held = await self._calls.replace(self._namespace, self._name, claimed)
+        else:
+            self._held = await self._calls.create(self._namespace, claimed)
+        self._renewed = begun
+
+    async def _release(self) -> None:
+        if not self.may_write():
+            return
+        # Not before nothing is written any more, and at once: the next replica need not wait for the duration.
+        self._renewed = -math.inf
+        try:
+            async with asyncio.timeout(self._period):
+                await self._calls.replace(self._namespace, self._name, self._written(self._held, NOBODY))
+        except Exception as error:  # noqa: BLE001 the claim will run out by itself
+            self._report(error)
+
+    async def _read(self) -> Document:
+        """The Lease; empty where there is none."""
+        try:
+            return await self._calls.read(self._namespace, self._name)
+        except Exception as error:
+            if _code(error) == NOT_FOUND:
+                return {}
+            raise
+
+    def _written(self, lease: Document, holder: str) -> Document:
+        old = lease.get("spec") or {}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        changes = holder != NOBODY and old.get("holderIdentity") != holder
+        spec = {
+            **old,
+            "holderIdentity": holder,
+            "leaseDurationSeconds": math.ceil(self._duration) if holder else RELEASED_SECONDS,
+            "renewTime": now,
+            "acquireTime": now if changes else old.get("acquireTime", now),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + int(changes and bool(lease)),
+        }
+        head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        metadata = lease.get("metadata") or {"name": self._name, "namespace": self._namespace}
+        return {**head, "metadata": metadata, "spec": spec}
+
+    def _pause(self) -> float:
+        """Replicas that started together must not ask together for ever."""
+        return self._period * random.uniform(0.8, 1.2)
+
+    def _report(self, error: Exception) -> None:
+        logger.warning("the Lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
+
+
+def _code(error: Exception) -> int | None:
+    """The HTTP code of an answer; None where there was no answer."""
+    return getattr(error, "status", None)

@@ -1,0 +1,270 @@
+"""Starts the operator: settings, the port of metrics and probes, the election, kopf; and ends all of it in order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import kopf
+
+from rlhf_api.problems import SpecError
+from rlhf_operator import handlers, names
+from rlhf_operator.cluster.apply import Applier
+from rlhf_operator.cluster.cache import Cache, Key, KindName
+from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
+from rlhf_operator.cluster.discovery import Offer, discover
+from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.heartbeats import Heartbeats
+from rlhf_operator.cluster.leases import Leases
+from rlhf_operator.cluster.observe import Observer
+from rlhf_operator.engine import Engine
+from rlhf_operator.lease import Elector, LostLeaseError
+from rlhf_operator.metrics import OperatorMetrics, Result, Server
+from rlhf_operator.reconcile import decide
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Document
+
+logger = logging.getLogger(__name__)
+
+PORT: Final = 9090
+LOOK_AGAIN_SECONDS: Final = 30.0
+"""Between two looks at what the cluster offers: KubeRay may be installed later."""
+STARTED_AGAIN: Final = 3
+"""Exit code where the process is to be started again, as a Deployment does."""
+
+
+class StartAgainError(Exception):
+    """What was found at the start is no longer so; a new process finds out how it is now."""
+
+
+def main() -> None:
+    """The program `rlhf-operator`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code: 0 after SIGTERM, 1 for an error, 2 for wrong settings, 3 to be started again."""
+    options = _options(arguments)
+    _log(options.log_format)
+    try:
+        settings = Settings.read(options.config)
+    except SpecError as error:
+        for problem in error.problems:
+            logger.error("%s", problem)
+        return 2
+    try:
+        asyncio.run(_operate(settings, options.kubeconfig, options.port))
+    except (StartAgainError, LostLeaseError) as error:
+        logger.warning("%s; the operator is to be started again", error)
+        return STARTED_AGAIN
+    except (NoClusterError, ApiError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rlhf-operator", description="Runs RLHFJobs on Kubernetes.")
+    parser.add_argument("--config", type=Path, required=True, help="file with the settings (YAML)")
+    parser.add_argument("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")
+    parser.add_argument("--port", type=int, default=PORT, help="of /metrics, /healthz and /readyz (default 9090)")
+    parser.add_argument("--log-format", choices=("json", "text"), default="json", help="of the log (default json)")
+    return parser.parse_args(arguments)
+
+
+class _Json(logging.Formatter):
+    """A log record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _log(form: str) -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_Json() if form == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # kopf tells of every event that it hands on.
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+
+
+class _Operator:
+    """All parts of one process, put together."""
+
+    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, offer: Offer) -> None:
+        self.settings, self.client, self.offer = settings, client, offer
+        self.elector = _elector(settings, client)
+        may_write = self.elector.may_write if self.elector else lambda: True
+        self.cache = Cache()
+        self.engine = Engine(
+            decide,
+            settings,
+            observer=Observer(client, self.cache, heartbeats, offer, settings, self._look_at),
+            applier=Applier(client, self.cache, Events(client, may_write, _now), may_write, self._look_at),
+            heartbeats=heartbeats,
+            reconciled=self._reconciled,
+        )
+        self.metrics = OperatorMetrics(
+            version=version("rlhf-operator"),
+            jobs=lambda: [entry.value for _, entry in self.cache.jobs],
+            queue_depth=lambda: self.engine.queue_depth,
+            leads=lambda: self.engine.leads,
+        )
+        client.count = self.metrics.requested
+
+    def saw(self, kind: KindName, document: Document) -> None:
+        self.engine.look_at(self.cache.put(kind, document))
+
+    def saw_end(self, kind: KindName, document: Document) -> None:
+        self.engine.look_at(self.cache.remove(kind, document))
+
+    def saw_list(self) -> None:
+        self.engine.mend()
+
+    def _look_at(self, keys: set[Key]) -> None:
+        self.engine.look_at(keys)
+
+    def _reconciled(self, result: Result, seconds: float) -> None:
+        self.metrics.reconciled(result, seconds)
+
+    async def log_in(self) -> kopf.ConnectionInfo:
+        """For kopf, which asks again when its credentials have run out."""
+        await self.client.renew_credentials()
+        configuration, authorization = await self.client.credentials()
+        scheme, _, token = (authorization or "").rpartition(" ")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert or None,
+            insecure=not configuration.verify_ssl,
+            scheme=(scheme or "Bearer") if token else None,
+            token=token or None,
+            certificate_path=configuration.cert_file or None,
+            private_key_path=configuration.key_file or None,
+        )
+
+    async def watch(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
+        """kopf, until it is told to stop; StartAgainError when it gives up."""
+        namespaces = self.settings.namespaces
+        try:
+            await kopf.operator(
+                registry=handlers.registry(self.offer.kinds, self, self.log_in),
+                settings=handlers.settings(self.offer.kinds),
+                standalone=True,
+                # kopf would put its user's name there, and a user that a cluster makes up has none.
+                identity=names.OPERATOR,  # type: ignore[arg-type]
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+        except Exception as error:
+            raise StartAgainError(f"a watch has failed: {str(error) or type(error).__name__}") from error
+
+    async def lead(self) -> None:
+        """Lists everything, waits to be elected and works."""
+        await self.engine.sync()
+        await (self.elector.run(self.engine.lead) if self.elector else self.engine.lead())
+
+    async def look_again(self) -> None:
+        """StartAgainError when the cluster offers something else than at the start, such as KubeRay."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_SECONDS * random.uniform(0.9, 1.1))
+            try:
+                offer = await discover(self.client, self.settings)
+            except ApiError as error:
+                logger.warning("cannot see what the cluster offers: %s", error)
+                continue
+            if offer != self.offer:
+                raise StartAgainError(f"the cluster offered {_named(self.offer)} and now {_named(offer)}")
+
+
+def _named(offer: Offer) -> str:
+    return ", ".join(sorted(offer.capabilities)) or "nothing besides RLHFJobs"
+
+
+def _elector(settings: Settings, client: Client) -> Elector | None:
+    """None where the only replica leads."""
+    if settings.lease_namespace is None:
+        return None
+    # Outside of a cluster two processes may have one host name.
+    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    return Elector(Leases(client), settings.lease_name, settings.lease_namespace, identity)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def _patiently_discover(client: Client, settings: Settings) -> Offer:
+    """As soon as the API server answers."""
+    while True:
+        try:
+            return await discover(client, settings)
+        except ApiError as error:
+            if not error.passing:
+                raise
+            logger.warning("%s", error)
+
+
+async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> None:
+    """Until SIGTERM or SIGINT; raises what made it end before."""
+    async with AsyncExitStack() as stack:
+        client = await Client.connect(kubeconfig)
+        stack.push_async_callback(client.close)
+        heartbeats = Heartbeats(_now)
+        stack.push_async_callback(heartbeats.close)
+        offer = await _patiently_discover(client, settings)
+        logger.info("the cluster offers %s", _named(offer))
+        operator = _Operator(settings, client, heartbeats, offer)
+        engine = operator.engine
+        server = Server(operator.metrics.registry, unhealthy=engine.unhealthy, unready=engine.unready)
+        await server.start(port)
+        stack.push_async_callback(server.stop)
+        await _run_until_stopped(operator)
+
+
+async def _run_until_stopped(operator: _Operator) -> None:
+    """First the work ends and the Lease is given back, then the watches end."""
+    stop, ready, stop_watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    watching = asyncio.create_task(operator.watch(ready, stop_watching))
+    work = [
+        asyncio.create_task(_stop_on_signal(ready, stop)),
+        asyncio.create_task(operator.lead()),
+        asyncio.create_task(operator.look_again()),
+    ]
+    await asyncio.wait({watching, *work}, return_when=asyncio.FIRST_COMPLETED)
+    for task in work:
+        task.cancel()
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    stop_watching.set()
+    for outcome in (*await asyncio.gather(watching, return_exceptions=True), *ended):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+            raise outcome
+
+
+async def _stop_on_signal(ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """Returns on SIGTERM or SIGINT."""
+    # kopf takes the signals for itself when it starts, and would end before the work does.
+    await ready.wait()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    logger.info("told to stop")

@@ -1,0 +1,305 @@
+"""What the operator tells Prometheus and the kubelet; docs/operator-metrics.md is the tables below for people.
+
+The series of jobs are made from the cache at each scrape, so those of a deleted job vanish with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, get_args
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from rlhf_api.status import Phase, Progress
+from rlhf_operator.snapshot import JobSeen
+from rlhf_operator.times import parsed, since
+
+Kind = Literal["gauge", "counter", "histogram"]
+Result = Literal["done", "stale", "error"]
+"""Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ENDED: Final = ("Succeeded", "Failed")
+JOB_LABELS: Final = ("namespace", "name")
+
+
+@dataclass(frozen=True)
+class OperatorMetric:
+    """A row of the operator's own table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+RECONCILE_TOTAL = OperatorMetric(
+    "rlhf_operator_reconcile_total",
+    "counter",
+    "passes",
+    ("result",),
+    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
+)
+RECONCILE_SECONDS = OperatorMetric(
+    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", (), "Duration of a pass over a job."
+)
+QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", (), "Jobs that wait for a pass now.")
+REQUESTS_TOTAL = OperatorMetric(
+    "rlhf_operator_api_requests_total",
+    "counter",
+    "requests",
+    ("verb", "resource", "code"),
+    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
+)
+LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", (), "1 while this replica leads, else 0.")
+BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", ("version",), "Always 1.")
+OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
+
+Sample = tuple[tuple[str, ...], float]
+"""(values of the labels besides namespace and name, value)."""
+
+
+@dataclass(frozen=True)
+class JobMetric:
+    """A row of the table of jobs; `samples` makes those of one job, none where it has no such value."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    unit: str
+    own_labels: tuple[str, ...]
+    meaning: str
+    samples: Callable[[JobSeen, datetime], Iterable[Sample]]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return (*JOB_LABELS, *self.own_labels)
+
+
+def _value(value: float | None) -> Iterator[Sample]:
+    if value is not None:
+        yield (), float(value)
+
+
+def _info(job: JobSeen, _: datetime) -> Iterator[Sample]:
+    algorithm = job.spec.get("algorithm")
+    name = str(algorithm.get("name", "")) if isinstance(algorithm, Mapping) else ""
+    yield (job.uid, name, job.status.queue or ""), 1.0
+
+
+def _phases(job: JobSeen, _: datetime) -> Iterator[Sample]:
+    # Stopped is no phase of a cluster.
+    return (((phase,), float(phase == job.status.phase)) for phase in get_args(Phase) if phase != "Stopped")
+
+
+def _last_failure(job: JobSeen, _: datetime) -> Iterator[Sample]:
+    if job.status.last_failure:
+        yield (job.status.last_failure.reason,), 1.0
+
+
+def _progress(value: Callable[[Progress], float | None]) -> Callable[[JobSeen, datetime], Iterator[Sample]]:
+    return lambda job, _: _value(value(job.status.progress) if job.status.progress else None)
+
+
+def _predicted(job: JobSeen, _: datetime) -> Iterator[Sample]:
+    return _value(job.status.mapping.predicted_step_seconds if job.status.mapping else None)
+
+
+def _gpus(job: JobSeen, _: datetime) -> Iterator[Sample]:
+    mapping = job.status.mapping
+    if mapping and job.status.phase in ("Provisioning", "Initializing", "Running"):
+        yield (), float(mapping.slots if mapping.device == "GPU" else 0)
+
+
+def _queued(job: JobSeen, now: datetime) -> Iterator[Sample]:
+    asked = (each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved")
+    return _value(_age(next(asked, None), now) if job.status.phase == "Queued" else None)
+
+
+def _checkpoint_age(job: JobSeen, now: datetime) -> Iterator[Sample]:
+    checkpoint = job.status.checkpoint
+    return _value(_age(checkpoint.time, now) if checkpoint and job.status.phase not in ENDED else None)
+
+
+def _age(timestamp: str | None, now: datetime) -> float | None:
+    """Seconds since then; None where it is no time at all, for anybody may write a status."""
+    moment = parsed(timestamp)
+    return since(moment, now) if moment else None
+
+
+JOB_METRICS = (
+    JobMetric("rlhf_job_info", "gauge", "1", ("uid", "algorithm", "queue"), "Always 1.", _info),
+    JobMetric("rlhf_job_phase", "gauge", "1", ("phase",), "1 for the phase of the job, 0 for all others.", _phases),
+    JobMetric(
+        "rlhf_job_attempts_total",
+        "counter",
+        "attempts",
+        (),
+        "Attempts that the job has had.",
+        lambda job, _: _value(job.status.attempt or 0),
+    ),
+    JobMetric(
+        "rlhf_job_failed_attempts",
+        "gauge",
+        "attempts",
+        (),
+        "Failures that count against runPolicy.backoffLimit.",
+        lambda job, _: _value(job.status.failed_attempts or 0),
+    ),
+    JobMetric(
+        "rlhf_job_last_failure",
+        "gauge",
+        "1",
+        ("reason",),
+        "1 for the reason of the latest failure; none where nothing failed.",
+        _last_failure,
+    ),
+    JobMetric(
+        "rlhf_job_step",
+        "gauge",
+        "steps",
+        (),
+        "Steps finished.",
+        _progress(lambda progress: progress.step),
+    ),
+    JobMetric(
+        "rlhf_job_total_steps",
+        "gauge",
+        "steps",
+        (),
+        "Steps of the whole job.",
+        _progress(lambda progress: progress.total_steps),
+    ),
+    JobMetric(
+        "rlhf_job_step_seconds",
+        "gauge",
+        "seconds",
+        (),
+        "Duration of the latest step.",
+        _progress(lambda progress: progress.step_seconds),
+    ),
+    JobMetric(
+        "rlhf_job_predicted_step_seconds",
+        "gauge",
+        "seconds",
+        (),
+        "Duration of a step as the mapper predicted it.",
+        _predicted,
+    ),
+    JobMetric("rlhf_job_gpus", "gauge", "GPUs", (), "GPUs that the job's pods ask for now; 0 on CPU slots.", _gpus),
+    JobMetric("rlhf_job_queue_seconds", "gauge", "seconds", (), "Time in the queue until now, while queued.", _queued),
+    JobMetric(
+        "rlhf_job_checkpoint_age_seconds",
+        "gauge",
+        "seconds",
+        (),
+        "Time since the newest whole checkpoint, until the job ends.",
+        _checkpoint_age,
+    ),
+)
+
+
+class JobCollector(Collector):
+    """The series of the jobs that there are now."""
+
+    def __init__(self, jobs: Callable[[], Iterable[JobSeen]], now: Callable[[], datetime]) -> None:
+        self._jobs, self._now = jobs, now
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        jobs, now = list(self._jobs()), self._now()
+        for metric in JOB_METRICS:
+            made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = made(metric.name, metric.meaning, labels=metric.labels)
+            for job in jobs:
+                for own, value in metric.samples(job, now):
+                    family.add_metric([job.namespace, job.name, *own], value)
+            yield family
+
+
+class OperatorMetrics:
+    """The registry of one operator, and what the engine reports to it."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        jobs: Callable[[], Iterable[JobSeen]],
+        queue_depth: Callable[[], int],
+        leads: Callable[[], bool],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`jobs`, `queue_depth` and `leads` are asked at each scrape."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._passes = Counter(*_described(RECONCILE_TOTAL), registry=self.registry)
+        self._seconds = Histogram(*_described(RECONCILE_SECONDS), registry=self.registry, buckets=BUCKETS)
+        self._requests = Counter(*_described(REQUESTS_TOTAL), registry=self.registry)
+        Gauge(*_described(QUEUE_DEPTH), registry=self.registry).set_function(lambda: float(queue_depth()))
+        Gauge(*_described(LEADER), registry=self.registry).set_function(lambda: float(leads()))
+        Gauge(*_described(BUILD_INFO), registry=self.registry).labels(version).set(1)
+        self.registry.register(JobCollector(jobs, now))
+
+    def reconciled(self, result: Result, seconds: float) -> None:
+        """One pass over a job has ended."""
+        self._passes.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def requested(self, verb: str, resource: str, code: int) -> None:
+        """One request has ended; code 0: without an answer. `resource` is a plural, rlhfjobs/status a part of one."""
+        self._requests.labels(verb, resource, str(code)).inc()
+
+
+def _described(metric: OperatorMetric) -> tuple[str, str, tuple[str, ...]]:
+    return metric.name, metric.meaning, metric.labels
+
+
+class Server:
+    """GET /metrics, /healthz and /readyz, answered by the event loop that reconciles: no answer is an answer, too.
+
+    `unhealthy` and `unready` say in a sentence why not, or None.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]
+    ) -> None:
+        self._registry, self._unhealthy, self._unready = registry, unhealthy, unready
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int) -> None:
+        """Serves on all addresses from now on; OSError where the port is taken."""
+        application = web.Application()
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
+        self._runner = web.AppRunner(application, access_log=None)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, port=port).start()
+        except OSError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Closes the port."""
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _answer(self._unhealthy())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _answer(self._unready())
+
+
+def _answer(problem: str | None) -> web.Response:
+    return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")

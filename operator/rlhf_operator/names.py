@@ -1,0 +1,55 @@
+"""What the operator calls the things that it makes and the places in pods that it and the trainer agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+OPERATOR: Final = "rlhf-operator"
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+JOB_NAME: Final = "rlhf.hybridflow.io/job-name"
+JOB_UID: Final = "rlhf.hybridflow.io/job-uid"
+ATTEMPT: Final = "rlhf.hybridflow.io/attempt"
+ROLE: Final = "rlhf.hybridflow.io/role"
+POOL: Final = "rlhf.hybridflow.io/pool"
+CONTROLLER, WORKER = "controller", "worker"
+"""Values of ROLE."""
+
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+"""Labels of Kueue; a job that has them passes them on to its RayJobs."""
+
+HEAD_CONTAINER, WORKER_CONTAINER, LOG_CONTAINER = "ray-head", "ray-worker", "driver-log"
+
+JOB_FOLDER: Final = "/rlhf/job"
+"""Of the ConfigMap with job.yaml, in every pod."""
+OUTPUT_FOLDER: Final = "/rlhf/output"
+"""Of the claim with the run folder, in every pod."""
+INPUTS_FOLDER: Final = "/rlhf/inputs"
+"""Below it the claim of each job that this one reads, by the job's name, read-only."""
+CLAIMS_FOLDER: Final = "/rlhf/claims"
+"""Below it every claim of a pvc:// URI, by the claim's name."""
+STATUS_PORT: Final = 8490
+"""Of /status.json of the head pod."""
+METRICS_PORT: Final = 8491
+"""Of the trainer's /metrics in the head pod."""
+
+
+GPU_PRODUCTS: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
+"""Labels of nodes in which vendors' discovery says what GPU they have."""
+
+
+def gpu_product(labels: Mapping[str, str]) -> str:
+    """What a node says of its GPUs; empty where it says nothing."""
+    return next((labels[label] for label in GPU_PRODUCTS if label in labels), "")
+
+
+def rayjob(job: str, attempt: int) -> str:
+    """The RayJob of an attempt, and the ConfigMap with its job.yaml."""
+    return f"{job}-a{attempt}"
+
+
+def output_claim(job: str) -> str:
+    """The claim that is made for a job without checkpoint.storage of its own."""
+    return f"{job}-output"

@@ -1,0 +1,166 @@
+"""The slots that a job may have: its matching nodes by group, as the mapper knows clusters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rlhf_api.job import Job
+from rlhf_api.quantities import amount, times
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup, gpu_of_product
+from rlhf_mapper.mapping import Device
+from rlhf_operator import names
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import NodeSeen, Snapshot
+
+REPELS = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Equal parts of nodes, each large enough for a worker pod."""
+
+    product: str
+    """What the nodes say of their GPU; empty for CPU slots, and where they say nothing."""
+    count: int
+    slots: int
+    """Of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What there is for a job."""
+
+    device: Device
+    machines: tuple[Machines, ...]
+    """Largest groups first."""
+    seen: bool
+    """False where the operator may not list nodes, and `machines` is what the job asks for."""
+
+    @property
+    def count(self) -> int:
+        return sum(group.count for group in self.machines)
+
+    def __str__(self) -> str:
+        """Such as `2 nodes with 8 NVIDIA-H200`, for a sentence."""
+        if not self.machines:
+            return "no node that is ready, schedulable and matches spec.runtime"
+        return " and ".join(
+            f"{group.count} node{'s' * (group.count > 1)} with {group.slots} {group.product or self.device + ' slots'}"
+            for group in self.machines
+        )
+
+
+def devices_for(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
+    """The machines that match a job now; without the right to list nodes those that it asks for."""
+    resources = job.spec.resources
+    if snapshot.nodes is None:
+        device: Device = "GPU" if resources.device == "GPU" else "CPU"
+        asked = Machines(product="", count=resources.max_nodes or resources.nodes, slots=resources.slots_per_node or 1)
+        return Devices(device=device, machines=(asked,), seen=False)
+    resource = gpu_resource(job, settings)
+    nodes = [node for node in snapshot.nodes if _suits(node, job, resource)]
+    gpus = {node.name: gpus_of(node, resource) for node in nodes}
+    by_hand = job.spec.placement.mode == "Manual"  # then the pools say how many slots of a node they take
+    if resources.device == "CPU" or (resources.device == "Auto" and not any(gpus.values())):
+        wanted = resources.slots_per_node or 1
+        return Devices(device="CPU", machines=_grouped(("", wanted) for _ in nodes), seen=True)
+    parts = [
+        (names.gpu_product(node.labels), wanted)
+        for node in nodes
+        if (wanted := (not by_hand and resources.slots_per_node) or gpus[node.name])
+        for _ in range(gpus[node.name] // wanted)
+    ]
+    return Devices(device="GPU", machines=_grouped(parts), seen=True)
+
+
+def choices(devices: Devices, job: Job) -> list[tuple[Machines, ...]]:
+    """The sets of machines that a job may take, each as many as it asks for or up to maxNodes of them.
+
+    One group that has enough by itself, and all groups together, the largest first. None where there are too few.
+    """
+    fewest, most = job.spec.resources.nodes, job.spec.resources.max_nodes or job.spec.resources.nodes
+    if devices.device == "CPU" and devices.machines:  # one node may have several worker pods
+        (group,) = devices.machines
+        return [(replace(group, count=max(fewest, min(group.count, most))),)]
+    take = min(devices.count, most)
+    if take < fewest:
+        return []
+    alone: list[tuple[Machines, ...]] = [
+        (replace(group, count=take),) for group in devices.machines if group.count >= take
+    ]
+    mixed, left = [], take
+    for group in devices.machines:
+        if left:
+            mixed.append(replace(group, count=min(left, group.count)))
+            left -= mixed[-1].count
+    return [*alone, tuple(mixed)] if len(mixed) > 1 else alone
+
+
+def cluster_of(machines: Sequence[Machines], device: Device, job: Job, settings: Settings) -> Cluster | None:
+    """The machines with the figures of their slots; None where the figures of a GPU are not known."""
+    if device == "CPU":
+        return Cluster(tuple(_cpu_group(group, job, settings) for group in machines))
+    gpus = [gpu_of_product(group.product) for group in machines]
+    groups = [
+        NodeGroup(gpu=gpu, count=group.count, gpus_per_node=group.slots)
+        for gpu, group in zip(gpus, machines, strict=True)
+        if gpu
+    ]
+    return Cluster(_merged(groups)) if len(groups) == len(machines) else None
+
+
+def gpu_resource(job: Job, settings: Settings) -> str:
+    """What Kubernetes calls a GPU of this job."""
+    return job.spec.runtime.gpu_resource_name or settings.gpu_resource_name
+
+
+def gpus_of(node: NodeSeen, resource: str) -> int:
+    """Allocatable GPUs of a node."""
+    try:
+        return int(amount(node.allocatable.get(resource, "0")))
+    except ValueError:
+        return 0
+
+
+def _suits(node: NodeSeen, job: Job, resource: str) -> bool:
+    wanted = job.spec.runtime.node_selector
+    if not (node.ready and node.schedulable and wanted.items() <= dict(node.labels).items()):
+        return False
+    return all(
+        effect not in REPELS or _tolerated(job, resource, key, value, effect) for key, value, effect in node.taints
+    )
+
+
+def _tolerated(job: Job, resource: str, key: str, value: str, effect: str) -> bool:
+    if key == resource:  # worker pods that ask for GPUs tolerate the taint that keeps others off these nodes
+        return True
+    return any(
+        each.effect in (None, effect)
+        and each.key in (None, key)
+        and (each.operator == "Exists" or (each.value or "") == value)
+        for each in job.spec.runtime.tolerations
+    )
+
+
+def _grouped(parts: Iterable[tuple[str, int]]) -> tuple[Machines, ...]:
+    """Equal (product, slots) counted; the order does not depend on that of the nodes."""
+    counted = sorted(Counter(parts).items(), key=lambda each: (-each[1] * each[0][1], each[0]))
+    return tuple(Machines(product=product, count=count, slots=slots) for (product, slots), count in counted)
+
+
+def _merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Products of one row of the table are one group."""
+    counts: dict[NodeGroup, int] = {}
+    for group in groups:
+        one = replace(group, count=1)
+        counts[one] = counts.get(one, 0) + group.count
+    return tuple(replace(one, count=count) for one, count in counts.items())
+
+
+def _cpu_group(group: Machines, job: Job, settings: Settings) -> NodeGroup:
+    """Slots that share the memory of a worker pod."""
+    memory = amount(job.spec.runtime.worker.memory or times(settings.worker.memory, group.slots))
+    slot = replace(CPU_SLOT, memory=float(memory) / group.slots)
+    return NodeGroup(gpu=slot, count=group.count, gpus_per_node=group.slots)

@@ -1,0 +1,75 @@
+"""What `reconcile.decide` answers: the status to write, and then what to do, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from rlhf_api.status import Status
+
+Manifest = Mapping[str, Any]
+"""A whole Kubernetes object as JSON types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLive:
+    """Decide again on what the server says, not the cache: the next step cannot be taken back.
+
+    It stands alone in a plan; the status is not written.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Create:
+    """Make an object unless it exists; one of that name that is not the job's is a NameConflict on the next pass."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteRayJob:
+    """Delete the RayJob of an attempt, its cluster and pods with it, if it still has this uid."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletePod:
+    """Delete a pod at once that no kubelet will ever confirm: its node is gone."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteJob:
+    """Delete the job itself: its time to live is over."""
+
+    uid: str
+
+
+Action: TypeAlias = ReadLive | Create | DeleteRayJob | DeletePod | DeleteJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A Kubernetes event about the job; one a change, never one a step."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Write the status if it differs, on condition of the resource version that was seen; only then do the rest."""
+
+    status: Status
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    again_after: float | None = None
+    """Seconds until the passing of time alone may change the answer; None if only an event can."""

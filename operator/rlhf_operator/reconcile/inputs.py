@@ -1,0 +1,141 @@
+"""Whether a job can begin: what its spec says, what it reads from other jobs, and the claims that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api import chain
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
+from rlhf_operator import names, resources
+from rlhf_operator.reconcile import ended
+from rlhf_operator.reconcile.turn import Turn
+
+LOOK_AGAIN_SECONDS: Final = 10.0
+"""No event tells that a RayJob without our labels has gone."""
+
+
+def accepted(turn: Turn) -> Job | None:
+    """The job, if nothing stands in its way but other jobs; else a condition says what does."""
+    obstacle = _obstacle(turn)
+    if obstacle is not None:
+        turn.say("Accepted", "False", *obstacle)
+        return None
+    turn.say("Accepted", "True", "Accepted", "The spec is valid.")
+    return turn.job
+
+
+def conflict(turn: Turn, name: str) -> bool:
+    """Whether a RayJob of this name is there that is not the job's; a condition says so."""
+    if not any(each.name == name and not each.owned for each in turn.snapshot.rayjobs):
+        return False
+    message = f"a RayJob named {name} is there and belongs to something else; delete it, or name the job otherwise"
+    turn.say("Accepted", "False", "NameConflict", message)
+    turn.again(LOOK_AGAIN_SECONDS)
+    return True
+
+
+def ready(turn: Turn, job: Job) -> bool:
+    """Whether all jobs that this one reads have succeeded; a wrong or failed one fails the job."""
+    needed = sorted(chain.inputs_of(job))
+    if circle := _circle(turn, needed):
+        ended.fail(turn, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
+        return False
+    for name in needed:
+        seen = turn.snapshot.inputs.get(name)
+        if name != job.name and (seen is None or not seen.exists):
+            message = f"no RLHFJob named {name} is in namespace {job.metadata.namespace}; create it"
+            turn.say("InputsReady", "False", "InputMissing", message)
+            return False
+    if problem := _wrong_kind(turn, job):
+        ended.fail(turn, "InvalidInput", problem)
+        return False
+    return all(_has_succeeded(turn, name) for name in needed) and _all_ready(turn, needed)
+
+
+def _all_ready(turn: Turn, needed: list[str]) -> bool:
+    message = f"{', '.join(needed)} succeeded." if needed else "The job reads no other job."
+    turn.say("InputsReady", "True", "InputsReady", message)
+    return True
+
+
+def _obstacle(turn: Turn) -> tuple[str, str] | None:
+    """(reason, sentence) of what stands in a job's way."""
+    if turn.job is None:
+        return "InvalidSpec", turn.problem
+    if "kuberay" not in turn.snapshot.capabilities:
+        return "KubeRayMissing", "the cluster has no RayJobs (ray.io/v1); install KubeRay 1.6 or later"
+    named, claims = resources.claims_named(turn.job), turn.snapshot.claims
+    for name in sorted(named):
+        seen = claims.get(name)
+        if seen is None or not seen.exists:
+            return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
+    own = names.output_claim(turn.job.name)
+    made = claims.get(own)
+    if own not in named and made is not None and made.exists and not made.owned:
+        return (
+            "NameConflict",
+            f"PersistentVolumeClaim {own} belongs to something else; delete it or name the job otherwise",
+        )
+    return None
+
+
+def _wrong_kind(turn: Turn, job: Job) -> str:
+    """What is wrong with the inputs as such; empty if nothing is."""
+    kinds = {name: seen.algorithm for name, seen in turn.snapshot.inputs.items() if seen.exists and seen.algorithm}
+    unknown = chain.inputs_of(job) - kinds.keys() - {job.name}
+    if unknown:
+        return ""  # an input whose own spec is broken is no fault of this job
+    try:
+        chain.in_order([job], {name: kind for name, kind in kinds.items() if name != job.name})
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def _has_succeeded(turn: Turn, name: str) -> bool:
+    seen = turn.snapshot.inputs[name]
+    if seen.phase == "Failed":
+        ended.fail(turn, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
+        return False
+    if seen.phase != "Succeeded" or not seen.output_uri:
+        turn.say("InputsReady", "False", "InputNotReady", f"waits until {name} has succeeded")
+        return False
+    claim = seen.output_uri.removeprefix("pvc://").partition("/")[0]
+    if (kept := turn.snapshot.claims.get(claim)) is not None and not kept.exists:
+        message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
+        turn.say("InputsReady", "False", "ClaimMissing", message)
+        return False
+    return True
+
+
+def _circle(turn: Turn, needed: list[str]) -> str:
+    """Jobs that wait for each other, this one among them, as `a -> b -> a`; empty if there are none."""
+    own = turn.snapshot.job.name
+    paths, seen = [[own, name] for name in needed if name != own], set(needed)
+    while paths:
+        path = paths.pop()
+        entry = turn.snapshot.inputs.get(path[-1])
+        if entry is None or entry.phase == "Succeeded":
+            continue
+        for name in _references(entry.spec.get("models")):
+            if name == own:
+                return " -> ".join([*path, own])
+            if name not in seen:
+                seen.add(name)
+                paths.append([*path, name])
+    return ""
+
+
+def _references(document: Any) -> Iterator[str]:
+    """Names of the jobs that a part of a spec refers to, whether or not the spec is right."""
+    parts = [document]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            parts.extend(part.values())
+        elif isinstance(part, list | tuple):
+            parts.extend(part)
+        elif isinstance(part, str) and part.startswith(chain.SCHEME):
+            yield part.removeprefix(chain.SCHEME)

@@ -1,0 +1,60 @@
+"""The head pod: Ray's own services, the trainer's controller process, and the container that shows its log."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from rlhf_operator import names
+from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources.pods import SCRATCH, Pods, environment, object_store, shared_memory
+
+PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "rlhf-metrics": names.METRICS_PORT}
+SHARED_MEMORY = "4Gi"
+"""The controller holds references, never the bytes."""
+
+
+def group(pods: Pods) -> dict[str, Any]:
+    """The head group; no task of Ray runs there but the controller, which takes no CPU of Ray's."""
+    size, default = pods.job.spec.runtime.controller, pods.settings.controller
+    resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
+    shared = shared_memory(SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
+    ports = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
+    ray = {
+        **pods.container(names.HEAD_CONTAINER, resources, {}),
+        "ports": ports,
+        "securityContext": identity.of_container(),
+    }
+    pod = {"containers": [ray, _driver_log(pods)], "volumes": pods.volumes(shared)}
+    return {
+        "serviceType": "ClusterIP",
+        "rayStartParams": {
+            "num-cpus": "0",
+            "num-gpus": "0",
+            "dashboard-host": "0.0.0.0",
+            "object-store-memory": object_store(shared),
+        },
+        "template": pods.template(names.CONTROLLER, pod),
+    }
+
+
+def _driver_log(pods: Pods) -> dict[str, Any]:
+    """Shows the controller's log to `kubectl logs`, and its status to the operator."""
+    folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
+    output = [each for each in storage.of_container(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
+    return {
+        "name": names.LOG_CONTAINER,
+        **pods.image,
+        "command": ["python", "-m", "rlhf_trainer.sidecar", folder, "--port", str(names.STATUS_PORT)],
+        "env": environment(pods.job, {"RLHF_ATTEMPT": str(pods.attempt)}),
+        "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"cpu": "500m", "memory": "256Mi"},
+        },
+        "securityContext": identity.of_container(),
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": SCRATCH, "readOnly": True},
+            *({**each, "readOnly": True} for each in output),
+        ],
+    }

@@ -1,0 +1,62 @@
+"""Whose the objects are, and who the pods are: labels, owners, users and their rights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.runtime import Runtime
+from rlhf_operator import names
+from rlhf_operator.snapshot import JobSeen
+
+USER = 1000
+"""Of the trainer's image; also the group that volumes belong to."""
+ROOT = 0
+
+
+def metadata(job: JobSeen, name: str, *, attempt: int | None = None, controlled: bool = True) -> dict[str, Any]:
+    """Metadata of an object that goes with the job; attempt: of what is made anew for each."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": labels(job, attempt),
+        "ownerReferences": [{**owner, **({"controller": True} if controlled else {})}],
+    }
+
+
+def labels(job: JobSeen, attempt: int | None = None) -> dict[str, str]:
+    """Of everything that is made for a job."""
+    common = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
+    return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}
+
+
+def of_pod(runtime: Runtime) -> dict[str, Any]:
+    """Fields of a pod: the restricted profile of Kubernetes, and no token of its service account.
+
+    With RDMA its processes are root, for a capability that was added does nothing for other users; they have no others.
+    """
+    user = ROOT if runtime.rdma_resource_name else USER
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": user != ROOT,
+            "runAsUser": user,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if runtime.service_account_name:
+        pod["serviceAccountName"] = runtime.service_account_name
+    if runtime.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in runtime.image_pull_secrets]
+    return pod
+
+
+def of_container(*capabilities: str) -> dict[str, Any]:
+    """The security context of a container, with these capabilities and no others."""
+    added = {"add": list(capabilities)} if capabilities else {}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **added}}

@@ -1,0 +1,106 @@
+"""The job as the trainer in the pods is given it: placed by hand as the mapper said, every input a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.chain import SCHEME
+from rlhf_api.job import Job
+from rlhf_api.spec import Model
+from rlhf_api.status import MappedPlacement
+from rlhf_operator import names
+from rlhf_operator.plan import Manifest
+from rlhf_operator.resources import identity, storage
+from rlhf_operator.snapshot import InputSeen, Snapshot
+
+KEY = "job.yaml"
+FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime")
+"""Parts of the spec that a pod has no use for."""
+
+
+def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement, attempt: int) -> Manifest:
+    """The ConfigMap of an attempt."""
+    name = names.rayjob(job.name, attempt)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": identity.metadata(snapshot.job, name, attempt=attempt),
+        "immutable": True,
+        "data": {KEY: kubectl_yaml.write(placed(job, mapping, snapshot.inputs))},
+    }
+
+
+def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, InputSeen]) -> dict[str, Any]:
+    """The document; what makes the experiment is the same in every attempt, whatever the mapping."""
+    document: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
+    document["metadata"] = {"name": job.name, "namespace": job.metadata.namespace}
+    spec = document["spec"]
+    for part in FOR_THE_OPERATOR:
+        del spec[part]
+    spec["resources"] = {"device": mapping.device}
+    spec["placement"] = {
+        "mode": "Manual",
+        "pools": [
+            {"name": pool.name, "models": list(pool.models), "nodes": pool.nodes, "slotsPerNode": pool.slots_per_node}
+            for pool in mapping.pools
+        ],
+    }
+    spec["checkpoint"]["storage"] = storage.of_checkpoints(job)
+    _tell_models(job, mapping, spec)
+    _tell_sizes(mapping, spec)
+    _tell_uris(spec, inputs)
+    return document
+
+
+def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> None:
+    """Each model with its sizes; a reference is always written down, for it may be cut otherwise than the actor."""
+    used = job.models()
+    for sizes in mapping.sizes:
+        model = _entry(spec["models"], job.spec.models.field(sizes.role), used[sizes.role])
+        model["parallelism"] = {
+            "pipeline": sizes.pipeline,
+            "tensor": sizes.tensor,
+            "data": sizes.data,
+            "replicas": sizes.replicas,
+        }
+        if sizes.offload is not None:
+            model["offload"] = sizes.offload
+
+
+def _entry(models: dict[str, Any], field: str, model: Model) -> dict[str, Any]:
+    """The entry of a model, by its field of `models`; made where the manifest leaves it out."""
+    found: Any = models
+    *parents, last = field.split(".")
+    for name in parents:
+        found = found[int(name) if isinstance(found, list) else name]
+    if found[last] is None:
+        found[last] = model.model_dump(mode="json", by_alias=True)
+    entry: dict[str, Any] = found[last]
+    return entry
+
+
+def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
+    """How the actor generates, and what fits into the memory of a GPU."""
+    actor = next((sizes for sizes in mapping.sizes if sizes.generation_tensor), None)
+    if actor:
+        spec["rollout"]["tensorParallel"] = actor.generation_tensor
+        spec["rollout"]["pipelineParallel"] = actor.generation_pipeline
+    if mapping.gpu_memory_utilization is not None:
+        spec["rollout"]["gpuMemoryUtilization"] = mapping.gpu_memory_utilization
+    if mapping.micro_batch_tokens is not None:
+        spec["training"]["microBatchTokens"] = mapping.micro_batch_tokens
+
+
+def _tell_uris(found: Any, inputs: Mapping[str, InputSeen]) -> None:
+    """Rewrite what pods have as a folder, wherever a `uri` stands."""
+    if isinstance(found, list):
+        for each in found:
+            _tell_uris(each, inputs)
+    elif isinstance(found, dict):
+        for name, value in found.items():
+            if name == "uri" and isinstance(value, str) and value.startswith((SCHEME, storage.PVC)):
+                found[name] = storage.in_pod(value, inputs)
+            else:
+                _tell_uris(value, inputs)

@@ -1,0 +1,138 @@
+"""What all pods of an attempt share: image, variables, volumes, and what they do when they are told to end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_api.quantities import amount, mebibytes
+from rlhf_api.status import MappedPlacement
+from rlhf_operator import names
+from rlhf_operator.resources import identity, storage
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Snapshot
+
+SCRATCH = "/tmp"
+"""Writable by everybody; Ray keeps its session and its logs below it."""
+SHARED_MEMORY = "/dev/shm"
+LAST_SECONDS = 15
+"""Of the grace period, left to processes after save-now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """An attempt, as its manifests are made of it."""
+
+    snapshot: Snapshot
+    job: Job
+    mapping: MappedPlacement
+    settings: Settings
+    attempt: int
+
+    @property
+    def image(self) -> dict[str, str]:
+        """Image of every container."""
+        image = self.job.spec.runtime.image or self.settings.trainer_image
+        return {"image": image, "imagePullPolicy": self.settings.image_pull_policy}
+
+    @property
+    def mounts(self) -> tuple[storage.Mount, ...]:
+        """The claims."""
+        return storage.mounts(self.job, self.snapshot.inputs)
+
+    def template(self, role: str, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
+        """A pod template: `pod` is what is not the same in all."""
+        labels = {**identity.labels(self.snapshot.job, self.attempt), names.ROLE: role}
+        return {
+            "metadata": {
+                "labels": {**labels, names.POOL: pool} if pool else labels,
+                "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
+                **identity.of_pod(self.job.spec.runtime),
+                **pod,
+            },
+        }
+
+    def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
+        """The container in which Ray runs; KubeRay says its command and its probes."""
+        return {
+            "name": name,
+            **self.image,
+            "env": environment(self.job, {**self._told(), **variables}),
+            "resources": {"requests": dict(resources), "limits": dict(resources)},
+            "lifecycle": {"preStop": {"exec": {"command": self._save_now()}}},
+            "volumeMounts": [
+                {"name": "scratch", "mountPath": SCRATCH},
+                {"name": "shared-memory", "mountPath": SHARED_MEMORY},
+                {"name": "job", "mountPath": names.JOB_FOLDER, "readOnly": True},
+                *storage.of_container(self.mounts),
+            ],
+        }
+
+    def volumes(self, shared_memory: str) -> list[dict[str, Any]]:
+        """Of a pod with one such container."""
+        return [
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
+            {"name": "job", "configMap": {"name": names.rayjob(self.job.name, self.attempt)}},
+            *storage.of_pod(self.mounts),
+        ]
+
+    def _told(self) -> dict[str, str]:
+        """What the trainer is told by variables; Ray would kill it three seconds after asking it to stop."""
+        return {"RLHF_ATTEMPT": str(self.attempt), "RAY_JOB_STOP_WAIT_TIME_S": str(self._saving_seconds)}
+
+    @property
+    def _saving_seconds(self) -> int:
+        """Time for a checkpoint, before the kubelet kills what is left."""
+        return max(1, self.settings.grace_period_seconds - LAST_SECONDS)
+
+    def _save_now(self) -> list[str]:
+        return ["timeout", str(self._saving_seconds), "rlhf", "save-now", names.OUTPUT_FOLDER]
+
+
+def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables of a container: ours, and the user's, which come first where both name one."""
+    users: dict[str, dict[str, Any]] = {}
+    for variable in job.spec.runtime.env:
+        secret = variable.secret
+        value = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}} if secret else {}
+        users[variable.name] = {"name": variable.name, **(value or {"value": variable.value or ""})}
+    always = {
+        "HOME": SCRATCH,
+        "PYTHONUNBUFFERED": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would shoot a worker before the pod's own limit is reached, and say less about it.
+        "RAY_memory_monitor_refresh_ms": "0",
+    }
+    return [
+        *({"name": name, "value": value} for name, value in {**always, **ours}.items() if name not in users),
+        *users.values(),
+    ]
+
+
+def shared_memory(asked: str, memory: str, *, share: Fraction) -> str:
+    """Size of /dev/shm: what is asked, and never more than a share of the pod's memory, to which it counts."""
+    return mebibytes(min(amount(asked), amount(memory) * share))
+
+
+def object_store(shared: str) -> str:
+    """Bytes of Ray's object store: half of /dev/shm; collectives and loaders of data use it too."""
+    return str(max(int(amount(shared) / 2), LEAST_STORE))
+
+
+LEAST_STORE = 80 * 1024**2
+"""Ray refuses less than 75 MiB."""
+
+
+def command(*words: str) -> str:
+    """Words as a shell takes them."""
+    return shlex.join(words)

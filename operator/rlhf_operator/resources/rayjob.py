@@ -1,0 +1,49 @@
+"""The RayJob of an attempt: made once, never changed, and its end is the end of the attempt."""
+
+from __future__ import annotations
+
+from rlhf_operator import names
+from rlhf_operator.plan import Manifest
+from rlhf_operator.resources import head, identity, job_file, workers
+from rlhf_operator.resources.pods import Pods, command
+
+KEPT_SECONDS = 300
+"""How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
+NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
+"""A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
+
+
+def rayjob(pods: Pods) -> Manifest:
+    """KubeRay makes the cluster of it, submits the entrypoint over HTTP, and takes the cluster down."""
+    name = names.rayjob(pods.job.name, pods.attempt)
+    metadata = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt)
+    queue = {
+        label: value
+        for label, value in pods.snapshot.job.labels.items()
+        if label in (names.QUEUE, names.QUEUE_PRIORITY)
+    }
+    run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {
+            **metadata,
+            "labels": {**metadata["labels"], **queue},
+            "annotations": {NO_NEW_HEAD: "true"},
+        },
+        "spec": {
+            "submissionMode": "HTTPMode",
+            "jobId": name,
+            "entrypoint": command(*run, "--metrics-port", str(names.METRICS_PORT)),
+            "entrypointNumCpus": 0,
+            "backoffLimit": 0,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "rayClusterSpec": {
+                "rayVersion": pods.settings.ray_version,
+                "enableInTreeAutoscaling": False,
+                "headGroupSpec": head.group(pods),
+                "workerGroupSpecs": workers.groups(pods),
+            },
+        },
+    }

@@ -1,0 +1,156 @@
+"""Claims: which ones a job has, where they are in its pods, and what its URIs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from rlhf_api.chain import SCHEME, inputs_of
+from rlhf_api.job import Job
+from rlhf_operator import names
+from rlhf_operator.plan import Manifest
+from rlhf_operator.resources import identity
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import InputSeen, JobSeen
+
+PVC = "pvc://"
+MODEL_FOLDER = "model"
+"""Of a job's folder in a run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder of a claim."""
+
+    claim: str
+    path: str
+    """Empty for the whole claim."""
+
+    @classmethod
+    def of(cls, uri: str) -> Place:
+        """What pvc://claim/path names."""
+        claim, _, path = uri.removeprefix(PVC).partition("/")
+        return cls(claim=claim, path="/".join(part for part in path.split("/") if part not in ("", ".", "..")))
+
+    def below(self, *parts: str) -> str:
+        """The URI of something in it."""
+        return PVC + "/".join(part for part in (self.claim, self.path, *parts) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A claim in a pod."""
+
+    place: Place
+    folder: str
+    read_only: bool
+
+
+def run_folder(job: Job) -> Place:
+    """Where the run folder of a job is: below the place that it names, or in the claim that is made for it.
+
+    A folder of its own, for jobs may share a claim and a run folder is for one run at a time.
+    """
+    storage = job.spec.checkpoint.storage
+    if storage and storage.startswith(PVC):
+        return Place.of(Place.of(storage).below(job.name))
+    return Place(claim=names.output_claim(job.name), path="")
+
+
+def output_uri(job: Job) -> str:
+    """Where the model is, once the job has succeeded."""
+    return run_folder(job).below(job.name, MODEL_FOLDER)
+
+
+def of_checkpoints(job: Job) -> str | None:
+    """The place of checkpoints as the trainer in a pod is given it; None for the run folder.
+
+    A bucket serves all namespaces, and in each there may be a job of this name.
+    """
+    storage = job.spec.checkpoint.storage
+    if storage is None or storage.startswith(PVC):
+        return None
+    return f"{storage.rstrip('/')}/{job.metadata.namespace}"
+
+
+def claims_named(job: Job) -> frozenset[str]:
+    """The claims that a spec names; none of them is made by the operator."""
+    storage = job.spec.checkpoint.storage
+    uris = [*_uris(job), *([storage] if storage else [])]
+    return frozenset(Place.of(uri).claim for uri in uris if uri.startswith(PVC))
+
+
+def mounts(job: Job, inputs: Mapping[str, InputSeen]) -> tuple[Mount, ...]:
+    """All claims of a job's pods."""
+    read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(job)]
+    claims = {Place.of(uri).claim for uri in _uris(job) if uri.startswith(PVC)}
+    read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims]
+    return (
+        Mount(place=run_folder(job), folder=names.OUTPUT_FOLDER, read_only=False),
+        *(Mount(place=Place(claim=claim, path=""), folder=folder, read_only=True) for folder, claim in sorted(read)),
+    )
+
+
+def of_pod(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
+    """The volumes of a pod, one a claim."""
+    claims = dict.fromkeys(mount.place.claim for mount in mounted)
+    return [{"name": _volume(mounted, claim), "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+
+
+def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
+    """Where they are in a container."""
+    return [
+        {
+            "name": _volume(mounted, mount.place.claim),
+            "mountPath": mount.folder,
+            **({"subPath": mount.place.path} if mount.place.path else {}),
+            **({"readOnly": True} if mount.read_only else {}),
+        }
+        for mount in mounted
+    ]
+
+
+def in_pod(uri: str, inputs: Mapping[str, InputSeen]) -> str:
+    """A URI as the trainer in a pod is given it."""
+    if uri.startswith(SCHEME):
+        name = uri.removeprefix(SCHEME)
+        return _file(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri))
+    if uri.startswith(PVC):
+        place = Place.of(uri)
+        return _file(f"{names.CLAIMS_FOLDER}/{place.claim}", place)
+    return uri
+
+
+def output_claim(job: JobSeen, settings: Settings) -> Manifest:
+    """The claim that is made for a job which names none; it is deleted with the job."""
+    storage = settings.storage
+    spec: dict[str, Any] = {
+        "accessModes": [storage.access_mode],
+        "resources": {"requests": {"storage": storage.size}},
+    }
+    if storage.storage_class_name is not None:
+        spec["storageClassName"] = storage.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": identity.metadata(job, names.output_claim(job.name), controlled=False),
+        "spec": spec,
+    }
+
+
+def _uris(job: Job) -> list[str]:
+    """Of all models and data."""
+    data, evaluation = job.spec.data, job.spec.evaluation
+    sources = [data.train, data.pretrain, evaluation.data if evaluation else None]
+    return [model.uri for model in job.spec.models.given().values()] + [each.uri for each in sources if each]
+
+
+def _file(folder: str, place: Place) -> str:
+    return f"file://{folder}/{quote(place.path)}".rstrip("/")
+
+
+def _volume(mounted: tuple[Mount, ...], claim: str) -> str:
+    """Its name in the pod: names of claims may be longer than those of volumes."""
+    return f"claim-{list(dict.fromkeys(mount.place.claim for mount in mounted)).index(claim)}"

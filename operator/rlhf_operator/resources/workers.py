@@ -1,0 +1,120 @@
+"""Worker pods: a group for each pool of the mapping, all its hosts together or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from rlhf_api.names import POOL_RESOURCE
+from rlhf_api.quantities import times
+from rlhf_api.status import MappedPool
+from rlhf_mapper.hardware import gpu_of_product
+from rlhf_operator import names
+from rlhf_operator.resources import identity, network
+from rlhf_operator.resources.pods import Pods, object_store, shared_memory
+
+RESERVED = "head"
+"""Of KubeRay and Kueue."""
+
+
+def groups(pods: Pods) -> list[dict[str, Any]]:
+    """The worker groups in the order of the pools."""
+    given = group_names([pool.name for pool in pods.mapping.pools])
+    return [_group(pods, pool, name) for pool, name in zip(pods.mapping.pools, given, strict=True)]
+
+
+def group_names(pools: Sequence[str]) -> list[str]:
+    """A name for the group of each pool: its own, where KubeRay takes that."""
+    taken = {name for name in pools if name != RESERVED and not name[0].isdecimal()}
+    given = []
+    for pool in pools:
+        name = pool
+        while name == RESERVED or name[0].isdecimal() or (name != pool and name in taken):
+            name = f"pool-{name}"
+        taken.add(name)
+        given.append(name)
+    return given
+
+
+def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
+    runtime, on_gpus = pods.job.spec.runtime, pods.mapping.device == "GPU"
+    size, default = runtime.worker, pods.settings.worker
+    memory = size.memory or times(default.memory, pool.slots_per_node)
+    resources = {
+        "cpu": size.cpu or times(default.cpu, pool.slots_per_node),
+        "memory": memory,
+        **({_gpu(pods): str(pool.slots_per_node)} if on_gpus else {}),
+        **network.devices(runtime),
+    }
+    shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
+    ray = {
+        **pods.container(names.WORKER_CONTAINER, resources, network.environment(runtime, pods.mapping.device)),
+        "ports": [{"name": "metrics", "containerPort": 8080}],
+        "securityContext": identity.of_container(*network.capabilities(runtime)),
+    }
+    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network.of_pod(runtime), **_where(pods, pool)}
+    return {
+        "groupName": name,
+        "replicas": 1,
+        "minReplicas": 1,
+        "maxReplicas": 1,
+        "numOfHosts": pool.nodes,
+        "rayStartParams": {
+            "num-cpus": str(pool.slots_per_node),
+            "num-gpus": str(pool.slots_per_node if on_gpus else 0),
+            "object-store-memory": object_store(shared),
+            "resources": f"'{json.dumps({POOL_RESOURCE + pool.name: pool.slots_per_node})}'",  # in a shell's quotes
+        },
+        "template": pods.template(names.WORKER, pod, pool=pool.name),
+    }
+
+
+def _where(pods: Pods, pool: MappedPool) -> dict[str, Any]:
+    """Which nodes the pods of a pool may go to, and which they like best."""
+    runtime = pods.job.spec.runtime
+    tolerations = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in runtime.tolerations]
+    if pods.mapping.device == "GPU":
+        tolerations.append({"key": _gpu(pods), "operator": "Exists", "effect": "NoSchedule"})
+    affinity = {**_products(pods, pool), **_together(pods, pool)}
+    return {
+        **({"nodeSelector": dict(runtime.node_selector)} if runtime.node_selector else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
+        **({"affinity": affinity} if affinity else {}),
+    }
+
+
+def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
+    """Nodes of the type of GPU that the mapper chose; a user who places by hand chooses nodes too."""
+    if pool.gpu is None or pods.job.spec.placement.mode == "Manual":
+        return {}
+    by_label: dict[str, set[str]] = {}
+    for node in pods.snapshot.nodes or ():
+        for label in names.GPU_PRODUCTS:
+            known = gpu_of_product(node.labels.get(label, ""))
+            if known and known.name == pool.gpu:
+                by_label.setdefault(label, set()).add(node.labels[label])
+    terms = [
+        {"matchExpressions": [{"key": label, "operator": "In", "values": sorted(products)}]}
+        for label, products in sorted(by_label.items())
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": required} if terms else {}
+
+
+def _together(pods: Pods, pool: MappedPool) -> dict[str, Any]:
+    """Workers of a pool like to share the value of a label of their nodes, such as a rack."""
+    key = pods.job.spec.runtime.topology_key
+    if key is None:
+        return {}
+    same = {**identity.labels(pods.snapshot.job, pods.attempt), names.POOL: pool.name}
+    term = {"labelSelector": {"matchLabels": same}, "topologyKey": key}
+    return {
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    }
+
+
+def _gpu(pods: Pods) -> str:
+    """What Kubernetes calls a GPU of this job."""
+    return pods.job.spec.runtime.gpu_resource_name or pods.settings.gpu_resource_name

@@ -1,0 +1,68 @@
+"""How the operator was installed: one YAML file, which the chart writes from its values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.contract import Spec
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.runtime import Quantity
+from rlhf_api.sentences import explain
+
+
+class Size(Spec):
+    """CPUs and memory of a pod that does not say."""
+
+    cpu: Quantity
+    memory: Quantity
+
+
+class Storage(Spec):
+    """The claim that is made for a job without checkpoint.storage."""
+
+    size: Quantity = "50Gi"
+    storage_class_name: str | None = None
+    """Unset is the cluster's default class."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+
+
+class Settings(Spec):
+    """What holds for all jobs; a job's own spec.runtime and spec.checkpoint come first."""
+
+    namespaces: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """To watch; none means all."""
+    read_nodes: bool = True
+    """Whether the operator may list nodes; without, spec.resources alone sizes a job."""
+    trainer_image: str = "rlhf-trainer:0.1.0"
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    ray_version: str = "2.60.0"
+    gpu_resource_name: str = "nvidia.com/gpu"
+    controller: Size = Size(cpu="4", memory="16Gi")
+    worker: Size = Size(cpu="8", memory="64Gi")
+    """Of a worker pod with one slot; more slots take as many times."""
+    shared_memory: Quantity = "16Gi"
+    """/dev/shm of a worker."""
+    grace_period_seconds: Annotated[int, Field(ge=30)] = 300
+    """How long pods may take to save a checkpoint when they are told to end."""
+    storage: Storage = Storage()
+    status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
+    """Between two readings of a running job's progress."""
+    lease_name: str = "rlhf-operator"
+    lease_namespace: str | None = None
+    """None: no election; the only replica leads."""
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The settings in a file. SpecError with every mistake."""
+        try:
+            documents = kubectl_yaml.read(file.read_text(), f"{file}: ")
+        except OSError as error:
+            raise SpecError([Problem(str(file), f"cannot be read: {error.strerror}")]) from None
+        try:
+            return cls.model_validate(documents[0] if documents else {}, by_alias=True, by_name=False)
+        except ValidationError as found:
+            raise SpecError([each.within(f"{file}: ") for each in explain(cls, found).problems]) from None

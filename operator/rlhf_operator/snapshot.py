@@ -1,0 +1,214 @@
+"""What one pass saw of one job: plain values that `reconcile` decides by. No client library is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from rlhf_api.status import Status
+from rlhf_operator import names
+
+Document = Mapping[str, Any]
+"""A part of a Kubernetes object as JSON types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSeen:
+    """The RLHFJob."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    """Every write of the status is on condition that this still holds."""
+    created: datetime
+    deleting: bool
+    labels: Mapping[str, str]
+    spec: Document
+    status: Status
+    """Empty before the first pass, and where what stands there cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayJobSeen:
+    """A RayJob with the job's label, or with the name that its next attempt will have, whosever it is."""
+
+    name: str
+    uid: str
+    attempt: int
+    """0 where the label is missing or wrong."""
+    owned: bool
+    """Whether the job's uid is that of its owner."""
+    created: datetime
+    deleting: bool
+    suspended: bool = False
+    """Kueue has not admitted it."""
+    deployment_status: str = ""
+    """KubeRay's jobDeploymentStatus: Initializing, Running, Complete, Failed, Suspended, ..."""
+    job_status: str = ""
+    """Ray's own word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
+    reason: str = ""
+    message: str = ""
+    cluster_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSeen:
+    """A container of a pod, init containers too."""
+
+    name: str
+    ready: bool = False
+    running: bool = False
+    waiting_reason: str = ""
+    """ImagePullBackOff, CreateContainerConfigError, ..."""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    """Of a container that has ended."""
+    ended_reason: str = ""
+    """OOMKilled, Error, Completed."""
+    ended_message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSeen:
+    """A pod with the job's label."""
+
+    name: str
+    uid: str
+    attempt: int
+    role: str
+    """names.CONTROLLER or names.WORKER."""
+    pool: str = ""
+    phase: str = "Pending"
+    """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
+    ready: bool = False
+    node: str = ""
+    ip: str = ""
+    reason: str = ""
+    """Of a pod that failed as a whole: Evicted, NodeLost, ..."""
+    message: str = ""
+    disruption: str = ""
+    """Reason of the condition DisruptionTarget: PreemptionByScheduler, DeletionByTaintManager, ..."""
+    unschedulable: str = ""
+    """Message of the condition PodScheduled=False."""
+    created: datetime
+    not_ready_since: datetime | None = None
+    deleting_since: datetime | None = None
+    grace_seconds: int = 30
+    containers: tuple[ContainerSeen, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSeen:
+    """A node: what the mapper and the classification of failures need to know."""
+
+    name: str
+    ready: bool
+    schedulable: bool
+    labels: Mapping[str, str]
+    taints: tuple[tuple[str, str, str], ...] = ()
+    """(key, value, effect)."""
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    """Quantities of cpu, memory and devices, as Kubernetes writes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSeen:
+    """Another RLHFJob of the namespace, whose output this one reads."""
+
+    name: str
+    exists: bool
+    algorithm: str = ""
+    phase: str = ""
+    output_uri: str = ""
+    """pvc://claim/path once it has succeeded."""
+    spec: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSeen:
+    """A PersistentVolumeClaim that the job names or that was made for it."""
+
+    name: str
+    exists: bool
+    owned: bool = False
+    phase: str = ""
+    access_modes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaSeen:
+    """Kueue's Workload of an attempt's RayJob."""
+
+    reserved: bool
+    admitted: bool = False
+    evicted: str = ""
+    """Reason of an eviction: Preempted, PodsReadyTimeout, ..."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """What the head pod of the current attempt answered last at /status.json; the trainer's own words."""
+
+    attempt: int
+    received: datetime
+    """By the operator's clock."""
+    status: Status
+    """As the trainer wrote it during this attempt; empty while it has written none."""
+    exit_code: int | None = None
+    """Of the trainer's process, once it has ended."""
+    complete: bool = False
+    """Whether the trainer's process has ended."""
+
+
+RefusalReason = Literal["CreateRefused", "NameConflict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why an object of the job could not be made."""
+
+    reason: RefusalReason
+    message: str
+
+
+Capability = Literal["kuberay", "kueue", "nodes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything that a decision about one job depends on, besides the time."""
+
+    job: JobSeen
+    rayjobs: tuple[RayJobSeen, ...] = ()
+    pods: tuple[PodSeen, ...] = ()
+    inputs: Mapping[str, InputSeen] = field(default_factory=dict)
+    """By name; every job that a job:// of the spec names is here."""
+    claims: Mapping[str, ClaimSeen] = field(default_factory=dict)
+    """By name; every claim that the spec names or that is made for the job is here."""
+    quota: QuotaSeen | None = None
+    heartbeat: Heartbeat | None = None
+    nodes: tuple[NodeSeen, ...] | None = None
+    """None where the operator may not list nodes: then spec.resources is believed."""
+    capabilities: frozenset[Capability] = frozenset({"kuberay"})
+    """What the cluster offers and the operator may use."""
+    refused: Refusal | None = None
+    """Of the last pass; None where all went well or there was none."""
+    watching_since: datetime
+    """Absence and silence before this time prove nothing: the operator was not there."""
+    fresh: bool = False
+    """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
+
+    @property
+    def next_rayjob(self) -> str:
+        """Name of the RayJob that a new attempt would have."""
+        return names.rayjob(self.job.name, (self.job.status.attempt or 0) + 1)
+
+    def current_rayjob(self) -> RayJobSeen | None:
+        """The RayJob of the attempt that the status names, if it is this job's."""
+        number = self.job.status.attempt
+        return next((each for each in self.rayjobs if each.owned and each.attempt == number), None)

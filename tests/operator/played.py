@@ -1,0 +1,45 @@
+"""The trainer of a simulated cluster: a step counter that writes the status a real one would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
+from rlhf_operator.times import timestamp
+
+START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+TOTAL_STEPS = 50
+
+
+@dataclass
+class Trainer:
+    """The driver of one attempt; it checkpoints every ten steps."""
+
+    attempt: int
+    first: int
+    step: int
+    phase: str = ""
+    exit_code: int | None = None
+    message: str = ""
+    stepped: datetime = START
+
+
+def words(trainer: Trainer, saved: int, saved_at: datetime) -> Status:
+    made = trainer.step - trainer.first
+    stepped = timestamp(trainer.stepped)
+    progress = Progress(step=trainer.step, total_steps=TOTAL_STEPS, stage="SFT", last_step_time=stepped)
+    told = trainer.message or "it broke"
+    failed = 0 < (trainer.exit_code or 0) <= 8
+    return Status.model_construct(
+        **{
+            **dict(Status()),
+            "phase": trainer.phase,
+            "progress": progress if made else None,
+            "metrics": (Metric(name="loss/sft", value=f"{1 / (1 + trainer.step):.6g}"),) if made else (),
+            "checkpoint": SavedState(step=saved, uri=f"/rlhf/output/job/checkpoints/{saved}", time=timestamp(saved_at))
+            if saved
+            else None,
+            "last_failure": Failure(reason="X", exit_code=trainer.exit_code, message=told) if failed else None,
+        }
+    )

@@ -1,0 +1,44 @@
+"""What the operator has promised about every status that it writes."""
+
+from __future__ import annotations
+
+from rlhf_api.status import Status
+
+
+class InvariantError(AssertionError):
+    """The operator did what it never may."""
+
+
+def check(is_so: bool, what: str) -> None:
+    """An invariant."""
+    if not is_so:
+        raise InvariantError(what)
+
+
+def check_step(before: Status, after: Status, generation: int) -> None:
+    """What holds of any two statuses that follow each other."""
+    if before.phase in ("Succeeded", "Failed"):
+        check(after == before, "a finished job stays as it is")
+    check((after.attempt or 0) >= (before.attempt or 0), "the attempt never decreases")
+    if before != Status():  # it was not lost
+        check((after.attempt or 0) <= (before.attempt or 0) + 1, "attempts are numbered without gaps")
+    check((after.failed_attempts or 0) >= (before.failed_attempts or 0), "failures are not forgotten")
+    check((after.active_seconds or 0) >= (before.active_seconds or 0), "time does not run back")
+    check((after.observed_generation or 0) <= generation, "observedGeneration is not ahead")
+    check(len({each.type for each in after.conditions}) == len(after.conditions), "one condition a type")
+    numbers = [each.attempt for each in after.attempts]
+    check(numbers == sorted(set(numbers)), "attempts are listed in order, once")
+    running = [each.attempt for each in after.attempts if each.outcome == "Running"]
+    check(running in ([], [after.attempt]), "only the current attempt runs")
+    ended = {each.attempt: each for each in before.attempts if each.outcome != "Running"}
+    check(all(each == ended.get(each.attempt, each) for each in after.attempts), "history is not rewritten")
+    if len(after.attempts) == (after.attempt or 0):
+        counted = sum(each.counted for each in after.attempts)
+        check(counted == (after.failed_attempts or 0), "failedAttempts counts the counted")
+    for each in after.conditions:
+        old = next((one for one in before.conditions if one.type == each.type), None)
+        if old is not None and old.status == each.status:
+            check(old.last_transition_time == each.last_transition_time, f"{each.type} has not changed its status")
+    if before.attempt == after.attempt and before.progress and before.attempts and after.attempts:
+        is_same = before.attempts[-1].first_step is not None
+        check(not is_same or (after.progress or before.progress).step >= before.progress.step, "steps do not run back")

@@ -1,0 +1,378 @@
+"""Phases, conditions and actions of a job that has no trouble of its own, on a simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhf_operator import conditions, names
+from rlhf_operator.plan import Create, DeleteRayJob, ReadLive
+from rlhf_operator.reconcile import decide
+from rlhf_operator.snapshot import ClaimSeen, InputSeen, QuotaSeen, RayJobSeen, Refusal
+from tests.operator.played import START
+from tests.operator.simulated import SFT, World
+
+PPO_LIKE: dict[str, Any] = {**SFT, "algorithm": {"name": "RewardModel"}, "models": {"reward": {"uri": "job://first"}}}
+
+
+def reason(world: World, kind: Any) -> str:
+    found = conditions.found(world.status.conditions, kind)
+    return found.reason if found else ""
+
+
+def message(world: World, kind: Any) -> str:
+    found = conditions.found(world.status.conditions, kind)
+    return found.message if found else ""
+
+
+def test_the_phases_follow_each_other() -> None:
+    world = World()
+    assert world.phase == "Pending"
+    world.operate()
+    assert world.phase == "Provisioning"
+    world.make_pods()
+    world.settle()
+    assert world.phase == "Provisioning"
+    world.start_pods()
+    world.settle()
+    assert world.phase == "Initializing"
+    world.train(1)
+    world.settle()
+    assert world.phase == "Running"
+    world.train(49)
+    world.end(0)
+    world.ray_tells()
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert [each.reason for each in world.events if each.reason in ("Provisioning", "Initializing", "Running")] == [
+        "Provisioning",
+        "Initializing",
+        "Running",
+    ]
+
+
+def test_a_job_that_waits_for_nothing_takes_two_writes_before_its_pods() -> None:
+    world = World()
+    world.settle()
+    assert (world.writes, world.made) == (2, ["job-a1"])
+    assert world.status.ray_job_name == "job-a1"
+
+
+def test_a_live_read_comes_before_an_attempt() -> None:
+    world = World()
+    seen = world.observe(fresh=False)
+    plan = decide(seen, world.now, world.settings)
+    assert [type(each) for each in plan.actions] == [ReadLive]
+    assert plan.status == seen.job.status
+
+
+def test_success_is_written_before_the_rayjob_is_deleted() -> None:
+    world = World()
+    world.run_to(50)
+    world.end(0)
+    world.ray_tells()
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    assert plan.status.phase == "Succeeded"
+    assert [type(each) for each in plan.actions] == [DeleteRayJob]
+    assert plan.status.output
+    assert plan.status.output.uri == "pvc://job-output/job/model"
+    assert plan.status.progress
+    assert plan.status.progress.step == 50
+
+
+def test_success_waits_a_little_for_the_trainers_last_words_and_not_for_ever() -> None:
+    world = World()
+    world.run_to(49)
+    world.is_reachable = False
+    world.train(1)
+    world.end(0)
+    world.ray_tells()
+    world.settle()
+    assert world.phase == "Running"
+    world.wait(29)
+    world.settle()
+    assert world.phase == "Running"
+    world.wait(2)
+    world.settle()
+    assert (world.phase, world.status.progress.step if world.status.progress else 0) == ("Succeeded", 49)
+
+
+def test_progress_is_written_only_when_it_changes() -> None:
+    world = World()
+    world.run_to(5)
+    writes = world.writes
+    for _ in range(3):
+        world.wait(15)
+        world.operate()
+    assert world.writes == writes
+    world.train(1)
+    world.operate()
+    assert world.writes == writes + 1
+
+
+def test_a_step_is_no_event_and_a_checkpoint_is_one() -> None:
+    world = World()
+    world.run_to(9)
+    events = len(world.events)
+    world.train(1)
+    world.settle()
+    world.train(5)
+    world.settle()
+    assert [each.reason for each in world.events[events:]] == ["Checkpoint"]
+    assert world.status.checkpoint
+    assert world.status.checkpoint.uri == "pvc://job-output/job/checkpoints/10"
+
+
+def test_a_job_with_a_queue_waits_for_its_quota() -> None:
+    world = World(labels={names.QUEUE: "team"})
+    world.settle()
+    assert (world.phase, world.status.queue) == ("Queued", "team")
+    world.wait(100_000)
+    world.settle()
+    assert world.phase == "Queued", "a queue has no deadline"
+    world.admit()
+    world.make_pods()
+    world.settle()
+    assert world.phase == "Provisioning"
+    assert reason(world, "QuotaReserved") == "QuotaReserved"
+
+
+def test_an_eviction_before_the_pods_were_ready_only_queues_again() -> None:
+    world = World(labels={names.QUEUE: "team"})
+    world.settle()
+    world.admit()
+    world.make_pods()
+    world.settle()
+    world.quota = QuotaSeen(reserved=False, evicted="PodsReadyTimeout")
+    world.rayjobs["job-a1"] = replace(world.rayjobs["job-a1"], suspended=True)
+    world.collect()
+    world.settle()
+    assert (world.phase, reason(world, "QuotaReserved")) == ("Queued", "PodsReadyTimeout")
+    world.admit()
+    world.run_to(3)
+    assert (world.phase, world.made) == ("Running", ["job-a1"])
+
+
+def test_a_spec_that_cannot_be_read_waits_for_another_one() -> None:
+    world = World(spec={**SFT, "training": {"totalSteps": 5, "batchSize": "many"}})
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "InvalidSpec")
+    assert "spec.training.batchSize" in message(world, "Accepted")
+    world.edit(training=SFT["training"])
+    world.settle()
+    assert world.phase == "Provisioning"
+    assert world.status.observed_generation == 2
+
+
+def test_without_kuberay_a_job_waits() -> None:
+    world = World(capabilities=frozenset())
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "KubeRayMissing")
+    world.capabilities = frozenset({"kuberay"})
+    world.settle()
+    assert world.made == ["job-a1"]
+
+
+def test_a_rayjob_of_somebody_else_is_left_alone() -> None:
+    foreign = RayJobSeen(name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False)
+    world = World(rayjobs={"job-a1": foreign})
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
+    assert world.rayjobs == {"job-a1": foreign}
+    world.rayjobs.clear()
+    world.settle()
+    assert world.made == ["job-a1"]
+
+
+def test_a_foreign_rayjob_is_looked_for_again_since_no_event_tells_of_its_end() -> None:
+    foreign = RayJobSeen(name="job-a1", uid="x", attempt=0, owned=False, created=START, deleting=False)
+    world = World(rayjobs={"job-a1": foreign})
+    world.settle()
+    assert decide(world.observe(fresh=True), world.now, world.settings).again_after is not None
+
+
+def test_what_the_server_refuses_is_told_and_tried_again() -> None:
+    world = World()
+    refused = Refusal(reason="CreateRefused", message="RayJob job-a1 was refused: exceeded quota")
+    world.operate(dies_after=0)
+    plan = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
+    world.status = plan.status
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "CreateRefused")
+    assert "exceeded quota" in message(world, "Accepted")
+    assert any(isinstance(each, Create) for each in plan.actions)
+    again = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
+    assert again.status == plan.status
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Provisioning", "Accepted")
+    assert world.made == ["job-a1"]
+
+
+def test_a_claim_that_the_spec_names_is_waited_for() -> None:
+    world = World(spec={**SFT, "checkpoint": {"storage": "pvc://mine"}})
+    world.claims["mine"] = ClaimSeen(name="mine", exists=False)
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "ClaimMissing")
+    assert "mine" in message(world, "Accepted")
+    world.claims["mine"] = ClaimSeen(name="mine", exists=True)
+    world.settle()
+    assert world.made == ["job-a1"]
+
+
+def test_the_output_claim_of_somebody_else_is_not_used() -> None:
+    world = World(claims={"job-output": ClaimSeen(name="job-output", exists=True, owned=False)})
+    world.settle()
+    assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
+
+
+def test_too_few_nodes_are_waited_for() -> None:
+    world = World(nodes=())
+    world.settle()
+    assert (world.phase, reason(world, "Mapped")) == ("Mapping", "NoFeasiblePlacement")
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    assert plan.again_after is not None
+
+
+def first(**fields: Any) -> InputSeen:
+    return InputSeen(**{"name": "first", "exists": True, "algorithm": "RewardModel", "phase": "Running", **fields})
+
+
+@pytest.mark.parametrize(
+    ("seen", "phase", "expected"),
+    [
+        (None, "Pending", "InputMissing"),
+        (first(exists=False), "Pending", "InputMissing"),
+        (first(), "Pending", "InputNotReady"),
+        (first(phase="Suspended"), "Pending", "InputNotReady"),
+        (first(phase="Succeeded"), "Pending", "InputNotReady"),
+        (first(phase="Succeeded", output_uri="pvc://first-output/first/model"), "Provisioning", "InputsReady"),
+        (first(phase="Succeeded", output_uri="pvc://gone/first/model"), "Pending", "ClaimMissing"),
+    ],
+)
+def test_an_input_is_waited_for(seen: InputSeen | None, phase: str, expected: str) -> None:
+    world = World(spec=PPO_LIKE, inputs={"first": seen} if seen else {})
+    world.claims["gone"] = ClaimSeen(name="gone", exists=False)
+    world.settle()
+    assert (world.phase, reason(world, "InputsReady")) == (phase, expected)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected", "told"),
+    [
+        (first(phase="Failed"), "InputFailed", "first, which this job reads, failed"),
+        (first(algorithm="PPO"), "InvalidInput", "is a job of PPO"),
+        (first(spec={"models": {"reward": {"uri": "job://job"}}}), "InvalidInput", "job -> first -> job"),
+    ],
+)
+def test_an_input_that_can_never_do_fails_the_job(seen: InputSeen, expected: str, told: str) -> None:
+    world = World(spec=PPO_LIKE, inputs={"first": seen})
+    world.settle()
+    assert (world.phase, reason(world, "Failed")) == ("Failed", expected)
+    assert told in message(world, "Failed")
+    assert not world.made
+
+
+def test_a_longer_circle_is_found_where_its_jobs_are_known() -> None:
+    second = first(name="second", spec={"models": {"reward": {"uri": "job://job"}}})
+    inputs = {"first": first(spec={"models": {"reward": {"uri": "job://second"}}}), "second": second}
+    world = World(spec=PPO_LIKE, inputs=inputs)
+    world.settle()
+    assert "job -> first -> second -> job" in message(world, "Failed")
+
+
+def test_a_job_that_reads_itself_fails() -> None:
+    world = World(spec={**PPO_LIKE, "models": {"reward": {"uri": "job://job"}}})
+    world.settle()
+    assert (world.phase, reason(world, "Failed")) == ("Failed", "InvalidInput")
+
+
+def test_suspension_saves_frees_and_goes_on_as_another_attempt() -> None:
+    world = World()
+    world.run_to(12)
+    world.edit(suspend=True)
+    world.settle()
+    assert (world.phase, world.live) == ("Suspending", None)
+    world.collect()
+    world.collect()
+    world.settle()
+    assert world.phase == "Suspended"
+    world.wait(100_000)
+    world.edit(suspend=False)
+    world.run_to(20)
+    assert (world.phase, world.made) == ("Running", ["job-a1", "job-a2"])
+    assert [each.outcome for each in world.status.attempts] == ["Suspended", "Running"]
+    assert (world.status.failed_attempts, world.status.attempts[1].first_step) == (0, 10)
+
+
+def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
+    world = World(spec={**SFT, "suspend": True})
+    world.settle()
+    assert (world.phase, world.made, world.claims) == ("Suspended", [], {})
+
+
+def test_a_finished_job_stays_as_it_is_whatever_the_spec_says_then() -> None:
+    world = World()
+    world.run_to(50)
+    world.end(0)
+    world.settle()
+    ended = world.status
+    world.edit(suspend=True, training={"totalSteps": 99, "batchSize": 4})
+    world.collect()
+    world.wait(10**6)
+    world.settle()
+    assert world.status == ended
+    assert (world.made, world.rayjobs, world.is_deleted) == (["job-a1"], {}, False)
+
+
+def test_a_job_is_deleted_when_its_time_to_live_is_over() -> None:
+    world = World(spec={**SFT, "runPolicy": {"ttlSecondsAfterFinished": 60}})
+    world.run_to(50)
+    world.end(0)
+    world.settle()
+    world.collect()
+    world.settle()
+    plan = world.operate()
+    assert plan is not None
+    assert plan.again_after == pytest.approx(60)
+    world.wait(61)
+    world.settle()
+    assert world.is_deleted
+
+
+def test_a_deleted_job_is_left_to_the_garbage_collector() -> None:
+    world = World()
+    seen = world.observe(fresh=True)
+    plan = decide(replace(seen, job=replace(seen.job, deleting=True)), world.now, world.settings)
+    assert (plan.status, plan.actions, plan.events) == (seen.job.status, (), ())
+
+
+@pytest.mark.parametrize("done", [-1, 0, 1, 2, 3])
+def test_an_operator_that_dies_while_it_begins_an_attempt_does_no_harm(done: int) -> None:
+    world = World()
+    world.operate(dies_after=done)
+    world.restart_operator()
+    world.wait(500)
+    world.run_to(3)
+    assert (world.phase, world.made, world.status.attempt) == ("Running", ["job-a1"], 1)
+
+
+def test_a_status_that_was_lost_is_found_again_by_the_rayjob() -> None:
+    world = World()
+    world.run_to(3)
+    world.end(5)
+    world.settle()
+    world.start_again()
+    world.run_to(4)
+    world.status = type(world.status)()
+    world.settle()
+    assert (world.status.attempt, world.phase, world.made) == (2, "Running", ["job-a1", "job-a2"])
+
+
+def test_the_manifests_come_from_the_attempt_that_the_status_names() -> None:
+    world = World()
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    assert plan.status.attempt == 1
+    assert plan.status.attempts[-1].outcome == "Running"
+    kinds = [each.manifest["kind"] for each in plan.actions if isinstance(each, Create)]
+    assert kinds == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]

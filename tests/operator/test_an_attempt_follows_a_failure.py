@@ -1,0 +1,233 @@
+"""What follows a failure, on a simulated cluster: rules, limits, pauses, deadlines and pods that do not go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, get_args
+
+import pytest
+
+from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
+from rlhf_api.status import Attempt, Failure
+from rlhf_operator import failure, names
+from rlhf_operator.reconcile import decide
+from rlhf_operator.snapshot import ContainerSeen, NodeSeen
+from tests.operator.played import START
+from tests.operator.simulated import SFT, World
+
+NODES = tuple(
+    NodeSeen(
+        name=f"node-{place}", ready=True, schedulable=True, labels={}, allocatable={"cpu": "64", "memory": "512Gi"}
+    )
+    for place in range(3)
+)
+
+
+def running(**fields: Any) -> World:
+    """A job at step 12, with a checkpoint of step 10."""
+    world = World(**fields)
+    world.settle()
+    world.admit()
+    world.run_to(12)
+    assert world.phase == "Running"
+    return world
+
+
+def failed(world: World) -> Failure:
+    assert world.status.last_failure is not None
+    return world.status.last_failure
+
+
+def out_of_memory(world: World, pod: str) -> None:
+    own = names.HEAD_CONTAINER if world.pods[pod].role == names.CONTROLLER else names.WORKER_CONTAINER
+    ended = ContainerSeen(name=own, exit_code=137, ended_reason="OOMKilled")
+    world.change(pod, phase="Failed", ready=False, containers=(ended,))
+
+
+def test_every_reason_has_an_action_and_every_disruption_a_rank() -> None:
+    assert set(failure.DEFAULT_ACTIONS) == set(get_args(Reason))
+    assert set(failure.DISRUPTIONS.values()) <= set(failure.STRENGTH)
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (FailureRule(name="any", action="Ignore"), True),
+        (FailureRule(name="reason", action="Ignore", reasons=("Data", "UserCode")), True),
+        (FailureRule(name="reason", action="Ignore", reasons=("Data",)), False),
+        (FailureRule(name="code", action="Ignore", exit_codes=(7,)), True),
+        (FailureRule(name="code", action="Ignore", exit_codes=(8,)), False),
+        (FailureRule(name="text", action="Ignore", message_contains="division"), True),
+        (FailureRule(name="text", action="Ignore", message_contains="overflow"), False),
+        (FailureRule(name="all", action="Ignore", reasons=("UserCode",), exit_codes=(8,)), False),
+    ],
+)
+def test_a_rule_matches_where_all_that_it_names_does(rule: FailureRule, matches: bool) -> None:
+    seen = Failure(reason="UserCode", exit_code=7, message="division by zero")
+    last = FailureRule(name="last", action="Remap")
+    policy = RunPolicy(failure_rules=(rule, last))
+    assert failure.action_on(seen, policy) == (("Ignore", rule.name) if matches else ("Remap", "last"))
+
+
+def test_a_rule_is_shown_and_obeyed() -> None:
+    rules = [{"name": "flaky", "reasons": ["UserCode"], "action": "Ignore"}]
+    world = running(spec={**SFT, "runPolicy": {"failureRules": rules, "backoffLimit": 0}})
+    world.end(7)
+    world.settle()
+    assert (world.phase, failed(world).rule, world.status.failed_attempts) == ("Restarting", "flaky", 0)
+
+
+def test_a_rule_can_end_the_job() -> None:
+    rules = [{"name": "never", "exitCodes": [5], "action": "Fail"}]
+    world = running(spec={**SFT, "runPolicy": {"failureRules": rules}})
+    world.end(5)
+    world.settle()
+    assert world.phase == "Failed"
+    assert next(each.reason for each in world.status.conditions if each.type == "Failed") == "FailureRule"
+
+
+def test_the_back_off_limit_ends_the_job() -> None:
+    world = World(spec={**SFT, "runPolicy": {"backoffLimit": 2}})
+    for number in (1, 2, 3):
+        world.run_to(5)
+        assert (world.status.attempt, world.phase) == (number, "Running")
+        world.end(5)
+        world.ray_tells()
+        world.settle()
+        world.start_again()
+    assert (world.phase, world.status.failed_attempts, len(world.made)) == ("Failed", 3, 3)
+    assert next(each.reason for each in world.status.conditions if each.type == "Failed") == "BackoffLimitExceeded"
+
+
+def test_a_new_attempt_waits_for_the_last_pod_and_the_pause() -> None:
+    world = running()
+    world.end(5)
+    world.settle()
+    world.wait(1000)
+    world.settle()
+    assert (world.made, world.phase) == (["job-a1"], "Restarting"), "pods are left"
+    world.collect()
+    world.collect()
+    world.settle()
+    assert world.made == ["job-a1", "job-a2"]
+    world.run_to(15)
+    assert [each.first_step for each in world.status.attempts] == [0, 10]
+
+
+def test_a_new_attempt_waits_for_its_pause_where_nothing_is_left() -> None:
+    world = running()
+    world.end(5)
+    world.settle()
+    world.collect()
+    world.collect()
+    world.settle()
+    assert (world.made, world.phase) == (["job-a1"], "Restarting")
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    assert plan.again_after is not None
+    world.wait(plan.again_after)
+    world.settle()
+    assert world.made == ["job-a1", "job-a2"]
+
+
+def test_pauses_double_up_to_five_minutes_and_differ_from_job_to_job() -> None:
+    def pause(failures: int, uid: str) -> float:
+        world = running()
+        ended = [
+            Attempt(attempt=number, start_time="2026-01-31T12:00:00Z", slots=2, outcome="Failed", counted=False)
+            for number in range(1, failures)
+        ]
+        now = replace_attempt(world, failures)
+        world.status = world.status.model_copy(update={"attempts": (*ended, now), "attempt": failures})
+        rayjob = world.rayjobs.pop("job-a1")
+        name = names.rayjob("job", failures)
+        world.rayjobs[name] = replace(rayjob, name=name, attempt=failures)
+        for pod in list(world.pods):
+            world.change(pod, attempt=failures)
+        world.status = world.status.model_copy(update={"ray_job_name": name})
+        out_of_memory(world, world.worker().name)
+        seen = world.observe(fresh=True)
+        plan = decide(replace(seen, job=replace(seen.job, uid=uid)), world.now, world.settings)
+        assert plan.again_after is not None
+        assert plan.status.phase == "Restarting"
+        return plan.again_after
+
+    pauses = [pause(failures, "a") for failures in (1, 2, 3, 4, 9)]
+    assert all(base <= real <= base * 1.2 for base, real in zip((10, 20, 40, 80), pauses, strict=False))
+    assert pauses[-1] == 300
+    assert pause(1, "a") == pauses[0]
+    assert pause(1, "b") != pauses[0]
+
+
+def replace_attempt(world: World, number: int) -> Attempt:
+    return world.status.attempts[-1].model_copy(update={"attempt": number})
+
+
+def test_all_attempts_together_have_a_deadline_and_a_queue_does_not_count() -> None:
+    spec = {**SFT, "runPolicy": {"activeDeadlineSeconds": 1000, "restartBackoffSeconds": 0}}
+    world = World(spec=spec, labels={names.QUEUE: "team"})
+    world.settle()
+    world.wait(5000)
+    world.settle()
+    world.admit()
+    world.run_to(3)
+    world.wait(600)
+    world.end(5)
+    world.ray_tells()
+    world.settle()
+    assert (world.status.active_seconds, world.phase) == (600, "Restarting")
+    world.start_again()
+    world.wait(5000)
+    world.admit()
+    world.run_to(15)
+    assert world.phase == "Running"
+    world.wait(401)
+    world.settle()
+    assert world.phase == "Failed"
+    assert next(each.reason for each in world.status.conditions if each.type == "Failed") == "DeadlineExceeded"
+    assert world.live is None
+
+
+@pytest.mark.parametrize(
+    ("node", "seconds", "is_forced"),
+    [
+        (None, 0, True),
+        (NodeSeen(name="node-0", ready=False, schedulable=True, labels={}), 300, False),
+        (NodeSeen(name="node-0", ready=False, schedulable=True, labels={}), 331, True),
+        (NodeSeen(name="node-0", ready=True, schedulable=True, labels={}), 10_000, False),
+        (
+            NodeSeen(
+                name="node-0",
+                ready=False,
+                schedulable=True,
+                labels={},
+                taints=(("node.kubernetes.io/out-of-service", "", "NoExecute"),),
+            ),
+            0,
+            True,
+        ),
+    ],
+)
+def test_a_pod_is_forced_only_when_no_kubelet_will_end_it(node: NodeSeen | None, seconds: int, is_forced: bool) -> None:
+    world = running(nodes=(replace(NODES[0], name="node-0"), *NODES[1:]))
+    doomed = next(pod for pod in world.pods.values() if pod.node == "node-0")
+    world.end(5)
+    world.settle()
+    world.nodes = (*((node,) if node else ()), *NODES[1:])
+    world.rayjobs.clear()
+    world.pods = {doomed.name: replace(doomed, deleting_since=world.now, ready=False)}
+    world.wait(seconds)
+    world.settle()
+    assert (doomed.name not in world.pods) == is_forced
+
+
+def test_a_clock_that_is_set_back_does_not_stop_a_job() -> None:
+    world = running()
+    world.end(5)
+    world.ray_tells()
+    world.settle()
+    world.wait(-86_400)
+    world.collect()
+    world.settle()
+    assert world.made == ["job-a1", "job-a2"]
+    assert world.now < START - timedelta(hours=1)

@@ -1,0 +1,161 @@
+"""docs/operations.md names every phase, condition, reason and default action that the code knows, and no others."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
+from rlhf_api.status import ConditionType, Phase
+from rlhf_operator import placement
+from rlhf_operator.failure import DEFAULT_ACTIONS, TOLD_BY_TRAINER, TOLD_FOR_WANT_OF_EVIDENCE
+from rlhf_operator.snapshot import RefusalReason
+from tests.repo.tree import ROOT
+
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
+RECONCILE = ROOT / "operator" / "rlhf_operator" / "reconcile"
+WORD = re.compile(r"[A-Z][A-Za-z]+")
+TOLD_APART = {"Kueue's own", "a [reason](#why-attempts-fail)"}
+"""Rows for the reasons that come from Kueue, and from the failure of an attempt."""
+
+
+def rows(*head: str) -> list[tuple[str, ...]]:
+    """The rows of the table with this head, without backquotes."""
+    lines = iter(GUIDE.splitlines())
+    for line in lines:
+        if _cells(line)[: len(head)] == head:
+            next(lines)
+            return [_cells(row) for row in _until_the_end(lines)]
+    raise AssertionError(f"there is no table with the head {head}")
+
+
+def _until_the_end(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield line
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip().replace("`", "") for cell in line.strip().strip("|").split("|"))
+
+
+def modules() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text())) for path in sorted(RECONCILE.glob("*.py"))]
+
+
+def said() -> set[tuple[str, str, str]]:
+    """(condition, status, reason) of every `say` in reconcile; a reason that is made up elsewhere is left out."""
+    found = set()
+    for path, tree in modules():
+        module = importlib.import_module(f"rlhf_operator.reconcile.{path.stem}")
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "say":
+                condition, status, *rest = call.args
+                reason = _text(rest[0], module)
+                if reason and isinstance(condition, ast.Constant) and isinstance(status, ast.Constant):
+                    found.add((str(condition.value), str(status.value), reason))
+    return found
+
+
+def _text(node: ast.expr, module: object) -> str:
+    """What an expression is, if it is a text or the name of one."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name | ast.Attribute):
+        value = module
+        for part in ast.unparse(node).split("."):
+            value = getattr(value, part, None)
+        return value if isinstance(value, str) else ""
+    return ""
+
+
+def told_in_pairs() -> set[str]:
+    """The reasons of pairs (reason, sentence) in reconcile."""
+    return {
+        reason
+        for _, tree in modules()
+        for pair in ast.walk(tree)
+        if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and _is_sentence(pair.elts[1])
+        if isinstance(pair.elts[0], ast.Constant) and isinstance(reason := pair.elts[0].value, str)
+        if WORD.fullmatch(reason)
+    }
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    """Whether an expression is a text of several words, or one that is only known when it is said."""
+    return isinstance(node, ast.JoinedStr | ast.Attribute) or (
+        isinstance(node, ast.Constant) and " " in str(node.value)
+    )
+
+
+def given_to_fail() -> set[str]:
+    """The reasons for which a job fails besides those of an attempt."""
+    return {
+        word
+        for _, tree in modules()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "fail" and len(call.args) == 3
+        for part in ast.walk(call.args[1])
+        if isinstance(part, ast.Constant) and WORD.fullmatch(word := str(part.value))
+    }
+
+
+def test_every_phase_is_told() -> None:
+    assert sorted(row[0] for row in rows("phase")) == sorted(get_args(Phase))
+
+
+def test_every_condition_is_told() -> None:
+    assert sorted(row[0] for row in rows("condition", "what it is about")) == sorted(get_args(ConditionType))
+
+
+def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
+    told = {(row[0], row[1], row[2]) for row in rows("condition", "status", "reason")}
+    assert len(said()) > 20
+    assert not said() - told
+    known = {reason for _, _, reason in said()} | told_in_pairs() | given_to_fail() | set(get_args(placement.Reason))
+    known |= set(get_args(RefusalReason))
+    assert {reason for _, _, reason in told} - TOLD_APART == known
+
+
+def test_reasons_of_failure_and_their_default_actions_are_told() -> None:
+    assert {row[0]: row[1] for row in rows("reason", "default")} == DEFAULT_ACTIONS
+    assert list(DEFAULT_ACTIONS) == list(get_args(Reason))
+
+
+@pytest.mark.parametrize(("code", "reason"), {**TOLD_BY_TRAINER, **TOLD_FOR_WANT_OF_EVIDENCE}.items())
+def test_the_exit_code_of_a_reason_is_told(code: int, reason: str) -> None:
+    (row,) = [row for row in rows("reason", "default") if row[0] == reason]
+    assert re.search(rf"\b{int(code)}\b", row[2]), f"{reason} does not name exit code {int(code)}"
+
+
+def test_every_exit_code_of_a_failure_has_a_reason() -> None:
+    known = {*TOLD_BY_TRAINER, *TOLD_FOR_WANT_OF_EVIDENCE}
+    assert set(ExitCode) - known == {ExitCode.OK, ExitCode.SIGINT, ExitCode.SIGTERM}
+
+
+def test_the_example_of_rules_is_right() -> None:
+    from rlhf_api import kubectl_yaml
+
+    (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    policy = RunPolicy.model_validate(kubectl_yaml.read(text, "")[0]["runPolicy"], by_alias=True, by_name=False)
+    assert [rule.action for rule in policy.failure_rules] == ["Ignore", "Fail", "Remap", "Fail"]
+    assert all(isinstance(rule, FailureRule) for rule in policy.failure_rules)
+
+
+def test_links_lead_somewhere() -> None:
+    heads = {re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in _heads()}
+    for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
+        if target.startswith("#"):
+            assert target[1:] in heads, f"no head is {target}"
+        else:
+            assert (ROOT / "docs" / target).exists(), f"{target} is not there"
+
+
+def _heads() -> list[str]:
+    return [line for line in GUIDE.splitlines() if line.startswith("#")]

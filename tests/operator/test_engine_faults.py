@@ -1,0 +1,359 @@
+"""What is written to an API server that fails, refuses and is changed by others; the server here is a small one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from rlhf_api.status import Progress, Status
+from rlhf_operator import names
+from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
+from rlhf_operator.cluster.cache import Cache, Key
+from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
+from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
+from rlhf_operator.snapshot import JobSeen, Snapshot
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+JOB = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/n/rlhfjobs/a"
+RAYJOBS = "/apis/ray.io/v1/namespaces/n/rayjobs"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/n/events"
+
+
+class Server:
+    """Answers (code, document, headers) in the order in which a test wants them; 200 and {} when it wants nothing."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], list[tuple[int, Any, dict[str, str]]]] = {}
+        self.requests: list[tuple[str, str, Any]] = []
+        self.queries: list[dict[str, str]] = []
+        self.at_once = self.most_at_once = 0
+
+    def will(self, method: str, path: str, code: int, document: Any = None, **headers: str) -> None:
+        self.answers.setdefault((method, path), []).append((code, document or {}, headers))
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        text = await request.text()
+        await asyncio.sleep(0.002)
+        self.at_once -= 1
+        self.requests.append((request.method, request.path, yaml.safe_load(text) if text else None))
+        self.queries.append(dict(request.query))
+        planned = self.answers.get((request.method, request.path))
+        code, document, headers = planned.pop(0) if planned else (200, {}, {})
+        return web.json_response(document, status=code, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    def asked(self, method: str) -> list[str]:
+        return [path for each, path, _ in self.requests if each == method]
+
+
+class Parts:
+    """Client and applier on a server."""
+
+    def __init__(self, server: Server, client: Client) -> None:
+        self.server, self.client, self.cache, self.leads = server, client, Cache(), True
+        self.now = NOW
+        events = Events(client, lambda: self.leads, lambda: self.now)
+        self.looked_at: set[Key] = set()
+        self.applier = Applier(client, self.cache, events, lambda: self.leads, self.looked_at.update)
+
+
+def run(tmp_path: Path, test: Callable[[Parts], Awaitable[None]]) -> None:
+    async def main() -> None:
+        server = Server()
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", server.answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        config = tmp_path / "kubeconfig"
+        config.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        client = await Client.connect(config)
+        try:
+            await asyncio.wait_for(test(Parts(server, client)), 30)
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def kubeconfig(server: str) -> str:
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+        }
+    )
+
+
+def snapshot() -> Snapshot:
+    job = JobSeen(
+        namespace="n",
+        name="a",
+        uid="uid-a",
+        generation=1,
+        resource_version="7",
+        created=NOW,
+        deleting=False,
+        labels={},
+        spec={},
+        status=Status(),
+    )
+    return Snapshot(job=job, watching_since=NOW)
+
+
+def rayjob(owner: str) -> dict[str, Any]:
+    owners = [{"kind": "RLHFJob", "name": "a", "uid": owner, "controller": True}]
+    labels = {names.JOB_NAME: "a", names.ATTEMPT: "1"}
+    metadata = {"name": "a-a1", "namespace": "n", "uid": "r", "resourceVersion": "3", "labels": labels}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {**metadata, "ownerReferences": owners}}
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that a client would make, which it does not."""
+    made: list[float] = []
+    real = asyncio.sleep
+
+    async def quick(seconds: float) -> None:
+        if seconds > 0.1:
+            made.append(seconds)
+        await real(min(seconds, 0.002))
+
+    monkeypatch.setattr(asyncio, "sleep", quick)
+    return made
+
+
+def test_a_busy_server_is_asked_again_when_it_says(tmp_path: Path, pauses: list[float]) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", JOB, 429, Retry_After="7")
+        parts.server.will("GET", JOB, 503)
+        parts.server.will("GET", JOB, 200, {"kind": "RLHFJob"})
+        assert await parts.client.call("GET", JOB, kind="rlhfjobs") == {"kind": "RLHFJob"}
+        assert 7 <= pauses[0] <= 10.5
+        assert len(pauses) == 2
+
+    run(tmp_path, test)
+
+
+def test_an_error_that_stays_is_told_in_a_sentence(tmp_path: Path, pauses: list[float]) -> None:
+    async def test(parts: Parts) -> None:
+        for _ in range(9):
+            parts.server.will("GET", JOB, 500, {"message": "etcd is gone"})
+        with pytest.raises(ApiError, match="500: etcd is gone") as told:
+            await parts.client.call("GET", JOB, kind="rlhfjobs")
+        assert told.value.passing
+        assert len(parts.server.requests) == 5
+        parts.server.will("GET", "/x", 404, {"message": "no x"})
+        with pytest.raises(ApiError, match="no x"):
+            await parts.client.read("/x")
+        assert len(parts.server.requests) == 6
+        assert len(pauses) == 4
+
+    run(tmp_path, test)
+
+
+def test_a_list_that_grows_too_old_between_pages_begins_anew(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        path = PODS.path("n")
+        one, two = {"metadata": {"name": "1"}}, {"metadata": {"name": "2"}}
+        parts.server.will("GET", path, 200, {"items": [one], "metadata": {"continue": "c", "resourceVersion": "5"}})
+        parts.server.will("GET", path, 410)
+        parts.server.will("GET", path, 200, {"items": [one, two], "metadata": {"resourceVersion": "9"}})
+        found = await parts.client.list(PODS, "n", "x=y")
+        assert [each["metadata"]["name"] for each in found.items] == ["1", "2"]
+        assert found.version == 9
+        assert all(query["labelSelector"] == "x=y" for query in parts.server.queries)
+
+    run(tmp_path, test)
+
+
+def test_requests_at_once_have_a_limit(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        await asyncio.gather(*(parts.client.read(f"/{number}") for number in range(60)))
+        assert 1 < parts.server.most_at_once <= 16
+
+    run(tmp_path, test)
+
+
+def test_a_replica_that_no_longer_leads_writes_nothing(tmp_path: Path, pauses: list[float]) -> None:
+    async def test(parts: Parts) -> None:
+        parts.leads = False
+        actions = (Create(manifest=rayjob("uid-a")), DeleteRayJob(name="a-a1", uid="r"), DeletePod(name="p", uid="q"))
+        for action in (*actions, DeleteJob(uid="uid-a")):
+            with pytest.raises(NotLeadingError):
+                await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(action,)))
+        event = Event(kind="Normal", reason="Running", message="it runs")
+        for plan in (Plan(status=Status(phase="Failed")), Plan(status=Status(), events=(event,))):
+            with pytest.raises(NotLeadingError):
+                await parts.applier.apply(snapshot(), plan)
+        assert not parts.server.requests
+        assert not pauses
+
+    run(tmp_path, test)
+
+
+def test_leadership_is_asked_before_every_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(parts: Parts) -> None:
+        async def lose(_: float) -> None:
+            parts.leads = False
+
+        parts.server.will("PATCH", f"{JOB}/status", 500)
+        monkeypatch.setattr("rlhf_operator.cluster.client.asyncio.sleep", lose)
+        with pytest.raises(NotLeadingError):
+            await parts.applier.apply(snapshot(), Plan(status=Status(phase="Failed")))
+        assert len(parts.server.asked("PATCH")) <= 1
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("code", [404, 409])
+def test_nothing_is_done_for_a_job_that_has_changed(tmp_path: Path, code: int) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("PATCH", f"{JOB}/status", code)
+        plan = Plan(status=Status(phase="Provisioning"), actions=(Create(manifest=rayjob("uid-a")),))
+        with pytest.raises(StaleError):
+            await parts.applier.apply(snapshot(), plan)
+        ((method, _, body),) = parts.server.requests
+        assert method == "PATCH"
+        assert body["metadata"] == {"resourceVersion": "7"}
+
+    run(tmp_path, test)
+
+
+def test_a_status_that_has_not_changed_is_not_written(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        await parts.applier.apply(snapshot(), Plan(status=Status()))
+        assert not parts.server.requests
+
+    run(tmp_path, test)
+
+
+def test_a_written_status_is_seen_by_the_next_pass(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        metadata = {"name": "a", "namespace": "n", "uid": "uid-a", "resourceVersion": "8"}
+        parts.server.will("PATCH", f"{JOB}/status", 200, {"metadata": metadata, "status": {"phase": "Failed"}})
+        await parts.applier.apply(snapshot(), Plan(status=Status(phase="Failed")))
+        entry = parts.cache.jobs.get(("n", "a"))
+        assert entry
+        assert (entry.value.resource_version, entry.value.status.phase) == ("8", "Failed")
+
+    run(tmp_path, test)
+
+
+def test_the_jobs_that_wait_for_this_one_are_looked_at_when_its_end_is_written(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        spec = {"models": {"reward": {"uri": "job://a"}}}
+        reader = {"metadata": {"name": "b", "namespace": "n", "uid": "uid-b", "resourceVersion": "5"}, "spec": spec}
+        parts.cache.put("jobs", reader)
+        metadata = {"name": "a", "namespace": "n", "uid": "uid-a", "resourceVersion": "8"}
+        written = {"metadata": metadata, "status": {"phase": "Succeeded"}}
+        parts.server.will("PATCH", f"{JOB}/status", 200, written)
+        await parts.applier.apply(snapshot(), Plan(status=Status(phase="Succeeded")))
+        assert parts.looked_at == {("n", "b")}
+        assert parts.cache.put("jobs", written) == set(), "the watch brings it too, and it is nothing new"
+
+    run(tmp_path, test)
+
+
+def test_what_is_unset_is_taken_out_of_the_stored_status() -> None:
+    patch = with_nulls(Status(phase="Running", progress=Progress(step=1, total_steps=2, stage="SFT")))
+    assert patch["output"] is None
+    assert patch["progress"]["stepSeconds"] is None
+    assert patch["progress"]["step"] == 1
+    assert patch["conditions"] == []
+
+
+def test_a_rayjob_that_is_there_already_is_taken_if_it_is_the_jobs(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("POST", RAYJOBS, 409)
+        parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("uid-a"))
+        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
+        assert parts.cache.rayjobs.get(("n", "a-a1"))
+
+    run(tmp_path, test)
+
+
+def test_somebody_elses_object_ends_the_pass_and_a_person_is_told(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("POST", RAYJOBS, 409)
+        parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("another"))
+        actions = (Create(manifest=rayjob("uid-a")), DeletePod(name="p", uid="q"))
+        with pytest.raises(RefusedError, match="belongs to somebody else"):
+            await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
+        assert not parts.server.asked("DELETE")
+        assert parts.server.requests[-1][2]["reason"] == "NameConflict"
+
+    run(tmp_path, test)
+
+
+def test_a_refused_object_is_told_with_the_servers_own_words(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("POST", RAYJOBS, 403, {"message": "exceeded quota: gpus"})
+        with pytest.raises(RefusedError, match="exceeded quota") as told:
+            await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
+        assert told.value.refusal.reason == "CreateRefused"
+        assert "exceeded quota: gpus" in parts.server.requests[-1][2]["note"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("code", [200, 404, 409])
+def test_only_what_was_seen_is_deleted(tmp_path: Path, code: int) -> None:
+    async def test(parts: Parts) -> None:
+        pod, job = "/api/v1/namespaces/n/pods/p", JOB
+        for path in (f"{RAYJOBS}/a-a1", pod, job):
+            parts.server.will("DELETE", path, code)
+        actions = (DeleteRayJob(name="a-a1", uid="r"), DeletePod(name="p", uid="q"), DeleteJob(uid="uid-a"))
+        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
+        bodies = [body for _, _, body in parts.server.requests]
+        assert [each["preconditions"]["uid"] for each in bodies] == ["r", "q", "uid-a"]
+        assert bodies[0]["propagationPolicy"] == "Foreground"
+        assert bodies[1]["gracePeriodSeconds"] == 0
+
+    run(tmp_path, test)
+
+
+def test_the_same_event_again_becomes_a_series(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        event = Event(kind="Warning", reason="Refused", message="no " * 1000)
+        for _ in range(50):
+            await parts.applier.apply(snapshot(), Plan(status=Status(), events=(event,)))
+        assert parts.server.asked("POST") == [EVENTS]
+        (patched,) = parts.server.asked("PATCH")
+        assert patched.startswith(f"{EVENTS}/a.")
+        assert parts.server.requests[-1][2]["series"]["count"] == 2
+        assert len(parts.server.requests[0][2]["note"]) == 1024
+
+    run(tmp_path, test)
+
+
+def test_an_event_that_is_refused_stops_nothing(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("POST", EVENTS, 403)
+        event = Event(kind="Normal", reason="Running", message="it runs")
+        actions = (DeletePod(name="p", uid="q"),)
+        await parts.applier.apply(snapshot(), Plan(status=Status(), events=(event,), actions=actions))
+        assert parts.server.asked("DELETE")
+
+    run(tmp_path, test)
+
+
+def test_no_way_to_a_cluster_is_a_sentence(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(NoClusterError, match="no way to the API server"):
+            await Client.connect(tmp_path / "nothing")
+
+    asyncio.run(main())

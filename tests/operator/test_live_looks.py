@@ -1,0 +1,90 @@
+"""What a live look asks of the API server: no more than can matter, for a list by label is a look at everything."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from rlhf_operator import names
+from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.client import NOT_FOUND, ApiError, Client, Listing
+from rlhf_operator.cluster.discovery import Offer
+from rlhf_operator.cluster.heartbeats import Heartbeats
+from rlhf_operator.cluster.observe import Observer
+from rlhf_operator.cluster.resources import JOBS, Resource
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Document, Snapshot
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def job(status: Document) -> Document:
+    metadata = {"namespace": "n", "name": "a", "uid": "u", "resourceVersion": "5", "generation": 1}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def rayjob(version: str) -> Document:
+    owner = {"kind": "RLHFJob", "name": "a", "uid": "u", "controller": True}
+    labels = {names.JOB_NAME: "a", names.ATTEMPT: "1"}
+    metadata = {"namespace": "n", "name": "a-a1", "uid": "r", "resourceVersion": version}
+    return {"metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}}
+
+
+class Server:
+    """Answers for one job and its RayJobs, and remembers the questions."""
+
+    def __init__(self, status: Document, *rayjobs: Document) -> None:
+        self.status, self.rayjobs = status, rayjobs
+        self.asked: list[str] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Document:
+        self.asked.append(f"get {resource.plural} {name}")
+        if resource is JOBS:
+            return job(self.status)
+        raise ApiError(NOT_FOUND, "NotFound", f"{namespace}/{name}")
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        assert namespace == "n"
+        assert f"{names.JOB_NAME}=a" in selector
+        self.asked.append(f"list {resource.plural}")
+        return Listing(items=self.rayjobs if resource.plural == "rayjobs" else (), version=9)
+
+
+def looked(server: Server, cache: Cache) -> Snapshot:
+    async def look() -> Snapshot:
+        heartbeats = Heartbeats(lambda: NOW)
+        offer = Offer(capabilities=frozenset({"kuberay"}), kinds=())
+        client = cast("Client", cast("Any", server))
+        observer = Observer(client, cache, heartbeats, offer, Settings(), lambda _: None)
+        try:
+            seen = await observer.observe(("n", "a"), fresh=True, since=NOW)
+        finally:
+            await heartbeats.close()
+        assert seen is not None
+        return seen
+
+    return asyncio.run(look())
+
+
+def test_a_job_that_never_had_an_attempt_costs_no_list() -> None:
+    server = Server({})
+    assert not looked(server, Cache()).rayjobs
+    assert server.asked[0] == "get rlhfjobs a"
+    assert not [each for each in server.asked if each.startswith("list")]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_job_that_had_one_is_listed_whatever_the_cache_knows(is_cached: bool) -> None:
+    server, cache = Server({"attempt": 1}, rayjob("8")), Cache()
+    if is_cached:
+        cache.put("rayjobs", rayjob("7"))
+    assert [each.name for each in looked(server, cache).rayjobs] == ["a-a1"]
+    assert [each for each in server.asked if each.startswith("list")] == ["list pods", "list rayjobs"]
+
+
+def test_a_job_whose_status_was_lost_is_listed_where_the_cache_knows_of_an_attempt() -> None:
+    server, cache = Server({}, rayjob("8")), Cache()
+    cache.put("rayjobs", rayjob("7"))
+    assert [each.name for each in looked(server, cache).rayjobs] == ["a-a1"]
+    assert "list rayjobs" in server.asked

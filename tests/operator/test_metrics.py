@@ -1,0 +1,265 @@
+"""The operator's port: a real server, scraped as Prometheus does, against docs/operator-metrics.md."""
+
+import asyncio
+import socket
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlhf_api.status import Status
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics, Server
+from rlhf_operator.snapshot import JobSeen
+from tests.repo.tree import ROOT
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+WHOLE = {
+    "phase": "Running",
+    "attempt": 2,
+    "failedAttempts": 1,
+    "queue": "research",
+    "progress": {"step": 7, "totalSteps": 100, "stage": "PPO", "stepSeconds": 12.5},
+    "checkpoint": {"step": 5, "uri": "pvc://c/x", "time": "2026-03-01T11:58:00Z"},
+    "lastFailure": {"reason": "NodeLost", "message": "The node is gone."},
+    "mapping": {
+        "inputHash": "x",
+        "device": "GPU",
+        "slots": 16,
+        "pools": [{"name": "all", "models": ["actor"], "nodes": 2, "slotsPerNode": 8}],
+        "sizes": [],
+        "predictedStepSeconds": 11.0,
+    },
+}
+RECONCILE = "rlhf_operator_reconcile_duration_seconds"
+QUEUED = {
+    "phase": "Queued",
+    "conditions": [
+        {
+            "type": "QuotaReserved",
+            "status": "False",
+            "reason": "Pending",
+            "lastTransitionTime": "2026-03-01T11:59:30+00:00",
+            "observedGeneration": 1,
+        }
+    ],
+}
+
+
+def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None) -> JobSeen:
+    return JobSeen(
+        namespace="team",
+        name=name,
+        uid=f"uid-{name}",
+        generation=1,
+        resource_version="1",
+        created=NOW - timedelta(hours=1),
+        deleting=False,
+        labels={},
+        spec={"algorithm": {"name": "PPO"}} if spec is None else spec,
+        status=Status.model_validate(status or {}, by_alias=True, by_name=False),
+    )
+
+
+def metrics_of(jobs: Iterable[JobSeen] = (), *, leads: bool = True, depth: int = 0) -> OperatorMetrics:
+    return OperatorMetrics(
+        version="1.2.3", jobs=lambda: jobs, queue_depth=lambda: depth, leads=lambda: leads, now=lambda: NOW
+    )
+
+
+def free_port() -> int:
+    """A port that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        number: int = free.getsockname()[1]
+        return number
+
+
+async def fetched(port: int, path: str) -> tuple[int, str]:
+    async with ClientSession() as session, session.get(f"http://localhost:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+def scraped(metrics: OperatorMetrics) -> dict[str, Metric]:
+    """What /metrics answers over HTTP: name of each family (a counter's ends in _total) -> family."""
+
+    async def scrape() -> str:
+        server = Server(metrics.registry, unhealthy=lambda: None, unready=lambda: None)
+        port = free_port()
+        await server.start(port)
+        try:
+            status, text = await fetched(port, "/metrics")
+        finally:
+            await server.stop()
+        assert status == 200
+        return text
+
+    families = text_string_to_metric_families(asyncio.run(scrape()))
+    return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in families}
+
+
+def values(family: Metric) -> dict[tuple[str, ...], float]:
+    """(values of the labels in the order of their names) -> value, without the times at which counters began."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_the_port_serves_what_the_engine_reported() -> None:
+    metrics = metrics_of(leads=False, depth=3)
+    metrics.reconciled("done", 0.02)
+    metrics.reconciled("done", 0.2)
+    metrics.reconciled("stale", 0.02)
+    metrics.requested("patch", "rlhfjobs/status", 200)
+    metrics.requested("patch", "rlhfjobs/status", 409)
+    metrics.requested("patch", "rlhfjobs/status", 200)
+    families = scraped(metrics)
+    assert values(families["rlhf_operator_reconcile_total"]) == {("done",): 2, ("stale",): 1}
+    assert values(families["rlhf_operator_api_requests_total"]) == {
+        ("200", "rlhfjobs/status", "patch"): 2,
+        ("409", "rlhfjobs/status", "patch"): 1,
+    }
+    assert values(families["rlhf_operator_queue_depth"]) == {(): 3}
+    assert values(families["rlhf_operator_leader"]) == {(): 0}
+    assert values(families["rlhf_operator_build_info"]) == {("1.2.3",): 1}
+    duration = {(s.name, s.labels.get("le")): s.value for s in families[RECONCILE].samples}
+    assert duration[f"{RECONCILE}_count", None] == 3
+    assert duration[f"{RECONCILE}_sum", None] == pytest.approx(0.24)
+    assert duration[f"{RECONCILE}_bucket", "0.1"] == 2
+    assert values(families["process_resident_memory_bytes"])[()] > 1e6
+
+
+def test_a_running_job_shows_its_status() -> None:
+    families = scraped(metrics_of([job("full", WHOLE)]))
+    key = ("full", "team")
+    assert values(families["rlhf_job_info"]) == {("PPO", "full", "team", "research", "uid-full"): 1}
+    assert {
+        name: values(families[f"rlhf_job_{name}"])[key]
+        for name in (
+            "attempts_total",
+            "failed_attempts",
+            "step",
+            "total_steps",
+            "step_seconds",
+            "predicted_step_seconds",
+            "gpus",
+            "checkpoint_age_seconds",
+        )
+    } == {
+        "attempts_total": 2,
+        "failed_attempts": 1,
+        "step": 7,
+        "total_steps": 100,
+        "step_seconds": 12.5,
+        "predicted_step_seconds": 11,
+        "gpus": 16,
+        "checkpoint_age_seconds": 120,
+    }
+    assert values(families["rlhf_job_last_failure"]) == {("full", "team", "NodeLost"): 1}
+    phases = values(families["rlhf_job_phase"])
+    assert phases["full", "team", "Running"] == 1
+    assert sum(phases.values()) == 1
+    assert len(phases) == 11
+    assert not families["rlhf_job_queue_seconds"].samples
+
+
+def test_a_queued_job_shows_how_long_it_waits_and_no_gpus() -> None:
+    families = scraped(metrics_of([job("waiting", QUEUED)]))
+    assert values(families["rlhf_job_queue_seconds"]) == {("waiting", "team"): 30}
+    assert not families["rlhf_job_gpus"].samples
+    assert not families["rlhf_job_step"].samples
+
+
+def test_a_job_that_has_ended_holds_no_gpus_and_its_checkpoint_does_not_age() -> None:
+    families = scraped(metrics_of([job("over", {**WHOLE, "phase": "Succeeded"})]))
+    assert not families["rlhf_job_gpus"].samples
+    assert not families["rlhf_job_checkpoint_age_seconds"].samples
+    assert values(families["rlhf_job_step"]) == {("over", "team"): 7}
+
+
+def test_the_series_of_a_deleted_job_vanish() -> None:
+    jobs = [job("one", WHOLE), job("two", WHOLE)]
+    metrics = metrics_of(jobs)
+    assert {"one", "two"} == {
+        s.labels["name"] for f in scraped(metrics).values() for s in f.samples if "name" in s.labels
+    }
+    del jobs[0]
+    assert {"two"} == {s.labels["name"] for f in scraped(metrics).values() for s in f.samples if "name" in s.labels}
+
+
+def test_nothing_in_a_job_breaks_the_scrape_of_the_others() -> None:
+    odd_time = {"step": 5, "uri": 'pvc://c/"\n\\', "time": "2026-99-99T99:99:99Z"}
+    jobs = [
+        job("odd-spec", spec={"algorithm": ["PPO"]}),
+        job("no-spec", spec={}),
+        job("odd-time", {"phase": "Running", "checkpoint": odd_time}),
+        job("odd-text", {"lastFailure": {"reason": 'a"b\n\\c', "message": ""}, "queue": "\n"}),
+        job("good", WHOLE),
+    ]
+    families = scraped(metrics_of(jobs))
+    assert values(families["rlhf_job_step"]) == {("good", "team"): 7}
+    assert values(families["rlhf_job_checkpoint_age_seconds"]) == {("good", "team"): 120}
+    assert ("odd-text", "team", 'a"b\n\\c') in values(families["rlhf_job_last_failure"])
+
+
+def test_the_probes_say_why_in_a_sentence() -> None:
+    problems: dict[str, str | None] = {"health": None, "ready": "the caches are not filled yet"}
+
+    async def probe() -> list[tuple[int, str]]:
+        server = Server(metrics_of().registry, unhealthy=lambda: problems["health"], unready=lambda: problems["ready"])
+        port = free_port()
+        await server.start(port)
+        before = [await fetched(port, path) for path in ("/healthz", "/readyz")]
+        problems.update(health="a pass has taken 601 s", ready=None)
+        after = [await fetched(port, path) for path in ("/healthz", "/readyz", "/nothing")]
+        await server.stop()
+        return before + after
+
+    assert asyncio.run(probe()) == [
+        (200, "ok\n"),
+        (503, "the caches are not filled yet\n"),
+        (503, "a pass has taken 601 s\n"),
+        (200, "ok\n"),
+        (404, "404: Not Found"),
+    ]
+
+
+def test_a_port_that_is_taken_is_an_error_at_the_start() -> None:
+    async def twice() -> None:
+        first, second = (Server(metrics_of().registry, unhealthy=lambda: None, unready=lambda: None) for _ in range(2))
+        port = free_port()
+        await first.start(port)
+        try:
+            with pytest.raises(OSError, match="in use"):
+                await second.start(port)
+        finally:
+            await first.stop()
+
+    asyncio.run(twice())
+
+
+def documented() -> list[tuple[str, ...]]:
+    """The rows of the tables in docs/operator-metrics.md, without backquotes and heads."""
+    lines = (ROOT / "docs" / "operator-metrics.md").read_text().splitlines()
+    rows = [line.strip("|").replace("`", "").split("|") for line in lines if line.startswith("| `")]
+    return [tuple(cell.strip() for cell in row) for row in rows]
+
+
+def test_the_documentation_names_exactly_what_is_exported() -> None:
+    metrics = metrics_of([job("full", WHOLE), job("waiting", QUEUED)])
+    metrics.reconciled("done", 0.1)
+    metrics.requested("get", "pods", 200)
+    families = scraped(metrics)
+    exported = {}
+    for name, family in families.items():
+        if name.startswith("rlhf_") and not name.endswith("_created"):
+            (labels,) = {tuple(sorted(set(sample.labels) - {"le"})) for sample in family.samples}
+            exported[name] = (family.type, labels, family.documentation)
+    rows = documented()
+    assert {r[0]: (r[1], tuple(sorted(r[3].split(", "))) if r[3] else (), r[4]) for r in rows} == exported
+    assert [row[:3] for row in rows] == [(m.name, m.kind, m.unit) for m in (*OPERATOR_METRICS, *JOB_METRICS)]

@@ -1,0 +1,257 @@
+"""Where the models of a job live, on the nodes that there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from rlhf_operator.placement import input_hash, placed
+from rlhf_operator.settings import Settings
+from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
+
+PPO = "helpful-ppo"
+GPUS = nodes(2, 8, A100)
+H100 = "NVIDIA-H100-80GB-HBM3"
+
+
+@pytest.mark.parametrize("name", sorted(example_jobs()))
+def test_every_example_is_mapped_onto_cpu_slots(name: str) -> None:
+    answer = place(example_jobs()[name], nodes(1))
+    assert answer.reason == "Mapped", answer
+    assert answer.mapping
+    assert answer.mapping.device == "CPU"
+    assert answer.mapping.slots == 2
+    assert answer.mapping.predicted_step_seconds
+
+
+def test_on_cpu_slots_the_models_of_the_golden_path_share_one_pool() -> None:
+    (pool,) = mapped(example_jobs()[PPO], nodes(1)).pools
+    assert (pool.name, pool.nodes, pool.slots_per_node) == ("all", 1, 2)
+    assert pool.models == ("actor", "critic", "reference", "reward")
+
+
+def test_auto_takes_gpus_where_matching_nodes_have_some() -> None:
+    job = example_jobs()[PPO]
+    mapping = mapped(job, GPUS)
+    assert mapping.device == "GPU"
+    assert {pool.gpu for pool in mapping.pools} == {"a100-80g"}
+    assert mapping.slots <= 2
+    assert mapping.gpu_memory_utilization
+    assert (
+        mapped(changed(PPO, {"runtime.nodeSelector": {"zone": "a"}}), (*GPUS, node("c", labels={"zone": "a"}))).device
+        == "CPU"
+    )
+    assert mapped(changed(PPO, {"resources.device": "CPU"}), GPUS).device == "CPU"
+
+
+def test_without_slots_per_node_a_job_takes_all_gpus_of_a_node() -> None:
+    job = changed(PPO, {"resources.slotsPerNode": None, "resources.nodes": 2})
+    assert mapped(job, GPUS).slots in (8, 12, 16)
+    assert not mapped(changed(PPO, {"resources.slotsPerNode": None}), nodes(1)).slots > 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ready": False},
+        {"schedulable": False},
+        {"taints": (("maintenance", "", "NoSchedule"),)},
+        {"taints": (("maintenance", "yes", "NoExecute"),)},
+        {"labels": {"pool": "other"}},
+    ],
+    ids=str,
+)
+def test_a_node_that_does_not_suit_does_not_count(other: dict[str, Any]) -> None:
+    job = changed(PPO, {"runtime.nodeSelector": {"pool": "mine"}, "resources.device": "GPU"})
+    suits = node("suits", gpus=8, product=A100, labels={"pool": "mine"})
+    assert place(job, [suits]).mapping
+    answer = place(job, [node("other", gpus=8, product=A100, **({"labels": {"pool": "mine"}} | other))])
+    assert answer.reason == "NoFeasiblePlacement"
+    assert "spec.resources asks for 1 node with 2 GPUs, but there is no node" in answer.message
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        {"operator": "Exists"},
+        {"key": "maintenance", "operator": "Exists"},
+        {"key": "maintenance", "value": "yes"},
+        {"key": "maintenance", "value": "yes", "effect": "NoSchedule"},
+    ],
+    ids=str,
+)
+def test_a_tolerated_node_counts(toleration: dict[str, str]) -> None:
+    taints = (("maintenance", "yes", "NoSchedule"), ("nice", "", "PreferNoSchedule"))
+    tainted = [node("n", gpus=8, product=A100, taints=taints)]
+    assert place(changed(PPO, {"runtime.tolerations": [toleration], "resources.device": "GPU"}), tainted).mapping
+    other = {"key": "maintenance", "value": "no"}
+    assert not place(changed(PPO, {"runtime.tolerations": [other], "resources.device": "GPU"}), tainted).mapping
+
+
+def test_the_taint_of_gpu_nodes_needs_no_toleration() -> None:
+    taints = (("nvidia.com/gpu", "present", "NoSchedule"),)
+    assert mapped(example_jobs()[PPO], [node("n", gpus=8, product=A100, taints=taints)]).device == "GPU"
+
+
+def test_gpus_of_another_name_count_where_the_job_or_the_installation_says_so() -> None:
+    there = [node("n", gpus=8, product=A100, resource="example.com/gpu")]
+    assert mapped(example_jobs()[PPO], there).device == "CPU"
+    assert mapped(changed(PPO, {"runtime.gpuResourceName": "example.com/gpu"}), there).device == "GPU"
+    assert mapped(example_jobs()[PPO], there, Settings(gpu_resource_name="example.com/gpu")).device == "GPU"
+
+
+def test_too_few_nodes_are_said_with_what_would_do() -> None:
+    answer = place(changed(PPO, {"resources.nodes": 3, "resources.slotsPerNode": 8}), GPUS)
+    assert answer.reason == "NoFeasiblePlacement"
+    expected = "spec.resources asks for 3 nodes with 8 GPUs, but there are 2 nodes with 8 NVIDIA-A100-SXM4-80GB"
+    assert answer.message == f"{expected}; add nodes, or ask for fewer or smaller ones"
+
+
+def test_max_nodes_lets_a_job_take_the_nodes_that_there_are() -> None:
+    pair = changed(PPO, {"resources.nodes": 1, "resources.maxNodes": 4, "models.actor.parallelism": {"data": 16},
+                         "models.critic.parallelism": {"data": 16}, "models.reference.parallelism": {"data": 16},
+                         "models.reward.parallelism": {"data": 16}, "resources.slotsPerNode": 8})  # fmt: skip
+    assert place(pair, nodes(1, 8, A100)).reason == "NoFeasiblePlacement"
+    assert mapped(pair, nodes(2, 8, A100)).slots == 16
+    assert mapped(pair, nodes(3, 8, A100)).slots == 16
+
+
+def test_nodes_of_two_types_are_both_used() -> None:
+    job = changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": None})
+    mixed = (*nodes(1, 8, A100, "a"), *nodes(1, 8, H100, "h"))
+    mapping = mapped(job, mixed)
+    assert {pool.gpu for pool in mapping.pools} <= {"a100-80g", "h100-80g"}
+    for pool in mapping.pools:
+        assert pool.nodes * pool.slots_per_node <= 8, "a pool lies in one group"
+    assert mapped(job, (*mixed, *nodes(1, 8, H100, "i"))).predicted_step_seconds == pytest.approx(
+        mapped(job, nodes(2, 8, H100)).predicted_step_seconds
+    ), "two of the faster type are there"
+
+
+def test_a_product_that_the_table_lacks_is_used_without_a_prediction() -> None:
+    answer = place(changed(PPO, {"resources.slotsPerNode": 8}), nodes(1, 8, "NVIDIA-X9000"))
+    assert answer.reason == "ShapesUnknown"
+    assert answer.mapping
+    assert [(pool.name, pool.nodes, pool.slots_per_node) for pool in answer.mapping.pools] == [("all", 1, 8)]
+    assert answer.mapping.predicted_step_seconds is None
+    assert "the figures of GPU NVIDIA-X9000 are not known" in answer.message
+
+
+def test_models_of_the_hub_live_together() -> None:
+    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.nodes": 2})
+    answer = place(job, nodes(2, 2, A100))
+    assert answer.reason == "ShapesUnknown"
+    assert answer.mapping
+    assert answer.mapping.slots == 4
+    assert "spec.models.actor.uri: the operator does not read the config.json of hf://someone/model" in answer.message
+
+
+def test_with_unknown_shapes_the_most_nodes_that_divide_the_batch_are_taken() -> None:
+    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.maxNodes": 3})
+    assert mapped(job, nodes(3, 2, A100)).slots == 4, "6 slots do not divide the batch of 32"
+    odd = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.slotsPerNode": 3})
+    answer = place(odd, nodes(1, 8, A100))
+    assert answer.reason == "InvalidPlacement"
+    assert answer.message.startswith("spec.training.batchSize: gives 32 sequences, which do not divide by the 3 slots")
+
+
+def test_an_input_that_is_not_there_leaves_shapes_unknown() -> None:
+    job = example_jobs()["helpful-rm"]
+    seen = dataclasses.replace(snapshot(job, nodes(1)), inputs={})
+    assert placed(job, seen, SETTINGS).reason == "ShapesUnknown"
+
+
+def test_without_the_right_to_list_nodes_the_manifest_is_believed() -> None:
+    answer = place(changed(PPO, {"resources.device": "GPU", "resources.slotsPerNode": 4, "resources.nodes": 2}), None)
+    assert answer.mapping
+    assert answer.mapping.device == "GPU"
+    assert answer.mapping.slots == 8
+    assert "the nodes are not known, spec.resources was believed" in answer.message
+    assert mapped(example_jobs()[PPO], None).device == "CPU"
+
+
+POOLS = [
+    {"name": "left", "models": ["actor", "reference"], "nodes": 1, "slotsPerNode": 2},
+    {"name": "right", "models": ["critic", "reward"], "nodes": 2, "slotsPerNode": 1},
+]
+
+
+def test_pools_by_hand_stay_as_they_are() -> None:
+    job = changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}})
+    for there in (nodes(1), nodes(2, 2, A100), None):
+        answer = place(job, there)
+        assert answer.reason == "ManualPlacement", answer
+        assert answer.mapping
+        shown = [(pool.name, list(pool.models), pool.nodes, pool.slots_per_node) for pool in answer.mapping.pools]
+        assert shown == [tuple(each.values()) for each in POOLS]
+
+
+def test_pools_by_hand_take_what_slots_of_a_node_they_say() -> None:
+    wide = [{**POOLS[0], "slotsPerNode": 8}, POOLS[1]]
+    assert mapped(changed(PPO, {"placement": {"mode": "Manual", "pools": wide}}), nodes(2, 8, A100)).slots == 10
+
+
+def test_pools_by_hand_that_no_node_can_take_are_refused() -> None:
+    wide = [{**POOLS[0], "slotsPerNode": 4}, POOLS[1]]
+    answer = place(changed(PPO, {"placement": {"mode": "Manual", "pools": wide}}), nodes(4, 2, A100))
+    assert answer.reason == "NoFeasiblePlacement"
+    assert "1 x 4 GPUs for pool left" in answer.message
+    assert "4 nodes with 2 NVIDIA-A100-SXM4-80GB" in answer.message
+    assert place(changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}}), ()).reason == "NoFeasiblePlacement"
+
+
+def test_a_model_that_fits_nowhere_is_told_what_would_do() -> None:
+    job = changed(PPO, {"runtime.worker": {"cpu": "1", "memory": "2Mi"}})
+    answer = place(job, nodes(1))
+    assert answer.reason == "NoFeasiblePlacement"
+    assert answer.message.startswith("no mapping onto 1 node with 2 CPU slots fits: the states of")
+
+
+def test_sizes_that_cannot_be_are_the_user_s_mistake() -> None:
+    job = changed(PPO, {"models.actor.parallelism": {"tensor": 7}})
+    answer = place(job, nodes(1))
+    assert answer.reason == "InvalidPlacement"
+    assert answer.message.startswith("spec.models.actor.parallelism.tensor: is 7, which does not divide")
+
+
+def test_a_fault_of_the_mapper_is_one_job_s_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr("rlhf_operator.placement.mapped.auto_map", fail)
+    answer = placed(example_jobs()[PPO], snapshot(example_jobs()[PPO], nodes(1)), SETTINGS)
+    assert (answer.reason, answer.message) == ("MapperError", "ZeroDivisionError: of the test")
+
+
+def test_the_answer_and_its_hash_do_not_depend_on_the_order_or_the_names_of_nodes() -> None:
+    job = changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": None})
+    there = [*nodes(2, 8, A100, "a"), *nodes(2, 4, H100, "h"), *nodes(3, 0, "", "c")]
+    first = mapped(job, there)
+    random.Random(0).shuffle(there)
+    renamed = [dataclasses.replace(each, name=f"other-{each.name}") for each in there]
+    assert mapped(job, renamed) == first
+    assert first.input_hash == input_hash(job, snapshot(job, renamed), SETTINGS)
+
+
+def test_the_hash_changes_with_what_matters_only() -> None:
+    job = example_jobs()[PPO]
+    base = input_hash(job, snapshot(job, GPUS), SETTINGS)
+    same = changed(
+        PPO, {"suspend": True, "runPolicy": {"backoffLimit": 9}, "runtime.env": [{"name": "A", "value": "b"}]}
+    )
+    assert input_hash(same, snapshot(same, GPUS), Settings(status_interval_seconds=3)) == base
+    others = [
+        (changed(PPO, {"resources.slotsPerNode": 4}), GPUS, SETTINGS),
+        (changed(PPO, {"data.maxResponseTokens": 47}), GPUS, SETTINGS),
+        (changed(PPO, {"models.critic.uri": "hf://a/b"}), GPUS, SETTINGS),
+        (job, nodes(3, 8, A100), SETTINGS),
+        (job, nodes(2, 8, H100), SETTINGS),
+        (job, None, SETTINGS),
+        (job, GPUS, Settings(gpu_resource_name="example.com/gpu")),
+    ]
+    hashes = {input_hash(each, snapshot(each, there), settings) for each, there, settings in others}
+    assert base not in hashes
+    assert len(hashes) == len(others)

@@ -1,0 +1,263 @@
+"""What is made for an attempt: the claim, the job file, and a RayJob with a group a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rlhf_api.quantities import amount
+from rlhf_operator import names, resources
+from rlhf_operator.settings import Settings
+from tests.operator.rendered import (
+    A100,
+    SETTINGS,
+    changed,
+    example_jobs,
+    groups,
+    head,
+    limits,
+    made,
+    node,
+    nodes,
+    pod_of,
+    variables,
+)
+
+PPO = "helpful-ppo"
+CPUS, GPUS = nodes(1), nodes(2, 8, A100)
+POOLS = [
+    {"name": "head", "models": ["actor", "reference"], "nodes": 2, "slotsPerNode": 4},
+    {"name": "7b", "models": ["critic", "reward"], "nodes": 1, "slotsPerNode": 2},
+]
+TWO_POOLS = {"placement": {"mode": "Manual", "pools": POOLS}}
+
+
+def rayjob(changes: Mapping[str, object] | None = None, there: Any = CPUS, **more: Any) -> Any:
+    """That of the golden path's last job."""
+    return made(changed(PPO, changes or {}), there, **more)["RayJob"]
+
+
+def worker(changes: Mapping[str, object] | None = None, there: Any = CPUS, **more: Any) -> dict[str, Any]:
+    """The pod of its first group."""
+    return pod_of(next(iter(groups(rayjob(changes, there, **more)).values())))
+
+
+def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
+    found = made(example_jobs()[PPO], CPUS, attempt=3)
+    assert {kind: each["metadata"]["name"] for kind, each in found.items()} == {
+        "PersistentVolumeClaim": "helpful-ppo-output",
+        "ConfigMap": "helpful-ppo-a3",
+        "RayJob": "helpful-ppo-a3",
+    }
+    assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]
+
+
+def test_everything_says_whose_it_is() -> None:
+    for kind, each in made(example_jobs()[PPO], CPUS, attempt=2, namespace="lab").items():
+        metadata = each["metadata"]
+        (owner,) = metadata["ownerReferences"]
+        assert metadata["namespace"] == "lab"
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("RLHFJob", PPO, "uid-of-helpful-ppo")
+        assert owner.get("controller", False) is (kind != "PersistentVolumeClaim")
+        assert metadata["labels"][names.JOB_UID] == "uid-of-helpful-ppo"
+        assert metadata["labels"].get(names.ATTEMPT) == (None if kind == "PersistentVolumeClaim" else "2")
+
+
+def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:
+    found = rayjob()
+    assert found["spec"]["entrypoint"] == "rlhf run /rlhf/job/job.yaml --output /rlhf/output --metrics-port 8491"
+    assert head(found)["rayStartParams"]["num-cpus"] == "0"
+    assert set(groups(found)) == {"all"}
+    group = groups(found)["all"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (1, 1, 1, 1)
+    assert group["rayStartParams"]["num-cpus"] == "2"
+    assert group["rayStartParams"]["resources"] == """'{"rlhf-pool-all": 2}'"""
+    assert not limits(pod_of(group)["containers"], "nvidia.com/gpu")
+
+
+def test_an_attempt_is_submitted_once_and_ends_with_its_head() -> None:
+    found = rayjob(attempt=4)
+    spec = found["spec"]
+    assert found["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
+    assert (spec["submissionMode"], spec["jobId"], spec["backoffLimit"]) == ("HTTPMode", "helpful-ppo-a4", 0)
+    assert (spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (True, 300)
+    assert "suspend" not in spec
+    for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
+        assert pod["restartPolicy"] == "Never"
+        assert pod["automountServiceAccountToken"] is False
+        assert variables(pod["containers"][0])["RLHF_ATTEMPT"] == "4"
+
+
+def test_each_pool_is_a_group_with_its_gpus_and_a_name_that_kuberay_takes() -> None:
+    found = groups(rayjob(TWO_POOLS, nodes(4, 8, A100)))
+    shown = {
+        name: (
+            group["numOfHosts"],
+            *limits(pod_of(group)["containers"], "nvidia.com/gpu"),
+            group["rayStartParams"]["num-gpus"],
+        )
+        for name, group in found.items()
+    }
+    assert shown == {"pool-head": (2, "4", "4"), "pool-7b": (1, "2", "2")}
+    labels = found["pool-7b"]["template"]["metadata"]["labels"]
+    assert (labels[names.ROLE], labels[names.POOL]) == (names.WORKER, "7b")
+
+
+def test_two_pools_never_share_a_group() -> None:
+    assert resources.workers.group_names(["head", "pool-head", "7b", "a"]) == [
+        "pool-pool-head",
+        "pool-head",
+        "pool-7b",
+        "a",
+    ]
+
+
+def test_ray_s_containers_come_first_and_the_log_is_beside_the_head() -> None:
+    pod = pod_of(head(rayjob()))
+    assert [each["name"] for each in pod["containers"]] == [names.HEAD_CONTAINER, names.LOG_CONTAINER]
+    ray, log = pod["containers"]
+    assert log["command"] == ["python", "-m", "rlhf_trainer.sidecar", "/rlhf/output/helpful-ppo", "--port", "8490"]
+    assert [each["containerPort"] for each in log["ports"]] == [names.STATUS_PORT]
+    shared = {each["name"] for each in ray["volumeMounts"]} & {each["name"] for each in log["volumeMounts"]}
+    assert shared == {"scratch", "claim-0"}
+    assert all(each["readOnly"] for each in log["volumeMounts"])
+    assert worker()["containers"][0]["name"] == names.WORKER_CONTAINER
+
+
+def test_pods_save_before_they_end_within_their_grace_period() -> None:
+    found = rayjob(settings=Settings(grace_period_seconds=90))
+    for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == ["timeout", "75", "rlhf", "save-now", "/rlhf/output"]
+        assert pod["terminationGracePeriodSeconds"] == 90
+
+
+def test_pods_obey_the_restricted_profile() -> None:
+    found = rayjob({"resources.device": "GPU"}, GPUS)
+    for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 1000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert "hostNetwork" not in pod
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert variables(container)["HOME"] == "/tmp"
+
+
+def test_rdma_adds_its_device_and_the_capability_to_workers_only() -> None:
+    changes = {"resources.device": "GPU", "runtime.rdmaResourceName": "rdma/hca", "runtime.hostNetwork": True}
+    found = rayjob(changes, GPUS)
+    (group, *_) = map(pod_of, groups(found).values())
+    assert limits(group["containers"], "rdma/hca") == ["1"]
+    assert group["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (group["hostNetwork"], group["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert "NCCL_SOCKET_IFNAME" not in variables(group["containers"][0]), "it has another name on the node"
+    pod = pod_of(head(found))
+    assert "hostNetwork" not in pod
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["securityContext"]["runAsUser"] == group["securityContext"]["runAsUser"], "they write one folder"
+
+
+def test_variables_of_nccl_are_for_gpus() -> None:
+    on_gpus = variables(worker({"resources.device": "GPU"}, GPUS)["containers"][0])
+    assert (on_gpus["NCCL_SOCKET_IFNAME"], on_gpus["NCCL_DEBUG"]) == ("eth0", "WARN")
+    assert "NCCL_CUMEM_ENABLE" not in on_gpus
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in on_gpus
+    assert not [name for name in variables(worker()["containers"][0]) if "NCCL" in name]
+
+
+def test_the_user_s_variables_are_in_all_containers_and_come_first() -> None:
+    env = [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}},
+    ]
+    found = rayjob({"runtime.env": env, "resources.device": "GPU"}, GPUS)
+    containers = [each for pod in (head(found), *groups(found).values()) for each in pod_of(pod)["containers"]]
+    assert len(containers) >= 3
+    for container in containers:
+        assert variables(container)["NCCL_DEBUG"] == "INFO"
+        assert len({each["name"] for each in container["env"]}) == len(container["env"])
+        secret = next(each for each in container["env"] if each["name"] == "HF_TOKEN")
+        assert secret["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+def test_sizes_come_from_the_job_or_grow_with_the_slots() -> None:
+    settings = Settings(worker=SETTINGS.worker.model_copy(update={"cpu": "1500m", "memory": "3Gi"}))
+    requests = worker(settings=settings)["containers"][0]["resources"]
+    assert requests["limits"] == requests["requests"] == {"cpu": "3000m", "memory": "6Gi"}
+    own = {"runtime.worker": {"cpu": "5", "memory": "7Gi"}, "runtime.controller": {"cpu": "2"}}
+    assert worker(own)["containers"][0]["resources"]["limits"] == {"cpu": "5", "memory": "7Gi"}
+    assert pod_of(head(rayjob(own)))["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "16Gi"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "memory", "expected"), [(None, "64Gi", "16384Mi"), ("8Gi", "64Gi", "8192Mi"), ("64Gi", "8Gi", "4096Mi")]
+)
+def test_shared_memory_fits_into_the_pod_and_the_object_store_into_it(
+    asked: str | None, memory: str, expected: str
+) -> None:
+    found = groups(rayjob({"runtime.sharedMemory": asked, "runtime.worker": {"memory": memory}}))["all"]
+    volume = next(each for each in pod_of(found)["volumes"] if each["name"] == "shared-memory")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": expected}
+    mounted = {each["name"]: each["mountPath"] for each in pod_of(found)["containers"][0]["volumeMounts"]}
+    assert mounted["shared-memory"] == "/dev/shm"
+    assert int(found["rayStartParams"]["object-store-memory"]) < amount(expected)
+
+
+def test_workers_go_where_the_job_says() -> None:
+    changes: dict[str, object] = {
+        "resources.device": "GPU",
+        "runtime.nodeSelector": {"zone": "a"},
+        "runtime.tolerations": [{"key": "maintenance", "operator": "Exists"}],
+        "runtime.topologyKey": "rack",
+        "runtime.serviceAccountName": "trainer",
+        "runtime.imagePullSecrets": ["registry"],
+        "runtime.image": "example.com/own:1",
+    }
+    found = rayjob(changes, [node("n", gpus=8, product=A100, labels={"zone": "a"})])
+    pod, controller = pod_of(next(iter(groups(found).values()))), pod_of(head(found))
+    assert pod["nodeSelector"] == {"zone": "a"}
+    assert pod["tolerations"] == [
+        {"key": "maintenance", "operator": "Exists"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    ]
+    (near,) = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near["podAffinityTerm"]["topologyKey"] == "rack"
+    assert near["podAffinityTerm"]["labelSelector"]["matchLabels"][names.JOB_UID] == "uid-of-helpful-ppo"
+    assert not {"nodeSelector", "tolerations", "affinity"} & controller.keys(), "they are for workers"
+    for each in (pod, controller):
+        assert (each["serviceAccountName"], each["imagePullSecrets"]) == ("trainer", [{"name": "registry"}])
+        assert {container["image"] for container in each["containers"]} == {"example.com/own:1"}
+
+
+def test_a_pool_goes_to_the_type_of_gpu_that_it_was_mapped_to() -> None:
+    there = (*nodes(2, 8, A100, "a"), *nodes(2, 8, "NVIDIA-H100-80GB-HBM3", "h"))
+    found = made(changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": None}), there)["RayJob"]
+    for group in groups(found).values():
+        required = pod_of(group)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (term,) = required["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
+        ]
+
+
+def test_labels_of_kueue_go_on_to_the_rayjob_and_no_others() -> None:
+    labels = {names.QUEUE: "lab", names.QUEUE_PRIORITY: "high", "team": "x"}
+    found = made(example_jobs()[PPO], CPUS, labels=labels)
+    assert found["RayJob"]["metadata"]["labels"].items() >= {names.QUEUE: "lab", names.QUEUE_PRIORITY: "high"}.items()
+    assert "team" not in found["RayJob"]["metadata"]["labels"]
+    assert names.QUEUE not in found["ConfigMap"]["metadata"]["labels"]
+
+
+def test_the_claim_is_what_the_installation_says() -> None:
+    storage = SETTINGS.storage.model_copy(update={"size": "9Gi", "storage_class_name": "fast"})
+    claim = made(example_jobs()[PPO], CPUS, Settings(storage=storage))["PersistentVolumeClaim"]
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "9Gi"}},
+    }
+    assert "storageClassName" not in made(example_jobs()[PPO], CPUS)["PersistentVolumeClaim"]["spec"]
