@@ -1,0 +1,163 @@
+"""The operator as a process beside a cluster, to be ended in every way."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.client import Cluster
+from tests.cluster.processes import die_with_parent
+from tests.cluster.settings import ROOT, free_ports
+
+SECONDS_TO_START = 150
+SECONDS_TO_END = 30
+STARTED_AGAIN = 3
+"""Exit code of an operator that wants to be started again, such as one that has lost its Lease."""
+
+
+class OperatorProcess:
+    """`rlhf-operator` for one namespace, with a status interval of half a second."""
+
+    def __init__(
+        self, server: Cluster, namespace: str, folder: Path, user: str | Path = "admin", **settings: Any
+    ) -> None:
+        """`user` as Cluster.kubeconfig knows it, or a kubeconfig; `settings` in the operator's words, over ours."""
+        (self.port,) = free_ports(1)
+        self.log_file = folder / f"operator-{self.port}.log"
+        config = folder / f"operator-{self.port}.yaml"
+        own = {"namespaces": [namespace], "leaseNamespace": namespace, "statusIntervalSeconds": 0.5}
+        own["storage"] = {"size": "1Gi"}
+        config.write_text(yaml.safe_dump({**own, **settings}))
+        self._command = [sys.executable, "-m", "rlhf_operator", "--config", str(config)]
+        kubeconfig = user if isinstance(user, Path) else server.kubeconfig(user)
+        self._command += ["--kubeconfig", str(kubeconfig), "--port", str(self.port)]
+        # As in a pod whose container starts again: the Lease is still its own.
+        self._environment = {**os.environ, "POD_NAME": f"operator-{self.port}"}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_to_run = threading.Event()
+        self.starts = 0
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self._is_to_run.set()
+        self.starts += 1
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "--log-format", "text"],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 the child does nothing else before it is replaced
+            )
+
+    def wait_until_ready(self) -> None:
+        """Until /readyz says so."""
+        end = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < end:
+            assert self.running or self.starts > 1, f"the operator has ended\n{self.log()}"
+            if self.get("/readyz") is not None:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"the operator does not get ready\n{self.log()}")
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def send(self, number: signal.Signals) -> None:
+        """Any signal, such as SIGSTOP."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def start_again(self) -> None:
+        """Start it if it has ended and said that it wants to be started, as a Deployment does."""
+        if self._is_to_run.is_set() and self._process is not None and self._process.poll() == STARTED_AGAIN:
+            self.start()
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._is_to_run.clear()
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise AssertionError(f"the operator does not end\n{self.log()}") from None
+
+    def get(self, path: str) -> str | None:
+        """What its port answers; None for an error or no answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series; `name` may have labels: x_total{result="done"}."""
+        lines = (self.get("/metrics") or "").splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{", name)))
+
+    def log(self) -> str:
+        """What it has printed since its first start."""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+
+@contextmanager
+def repeatedly(action: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something again and again meanwhile."""
+    end = threading.Event()
+
+    def work() -> None:
+        while not end.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextmanager
+def operator(
+    server: Cluster, namespace: str, folder: Path, user: str | Path = "admin", **settings: Any
+) -> Iterator[OperatorProcess]:
+    """A ready operator; whatever a test did with it, it ends with the test."""
+    process = OperatorProcess(server, namespace, folder, user, **settings)
+    process.start()
+    try:
+        with repeatedly(process.start_again, 0.2):
+            process.wait_until_ready()
+            yield process
+    finally:
+        if process.running:
+            process.send(signal.SIGCONT)
+            process.kill()
+        sys.stdout.write(process.log())

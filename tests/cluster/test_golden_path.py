@@ -1,0 +1,140 @@
+"""Example 01 with fewer steps, from `helm install` to a trained model on real pods; its first driver is killed."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import chart, golden_path
+from tests.cluster.client import Cluster
+from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
+
+pytestmark = pytest.mark.timeout(1500)
+
+STEPS = {SFT: 60, RM: 6, PPO: 2}
+SAVED_EVERY = 5
+NAMESPACE = "golden-path"
+COLUMNS = ["NAME", "ALGORITHM", "PHASE", "STEP", "TOTAL", "REWARD", "GPUS", "AGE"]
+MOST_EVENTS = 8
+"""Of a job whose first attempt succeeds, besides those that tell of checkpoints."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The three jobs at their end."""
+
+    cluster: Cluster
+    ended: dict[str, Document]
+    """The status of each."""
+    log: str
+    """What `kubectl logs` shows of PPO in its first step."""
+
+    def folder(self, name: str) -> Path:
+        """A job's folder on its claim."""
+        return self.cluster.folder_of_claim(NAMESPACE, f"{name}-output") / name
+
+    def records(self, name: str) -> list[dict[str, float]]:
+        """The steps of a job, as its trainer wrote them down."""
+        return [json.loads(line) for line in (self.folder(name) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def chain(pods_cluster: Cluster) -> Iterator[Chain]:
+    """The jobs applied at once; SFT loses its driver when it has a checkpoint and steps after it."""
+
+    def is_past_checkpoint(found: Document) -> bool:
+        return golden_path.step(found) > golden_path.saved_step(found) > 0
+
+    chart.install(pods_cluster)
+    pods_cluster.offer_volumes(len(NAMES))
+    pods_cluster.make_namespace(NAMESPACE)
+    golden_path.apply(pods_cluster, NAMESPACE, golden_path.shortened(STEPS, every_steps=SAVED_EVERY))
+    golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
+    golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
+    ended = {name: golden_path.succeeded(pods_cluster, NAMESPACE, name) for name in (SFT, RM)}
+    golden_path.until(pods_cluster, NAMESPACE, PPO, golden_path.step, 600)
+    log = pods_cluster.logs(NAMESPACE, golden_path.head(pods_cluster, NAMESPACE, PPO), golden_path.DRIVER_LOG)
+    ended[PPO] = golden_path.succeeded(pods_cluster, NAMESPACE, PPO)
+    yield Chain(pods_cluster, ended, log)
+    pods_cluster.drop_namespace(NAMESPACE)
+
+
+def test_the_jobs_run_in_order(chain: Chain) -> None:
+    for name, reads in ((RM, SFT), (PPO, RM)):
+        assert chain.ended[name]["attempts"][0]["startTime"] >= chain.ended[reads]["completionTime"]
+
+
+def test_a_job_whose_driver_is_killed_goes_on_from_the_last_checkpoint(chain: Chain) -> None:
+    first, second = chain.ended[SFT]["attempts"]
+    assert (first["outcome"], first["counted"]) == ("Failed", True)
+    assert first["message"]
+    assert second["outcome"] == "Succeeded"
+    assert SAVED_EVERY <= second["firstStep"] <= first["lastStep"] < STEPS[SFT]
+    assert second["firstStep"] % SAVED_EVERY == 0
+    assert chain.ended[SFT]["failedAttempts"] == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_is_made_once(chain: Chain, name: str) -> None:
+    assert [record["step"] for record in chain.records(name)] == list(range(1, STEPS[name] + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_status_carries_the_trainers_own_numbers(chain: Chain, name: str) -> None:
+    found, last = chain.ended[name], chain.records(name)[-1]
+    assert (found["progress"]["step"], found["progress"]["totalSteps"]) == (STEPS[name], STEPS[name])
+    assert found["attempts"][-1]["outcome"] == "Succeeded"
+    shown = {each["name"]: float(each["value"]) for each in found["metrics"]}
+    assert shown == pytest.approx({metric: last[metric] for metric in shown}, rel=1e-4)
+    assert ("reward/mean" in shown) == (name == PPO)
+
+
+def test_the_status_says_where_the_models_lived(chain: Chain) -> None:
+    mapping = chain.ended[PPO]["mapping"]
+    assert (mapping["device"], mapping["slots"]) == ("CPU", 2)
+    assert {model for pool in mapping["pools"] for model in pool["models"]} == {
+        "actor",
+        "critic",
+        "reference",
+        "reward",
+    }
+    assert mapping["predictedStepSeconds"] > 0
+
+
+def test_the_model_is_on_the_claim_and_loads(chain: Chain) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert chain.ended[PPO]["output"]["uri"] == f"pvc://{PPO}-output/{PPO}/model"
+    model = AutoModelForCausalLM.from_pretrained(chain.folder(PPO) / "model")
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+
+def test_kubectl_get_shows_the_jobs(chain: Chain) -> None:
+    header, *rows = chain.cluster.kubectl("get", "rlhf", "-n", NAMESPACE).splitlines()
+    assert header.split() == COLUMNS
+    row = next(each.split() for each in rows if each.startswith(PPO))
+    assert row[1:5] == ["PPO", "Succeeded", str(STEPS[PPO]), str(STEPS[PPO])]
+    assert float(row[5]) == pytest.approx(chain.records(PPO)[-1]["reward/mean"], rel=1e-3)
+
+
+def test_kubectl_logs_shows_what_the_trainer_says(chain: Chain) -> None:
+    assert f"{PPO}: PPO on 2 CPU slots (actor, critic, reference, reward)" in chain.log
+    assert f"1/{STEPS[PPO]}" in chain.log
+
+
+def test_nothing_runs_any_more(chain: Chain) -> None:
+    kinds = "rayjobs,rayclusters,pods,services"
+    chain.cluster.until(
+        lambda: not chain.cluster.kubectl("get", kinds, "-n", NAMESPACE, "-o", "name").strip(), 120, "all is gone"
+    )
+
+
+def test_events_are_one_a_change(chain: Chain) -> None:
+    events: list[Any] = chain.cluster.items(f"/api/v1/namespaces/{NAMESPACE}/events")
+    for name in (RM, PPO):
+        told = [each["reason"] for each in events if each["involvedObject"]["name"] == name]
+        assert {"Mapped", "Provisioning", "Initializing", "Running", "Succeeded"} <= set(told)
+        assert len([reason for reason in told if reason != "Checkpoint"]) <= MOST_EVENTS

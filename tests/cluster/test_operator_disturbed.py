@@ -1,0 +1,111 @@
+"""The operator when the way to the API server is bad, or the server, KubeRay or another operator are away or stuck."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.client import Cluster
+from tests.cluster.lifecycle import SECONDS
+from tests.cluster.operator_process import OperatorProcess, operator, repeatedly
+from tests.cluster.proxy import CUT, Fault, proxy
+from tests.cluster.stage import ROOM_FOR_ALL, Lives, has_failed_once, played, small_job
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("one", "two", "three")
+SEED = 7
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+
+
+@pytest.fixture
+def lives(rlhf_server: Cluster, namespace: str) -> Iterator[Lives]:
+    with played(rlhf_server, namespace) as made:
+        yield made
+
+
+def bad_luck(seed: int) -> Callable[[str, str], Fault | None]:
+    """A third of all requests but those for the Lease go wrong, each in some way."""
+    dice = random.Random(seed)
+    reads = [Fault(429, retry_after=1), Fault(500), Fault(503), Fault(CUT)]
+    writes = [*reads, Fault(409), Fault(CUT, lost=True), Fault(CUT, lost=True)]
+
+    def plan(method: str, path: str) -> Fault | None:
+        if "/leases" in path or dice.random() > 1 / 3:
+            return None
+        return dice.choice(writes if method in WRITES else reads)
+
+    return plan
+
+
+def test_faults_and_cut_watches_cost_time_but_no_job(
+    rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
+) -> None:
+    with (
+        proxy(rlhf_server) as way,
+        operator(rlhf_server, namespace, tmp_path, way.kubeconfig(tmp_path), **ROOM_FOR_ALL) as process,
+    ):
+        way.plan = bad_luck(SEED)
+        lives.apply(*(small_job(name, namespace) for name in NAMES))
+        with repeatedly(way.cut, 1.5), ThreadPoolExecutor(len(NAMES)) as threads:
+            finals = list(threads.map(lives.through_a_failure, NAMES))
+        assert all(map(has_failed_once, finals)), finals
+        assert [lives.jobs.status(name) for name in NAMES] == finals
+        assert {fault.code for fault in way.played} == {CUT, 409, 429, 500, 503}
+        assert way.played[Fault(CUT, lost=True)]
+        assert "Traceback" not in process.log()
+
+
+def test_a_job_goes_on_while_the_api_server_and_kuberay_come_and_go(
+    rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
+) -> None:
+    with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as process:
+        with rlhf_server.without_kuberay():
+            lives.apply(small_job("one", namespace), small_job("deleted", namespace))
+            rlhf_server.until(lambda: lives.jobs.rayjobs("one"), SECONDS, "its RayJob is made")
+            rlhf_server.until(lambda: lives.jobs.rayjobs("deleted"), SECONDS, "its RayJob is made")
+            lives.jobs.delete("deleted")
+            rlhf_server.until(lambda: not lives.jobs.rayjobs("deleted"), SECONDS, "no RayJob is left")
+        lives.train("one")
+        rlhf_server.restart()
+        lives.fail("one")
+        with rlhf_server.without_kuberay():
+            lives.jobs.wait_for("one", "Restarting", "Provisioning")
+        lives.train("one", 2)
+        rlhf_server.restart()
+        final = lives.succeed("one", 2)
+        assert has_failed_once(final)
+        assert lives.jobs.status("one") == final
+        assert "Traceback" not in process.log()
+
+
+def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
+    rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
+) -> None:
+    def leader() -> str:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/rlhf-operator"
+        return str(rlhf_server.expect("GET", path)["spec"].get("holderIdentity"))
+
+    def leads(process: OperatorProcess) -> bool:
+        return leader() == f"operator-{process.port}"
+
+    with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as first:
+        rlhf_server.until(lambda: leads(first), SECONDS, "the first leads")
+        with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as second:
+            lives.apply(small_job("one", namespace))
+            lives.train("one")
+            first.send(signal.SIGSTOP)
+            lives.fail("one")
+            rlhf_server.until(lambda: leads(second), SECONDS, "the second leads")
+            lives.train("one", 2)
+            first.send(signal.SIGCONT)
+            rlhf_server.until(lambda: first.starts == 2, SECONDS, "the first has noticed that it leads no more")
+            first.wait_until_ready()
+            second.kill()
+            rlhf_server.until(lambda: leads(first), SECONDS, "the first leads again")
+            final = lives.succeed("one", 2)
+            assert has_failed_once(final)
+            assert lives.jobs.status("one") == final

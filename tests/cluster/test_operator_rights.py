@@ -1,0 +1,60 @@
+"""The operator as the chart's service account lives whole lives of jobs with just the rights that the chart gives."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import chart
+from tests.cluster.client import Cluster
+from tests.cluster.conftest import fresh_namespace
+from tests.cluster.lifecycle import SECONDS
+from tests.cluster.stage import Lives, has_failed_once, small_job, stage
+
+ALL_JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/rlhfjobs"
+NO_PODS = ("--set", "replicaCount=0", "--set", "rbac.aggregate=false")
+
+
+@pytest.fixture(params=["all namespaces", "one namespace"])
+def release(rlhf_server: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
+    """Namespace of the chart's release, and whether it is for that one only."""
+    for namespace in fresh_namespace(rlhf_server):
+        is_narrow = request.param == "one namespace"
+        only = ("--set", f"watchNamespaces={{{namespace}}}") if is_narrow else ()
+        chart.helm_upgrade(rlhf_server, namespace, "--skip-crds", "--set", "crds.enabled=false", *NO_PODS, *only)
+        yield namespace, is_narrow
+        chart.uninstall(rlhf_server, namespace=namespace)
+
+
+def test_a_whole_life_needs_no_right_that_the_chart_does_not_give(
+    rlhf_server: Cluster, release: tuple[str, bool], tmp_path: Path
+) -> None:
+    namespace, is_narrow = release
+    # Other tests' namespaces may still be going, and nothing can be made in those.
+    rlhf_server.until(lambda: not rlhf_server.items(ALL_JOBS), SECONDS, "no other jobs are there")
+    own = {"namespaces": [namespace] if is_narrow else [], "readNodes": not is_narrow, "leaseNamespace": namespace}
+    token = rlhf_server.token(namespace, chart.RELEASE)
+    with stage(rlhf_server, namespace, tmp_path, token, **own) as (lives, process):
+        lives.apply(small_job("whole", namespace, ttlSecondsAfterFinished=600), small_job("suspended", namespace))
+        assert has_failed_once(lives.through_a_failure("whole"))
+        suspend_and_resume(lives, "suspended")
+        lives.apply(small_job("short", namespace, ttlSecondsAfterFinished=0))
+        lives.train("short")
+        lives.kubelets.trainer("short").succeeds(1)
+        lives.jobs.set_rayjob("short", 1, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+        path = f"{ALL_JOBS.removesuffix('/rlhfjobs')}/namespaces/{namespace}/rlhfjobs/short"
+        rlhf_server.until(lambda: rlhf_server.request("GET", path)[0] == 404, SECONDS, "its time to live is over")
+        assert {"Mapped", "Running", "Succeeded"} <= {each["reason"] for each in lives.jobs.events("whole")}
+        refused = [line for line in (process.get("/metrics") or "").splitlines() if 'code="403"' in line]
+        assert refused == []
+        assert "forbidden" not in process.log().lower()
+
+
+def suspend_and_resume(lives: Lives, job: str) -> None:
+    """A job that is suspended and ends well later."""
+    lives.train(job)
+    lives.jobs.patch(job, {"spec": {"suspend": True}})
+    lives.jobs.wait_for(job, "Suspended")
+    lives.jobs.patch(job, {"spec": {"suspend": False}})
+    lives.train(job, 2)
+    lives.succeed(job, 2)
