@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import check_algorithms
-from check_demo import Row, check, table
+from check_demo import PPO, Row, check, table
 
 from rlhf_mapper.calibration import apart
 from rlhf_mapper.mapping import PHASES
@@ -165,12 +165,36 @@ def hybrid_engine(folder: Path) -> dict[str, Any]:
     return row
 
 
+def operator(folder: Path) -> dict[str, Any]:
+    """The example on a Kubernetes with the chart; SIGKILL for the driver of PPO, and attempt 2 goes on from step 5."""
+    output = folder / "operator"
+    command = [sys.executable, "-m", "tests.cluster.demo", "--kill-driver", "--output", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"tests.cluster.demo exits with {code}", {"exit_code": code})
+    summary = json.loads((output / "summary.json").read_text())
+    jobs = summary["jobs"]
+    ppo = jobs[PPO]
+    row = {
+        "attempts": ppo["attempts"],
+        "resumed_step": ppo["attempts"][-1]["firstStep"],
+        "steps": {name: job["steps"] for name, job in jobs.items()},
+        "reward": ppo["reward"],
+        "seconds": summary["seconds"],
+    }
+    outcomes = [attempt["outcome"] for attempt in ppo["attempts"]]
+    if outcomes != ["Failed", "Succeeded"] or row["resumed_step"] < 1:
+        raise FellShortError("no second attempt that went on from a checkpoint", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
     "resume": resume,
     "algorithms": algorithms,
     "hybrid_engine": hybrid_engine,
+    "operator": operator,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
