@@ -43,11 +43,11 @@ def test_every_job_has_its_folder(chain: Chain, name: str) -> None:
     folder = chain[0] / name
     status = json.loads((folder / "status.json").read_text())
     assert status["phase"] == "Succeeded"
-    assert status["progress"] == {
-        "step": JOBS[name],
-        "totalSteps": JOBS[name],
-        "stage": {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "helpful-ppo": "PPO"}[name],
-    }
+    progress = status["progress"]
+    assert (progress["step"], progress["totalSteps"], progress["remainingSeconds"]) == (JOBS[name], JOBS[name], 0)
+    assert progress["stage"] == {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "helpful-ppo": "PPO"}[name]
+    assert min(progress["stepSeconds"], progress["tokensPerSecond"]) > 0
+    assert status["startTime"] <= progress["lastStepTime"] <= status["completionTime"]
     assert status["output"]["uri"] == (folder / "model").resolve().as_uri()
     assert yaml.safe_load((folder / "job.yaml").read_text())["metadata"]["name"] == name
     assert "slots" in (folder / "events.log").read_text()
