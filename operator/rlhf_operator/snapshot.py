@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rlhf_api.status import Status
-from rlhf_operator import names
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
@@ -202,11 +201,6 @@ class Snapshot:
     """Absence and silence before this time prove nothing: the operator was not there."""
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
-
-    @property
-    def next_rayjob(self) -> str:
-        """Name of the RayJob that a new attempt would have."""
-        return names.rayjob(self.job.name, (self.job.status.attempt or 0) + 1)
 
     def current_rayjob(self) -> RayJobSeen | None:
         """The RayJob of the attempt that the status names, if it is this job's."""

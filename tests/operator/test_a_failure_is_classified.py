@@ -4,37 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from rlhf_api.status import Failure
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ContainerSeen, NodeSeen, QuotaSeen
+from rlhf_operator.snapshot import ContainerSeen, QuotaSeen
 from tests.operator.simulated import SFT, World
-
-NODES = tuple(
-    NodeSeen(
-        name=f"node-{place}", ready=True, schedulable=True, labels={}, allocatable={"cpu": "64", "memory": "512Gi"}
-    )
-    for place in range(3)
-)
-
-
-def running(**fields: Any) -> World:
-    """A job at step 12, with a checkpoint of step 10."""
-    world = World(**fields)
-    world.settle()
-    world.admit()
-    world.run_to(12)
-    assert world.phase == "Running"
-    return world
-
-
-def failed(world: World) -> Failure:
-    assert world.status.last_failure is not None
-    return world.status.last_failure
+from tests.operator.under_way import NODES, failed, running
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -15,28 +15,7 @@ from rlhf_operator.reconcile import decide
 from rlhf_operator.snapshot import ContainerSeen, NodeSeen
 from tests.operator.played import START
 from tests.operator.simulated import SFT, World
-
-NODES = tuple(
-    NodeSeen(
-        name=f"node-{place}", ready=True, schedulable=True, labels={}, allocatable={"cpu": "64", "memory": "512Gi"}
-    )
-    for place in range(3)
-)
-
-
-def running(**fields: Any) -> World:
-    """A job at step 12, with a checkpoint of step 10."""
-    world = World(**fields)
-    world.settle()
-    world.admit()
-    world.run_to(12)
-    assert world.phase == "Running"
-    return world
-
-
-def failed(world: World) -> Failure:
-    assert world.status.last_failure is not None
-    return world.status.last_failure
+from tests.operator.under_way import NODES, failed, running
 
 
 def out_of_memory(world: World, pod: str) -> None:
