@@ -1,6 +1,6 @@
 # The operator: no torch, no Ray, no shell needed. `docker build --tag rlhf-operator:0.1.0 .`
-# tests/helm/test_the_operator_needs_no_torch.py installs the same wheel the same way; the image itself was never built in
-# the tests, for there is no container engine where they run.
+# tests/helm/test_the_operator_needs_no_torch.py installs the same wheel the same way; the image itself has never been
+# built, for there is no container engine where this project is tested.
 ARG PYTHON=3.11.13-slim-bookworm
 
 FROM python:${PYTHON} AS build

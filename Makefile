@@ -31,7 +31,7 @@ install: $(STAMP) ## Create .venv with the locked versions and this project in i
 # The stamp comes last: an install that fails half-way is taken up again by the next call.
 $(STAMP): $(LOCK) $(OVERRIDES) pyproject.toml | $(UV)
 	@rm -f $@
-	$(UV) pip install --quiet --python $(BIN)/python -r $(LOCK) --override $(OVERRIDES)
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r $(LOCK) --override $(OVERRIDES)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@$(BIN)/rlhf --help > /dev/null
 	@touch $@
@@ -49,7 +49,9 @@ $(UV):
 demo: install ## Run the whole RLHF chain on this machine (examples/01-helpful-ppo.yaml)
 	$(BIN)/rlhf run examples/01-helpful-ppo.yaml
 
-cluster-demo: cluster-programs ## The same chain on a real Kubernetes: chart, operator, Ray and trainer in pods (needs root)
+cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and trainer in pods (needs root and Go)
+	@$(PYTHON) -B -c 'from tests.cluster import build as b, capabilities as c; exit(c.pods_cannot_run() or b.no_go() or 0)'
+	@$(MAKE) --no-print-directory cluster-programs
 	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo
 
 test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
@@ -64,7 +66,8 @@ test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
 	$(BIN)/python -m tests.cluster.build
 
-test-full: lint cluster-programs ## All tests, with the long ones
+test-full: lint cluster-programs ## All tests, with the long ones (builds Kueue too)
+	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
 
 lint: install ## Check style, types and floors

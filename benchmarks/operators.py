@@ -2,11 +2,13 @@
 
     python benchmarks/operators.py [--json PATH] [--jobs N]
 
-Each has a control plane of its own (tests/cluster, level api), one after the other. KubeRay is off: what is measured is
-how soon an operator does its part about a new RLHFJob, and what that costs. A job counts as reconciled when its RayJob
-is there and its status tells of the attempt, as a watch sees it, from the moment at which the API server had answered
-that the job was made. Writes are the API server's own count. The other operator (benchmarks/handlers_operator.py) does
-the same work by handlers and a timer. Exit code 1: a target was missed, or the other operator was better in most.
+Each has a control plane of its own (tests/cluster, level api), one after the other. KubeRay and Kubernetes' controllers
+are off: what is measured is how soon an operator does its part about a new RLHFJob, and what that costs. A job counts
+as reconciled when its RayJob is there and its status tells of the attempt, as a watch sees it, from the moment at which
+the API server had answered that the job was made. Writes are the API server's own count. The other operator
+(benchmarks/handlers_operator.py) does the same work by handlers and a timer. The API server runs on the same machine:
+how many jobs a second that can serve at most follows from its CPU time per job. Exit code 1: a target was missed, or
+the other operator was better in most.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class Figures:
     conflicts_per_job: float
     surplus_rayjob_posts_per_job: float
     cpu_seconds_per_job: float
+    server_cpu_seconds_per_job: float
     peak_megabytes: float
     idle_cpu_percent: float
     restart_seconds: float
@@ -97,6 +100,7 @@ MEANINGS = {
     "conflicts_per_job": "refused writes (409) per job",
     "surplus_rayjob_posts_per_job": "surplus POSTs of RayJobs per job",
     "cpu_seconds_per_job": "CPU time of the operator per job, s",
+    "server_cpu_seconds_per_job": "CPU time of the API server per job, s",
     "peak_megabytes": "peak memory (RSS), MB",
     "idle_cpu_percent": "CPU when nothing happens, % of a core",
     "restart_seconds": "killed -> a new job is reconciled again, s",
@@ -104,6 +108,21 @@ MEANINGS = {
     "restart_writes_per_job": "writes of that restart per old job",
     "deletion_needs_operator": "kubectl delete waits for the operator (1: yes)",
 }
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def api_server(folder: Path) -> int:
+    """Process number of the API server of a cluster."""
+    for process in Path("/proc").glob("[0-9]*"):
+        words = (process / "cmdline").read_text().split("\0")
+        if words[0].endswith("kube-apiserver") and any(str(folder) in word for word in words):
+            return int(process.name)
+    raise SystemExit("the API server does not run")
 
 
 class Process:
@@ -138,11 +157,6 @@ class Process:
         assert self._popen
         self._popen.wait()
 
-    def cpu_seconds(self) -> float:
-        """User and system time so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def peak_megabytes(self) -> float:
         """Most memory that it ever held (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -164,12 +178,14 @@ class Bench:
         with self.watched.running():
             self._create("warm-up")
             self._wait_for(["warm-up"])
-            before, cpu = Requests.now(self.server), self.process.cpu_seconds()
+            time.sleep(2.0)  # its second status is not counted as another job's
+            server = api_server(self.server.folder)
+            before, cpu, server_cpu = Requests.now(self.server), cpu_seconds(self.process.pid), cpu_seconds(server)
             self._create_all()
             names = [f"job-{number:04d}" for number in range(self.jobs)]
             self._wait_for(names)
             time.sleep(SETTLE_SECONDS)
-            spent = self.process.cpu_seconds() - cpu
+            spent, server_spent = cpu_seconds(self.process.pid) - cpu, cpu_seconds(server) - server_cpu
             made = Requests.now(self.server).since(before)
             idle = self._idle(idle_seconds)
             peak = self.process.peak_megabytes()
@@ -185,6 +201,7 @@ class Bench:
             conflicts_per_job=made.conflicts / self.jobs,
             surplus_rayjob_posts_per_job=made.rayjob_posts / self.jobs - 1,
             cpu_seconds_per_job=spent / self.jobs,
+            server_cpu_seconds_per_job=server_spent / self.jobs,
             peak_megabytes=max(peak, self.process.peak_megabytes()),
             idle_cpu_percent=idle,
             **restart,
@@ -217,9 +234,9 @@ class Bench:
             time.sleep(0.05)
 
     def _idle(self, seconds: float) -> float:
-        before = self.process.cpu_seconds()
+        before = cpu_seconds(self.process.pid)
         time.sleep(seconds)
-        return 100 * (self.process.cpu_seconds() - before) / seconds
+        return 100 * (cpu_seconds(self.process.pid) - before) / seconds
 
     def _restart(self) -> dict[str, Any]:
         """Killed, a job deleted meanwhile, started again over all the jobs that there are."""
@@ -236,7 +253,7 @@ class Bench:
         made = Requests.now(self.server).since(before)
         return {
             "restart_seconds": taken,
-            "restart_cpu_seconds": self.process.cpu_seconds(),
+            "restart_cpu_seconds": cpu_seconds(self.process.pid),
             "restart_writes_per_job": (made.status + made.metadata) / self.jobs,
             "deletion_needs_operator": int(is_there),
         }
@@ -270,6 +287,7 @@ def measured(name: str, jobs: int, rate: float, idle_seconds: float) -> Figures:
         server.kubectl("apply", "--server-side", "-f", DEFINITION)
         server.until(lambda: server.request("GET", f"{GROUP_PATH}/rlhfjobs")[0] == 200, 30, "RLHFJobs are known")
         server.make_namespace(NAMESPACE)
+        server.order("stop", "kube-controller-manager")
         process = Process(commands(server.folder)[name], server, server.folder / f"{name}.log")
         try:
             return Bench(server, process, jobs, rate).figures(idle_seconds)
@@ -293,7 +311,8 @@ def missed(ours: Figures, other: Figures) -> list[str]:
 def show(results: Mapping[str, Figures], jobs: int, rate: float) -> None:
     """The table."""
     printed = Table(
-        title=f"{jobs} RLHFJobs at {rate:g}/s, KubeRay off, both operators in this run", title_justify="left"
+        title=f"{jobs} RLHFJobs at {rate:g}/s, KubeRay and controllers off, both operators in this run",
+        title_justify="left",
     )
     printed.add_column("", justify="left")
     for column in (*results, "target"):
@@ -319,6 +338,9 @@ def main() -> int:
         CONSOLE.print(f"{name}:")
         results[name] = measured(name, options.jobs, options.rate, options.idle_seconds)
     show(results, options.jobs, options.rate)
+    for name, figures in results.items():
+        most = (os.cpu_count() or 1) / (figures.server_cpu_seconds_per_job + figures.cpu_seconds_per_job)
+        CONSOLE.print(f"{name}: with its API server this machine can serve {most:.0f} jobs a second at most")
     if options.json:
         document = {
             "jobs": options.jobs,

@@ -1,9 +1,12 @@
 """The base of every typed value in the contract, and the forms of text that several of them share."""
 
+import os
+import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 
 JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -15,6 +18,8 @@ _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?{_WORD}$"
 LABEL_VALUE = rf"^({_WORD})?$"
 SECRET_KEY = r"^[-._A-Za-z0-9]+$"
+CPUS = r"^[0-9]+(\.[0-9]+)?m?$"
+IMAGE = r"^[!-~]+$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)$"
 MODEL_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
@@ -24,6 +29,8 @@ SERVICE_URL = (
     r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
     r"(/[!\"$->A-~]*)?$"
 )
+PACKAGE_URI = r"^package://[A-Za-z_][A-Za-z0-9_]*(/.*)?$"
+UPWARDS = r"^(package|pvc)://.*/\.\.(/.*)?$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 
 FORMS = {
@@ -36,6 +43,8 @@ FORMS = {
     LABEL_KEY: "a name such as zone or example.com/zone",
     LABEL_VALUE: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     SECRET_KEY: "letters, digits, '-', '_' and '.'",
+    CPUS: "a number of CPUs such as 500m or 4",
+    IMAGE: "the name of an image, without spaces",
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
     MODEL_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
     DATA_URI: "a URI that starts with hf://, package://, file:// or pvc://claim/",
@@ -43,6 +52,8 @@ FORMS = {
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
 }
 """What a user is told about each pattern."""
+ONE_PACKAGE = "expected one package, which is in no other, as in package://name/path"
+WITHIN = 'holds "..", expected a path within the package or the claim'
 
 LARGEST = 2**31 - 1
 """Of whole numbers; a product of two of them is no overflow for a cluster's API server."""
@@ -56,6 +67,9 @@ def _whole(value: object) -> object:
 WHOLE = BeforeValidator(_whole)
 Whole = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
 Count = Annotated[int, Field(ge=1, le=LARGEST), WHOLE]
+NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]
+SlotCount = Annotated[int, Field(ge=1, le=1024), WHOLE]
+"""Of a node."""
 Name = Annotated[str, Field(pattern=DNS_LABEL, max_length=52)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=128)]
@@ -64,6 +78,30 @@ LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
 Labels = Annotated[
     dict[LabelKey, LabelValue], Field(max_length=32), BeforeValidator(lambda labels: _without_nulls(labels, labels))
 ]
+
+
+def _within(uri: str) -> str:
+    """A URI of a whole package, if of any, that does not leave it; nor its claim."""
+    if uri.startswith("package://") and not re.match(PACKAGE_URI, uri):
+        raise ValueError(f'is "{uri}"; {ONE_PACKAGE}')
+    if re.match(UPWARDS, uri):
+        raise ValueError(WITHIN)
+    return uri
+
+
+def _absolute(uri: str, info: ValidationInfo) -> str:
+    """A `file://` URI made absolute against the folder in the validation context, if there is one."""
+    if not info.context or not uri.startswith("file://"):
+        return uri
+    folder: Path = info.context["folder"]
+    # Not Path.resolve: in a mounted ConfigMap it would follow a link that the next update removes.
+    return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
+
+
+WITHIN_ITSELF, ABSOLUTE = AfterValidator(_within), AfterValidator(_absolute)
+ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), WITHIN_ITSELF, ABSOLUTE]
+DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), WITHIN_ITSELF, ABSOLUTE]
+StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
 
 
 class Spec(BaseModel):

@@ -8,12 +8,25 @@ from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every function."""
+DEEPEST = 16
+"""Mappings and lists of an argument, one within the other."""
 
 
 def _not_always_given(name: str) -> str:
     if name in ALWAYS_GIVEN:
         raise ValueError("is given to every function; choose another name")
     return name
+
+
+def _shallow(arguments: object) -> object:
+    """Counted level by level: what is too deep would be too deep for a function that calls itself."""
+    level = [arguments]
+    for _ in range(DEEPEST + 1):
+        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
+        level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
+    if any(isinstance(each, dict | list) for each in level):
+        raise ValueError(f"holds more than {DEEPEST} mappings and lists within each other")
+    return arguments
 
 
 Argument = Annotated[Identifier, AfterValidator(_not_always_given)]
@@ -23,9 +36,11 @@ class Function(Spec):
     """A function of the user's: (prompts, responses, whether each ended, **arguments) -> a number for each."""
 
     entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")]
-    arguments: Annotated[dict[Argument, JsonValue], Field(max_length=64, description="Given to each call by name.")] = (
-        Field(default_factory=dict)
-    )
+    arguments: Annotated[
+        dict[Argument, JsonValue],
+        Field(max_length=64, description=f"Given to each call by name; at most {DEEPEST} levels deep."),
+        BeforeValidator(_shallow),
+    ] = Field(default_factory=dict)
     timeout_seconds: Annotated[
         float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")
     ] = 60.0

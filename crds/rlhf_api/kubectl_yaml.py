@@ -10,6 +10,11 @@ from yaml.nodes import MappingNode, ScalarNode
 
 from rlhf_api.problems import Problem, SpecError
 
+try:
+    from yaml import CSafeDumper as SafeDumper
+except ImportError:  # PyYAML was built without libyaml: the same text, four times as slowly
+    from yaml import SafeDumper  # type: ignore[assignment]
+
 TAG = "tag:yaml.org,2002:"
 SCALARS = {
     "bool": (r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF", "yYnNtTfFoO"),
@@ -28,7 +33,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """Quotes what `_Loader` would not read as text."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers

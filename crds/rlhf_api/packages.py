@@ -1,6 +1,7 @@
 """Where `package://` addresses are on this machine's disk."""
 
-import importlib.resources
+import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = "package://"
@@ -9,13 +10,25 @@ PACKAGE = "package://"
 def in_package(uri: str) -> Path:
     """What `package://top_package/path` names, whether or not it exists.
 
-    LookupError, with a sentence, where no such package is installed, or it is not unpacked.
+    No code of it runs. LookupError, with a sentence, where no such package is installed, or it is not unpacked.
     """
     package, _, inside = uri.removeprefix(PACKAGE).partition("/")
-    try:
-        found = importlib.resources.files(package).joinpath(inside)
-    except (ImportError, TypeError, ValueError) as error:
-        raise LookupError(f"{uri}: no Python package named {package!r} is installed") from error
-    if not isinstance(found, Path):
+    folders = [Path(each) for each in _folders(package)]
+    if not folders:
+        raise LookupError(f"{uri}: no Python package named {package!r} is installed")
+    if len(folders) > 1:
+        raise LookupError(f"{uri}: the package {package!r} lies in {len(folders)} folders")
+    (folder,) = folders
+    if not folder.is_dir():
         raise LookupError(f"{uri}: the package {package!r} is not unpacked on disk")
-    return found
+    return folder / inside
+
+
+def _folders(package: str) -> Iterable[str]:
+    if not package.isidentifier():  # to find what is inside of a package, Python would import that
+        return ()
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # __main__
+        return ()
+    return (found and found.submodule_search_locations) or ()

@@ -10,6 +10,7 @@ from rlhf_api.spec import JobSpec, Model, Parallelism, RewardSum, Rollout, Train
 
 MIN_COMPARED = 2
 """Responses to a prompt that can be compared."""
+OWN_VARIABLES = "RLHF_"
 
 
 def broken(spec: JobSpec) -> list[Problem]:
@@ -246,6 +247,9 @@ def _variables_and_tolerations_are_whole(spec: JobSpec) -> Iterator[Problem]:
     for place, variable in enumerate(spec.runtime.env):
         if (variable.value is None) == (variable.secret is None):
             yield Problem(f"runtime.env.{place}", "expected exactly one of value and secret")
+        if variable.name.startswith(OWN_VARIABLES):
+            message = f'is "{variable.name}"; names that begin with {OWN_VARIABLES} are the operator\'s own'
+            yield Problem(f"runtime.env.{place}.name", message)
     for place, toleration in enumerate(spec.runtime.tolerations):
         if toleration.operator == "Exists" and toleration.value is not None:
             yield Problem(f"runtime.tolerations.{place}.value", "is for operator Equal only")

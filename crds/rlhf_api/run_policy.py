@@ -30,8 +30,8 @@ Reason = Literal[
 """Why an attempt failed; docs/operations.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]
-"""Restart: a new attempt that counts against backoffLimit. Remap: the same with a mapping made anew, on the nodes that
-there are now. Ignore: a new attempt that does not count. Fail: no more attempts."""
+"""Restart: a new attempt that counts against backoffLimit, mapped as before as long as the nodes have room. Remap: the
+same with a mapping made anew, on the nodes of that time. Ignore: as Restart, not counted. Fail: no more attempts."""
 
 
 class FailureRule(Spec):
@@ -41,8 +41,8 @@ class FailureRule(Spec):
     action: Annotated[
         Action,
         Field(
-            description="Restart: a new attempt, counted by backoffLimit. Remap: the same with a new mapping. Ignore: "
-            "a new attempt that is not counted. Fail: the job has failed."
+            description="Restart: a new attempt, counted by backoffLimit, mapped as before as long as the nodes have "
+            "room. Remap: the same with a new mapping. Ignore: as Restart, not counted. Fail: the job has failed."
         ),
     ]
     reasons: Annotated[
@@ -66,7 +66,10 @@ class RunPolicy(Spec):
         Count | None, Field(description="Longest time of all attempts together, pauses and queueing not counted.")
     ] = None
     startup_deadline_seconds: Annotated[
-        Count, Field(description="Longest time from an attempt's creation to its first sign of life.")
+        Count,
+        Field(
+            description="Longest time from an attempt's creation, in a queue its admission, to the first sign of life."
+        ),
     ] = 1800
     progress_deadline_seconds: Annotated[
         Count, Field(description="Longest time between two steps of a running attempt; it is then stopped as hung.")

@@ -1,11 +1,14 @@
 """What the pods of a job are made of; a cluster's operator reads it, a laptop has no use for it."""
 
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlhf_api.contract import (
+    CPUS,
     DNS_SUBDOMAIN,
+    IMAGE,
     QUANTITY,
     SECRET_KEY,
     Identifier,
@@ -13,10 +16,28 @@ from rlhf_api.contract import (
     Labels,
     LabelValue,
     Spec,
-    Text,
 )
+from rlhf_api.quantities import amount
+
+LEAST_MEMORY = "1Mi"
+ENOUGH_MEMORY = f"expected at least {LEAST_MEMORY}; a number without a unit is bytes"
+
+
+def _some_cpus(quantity: str) -> str:
+    if not amount(quantity):
+        raise ValueError(f'is "{quantity}", expected more than 0')
+    return quantity
+
+
+def _some_memory(quantity: str) -> str:
+    if amount(quantity) < amount(LEAST_MEMORY):
+        raise ValueError(f'is "{quantity}", {ENOUGH_MEMORY}')
+    return quantity
+
 
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
+Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), AfterValidator(_some_cpus)]
+Memory = Annotated[Quantity, AfterValidator(_some_memory)]
 ObjectName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 
 
@@ -29,6 +50,8 @@ class SecretKey(Spec):
 
 class Variable(Spec):
     """An environment variable of all pods: a value, or an entry of a Secret."""
+
+    hints: ClassVar = MappingProxyType({"valueFrom": "write secret: {name: ..., key: ...}"})
 
     name: Annotated[Identifier, Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")]
     value: Annotated[str | None, Field(max_length=8192, description="Its value; or give secret.")] = None
@@ -49,14 +72,24 @@ class Toleration(Spec):
 class PodSize(Spec):
     """CPUs and memory of a pod, as request and limit."""
 
-    cpu: Annotated[Quantity | None, Field(description="CPUs; unset is the operator's default.")] = None
-    memory: Annotated[Quantity | None, Field(description="Memory; unset is the operator's default.")] = None
+    hints: ClassVar = MappingProxyType(
+        dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
+    )
+
+    cpu: Annotated[Cpus | None, Field(description="CPUs; unset is the operator's default.")] = None
+    memory: Annotated[Memory | None, Field(description="Memory; unset is the operator's default.")] = None
 
 
 class Runtime(Spec):
     """The pods of a job; what is unset is the operator's default."""
 
-    image: Annotated[Text | None, Field(description="Image of the trainer.")] = None
+    hints: ClassVar = MappingProxyType(
+        {"resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode"}
+    )
+
+    image: Annotated[
+        str | None, Field(pattern=IMAGE, min_length=1, max_length=1024, description="Image of the trainer.")
+    ] = None
     image_pull_secrets: Annotated[
         tuple[ObjectName, ...], Field(strict=False, max_length=16, description="Secrets for the registry of the image.")
     ] = ()
@@ -81,6 +114,6 @@ class Runtime(Spec):
         LabelKey | None, Field(description="Device of RDMA that each worker gets one of; adds IPC_LOCK.")
     ] = None
     host_network: Annotated[bool, Field(description="Workers use the network of their node.")] = False
-    shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm of a worker.")] = None
+    shared_memory: Annotated[Memory | None, Field(description="Size of /dev/shm of a worker.")] = None
     controller: Annotated[PodSize, Field(description="The head pod, in which the controller runs.")] = PodSize()
     worker: Annotated[PodSize, Field(description="Each worker pod.")] = PodSize()

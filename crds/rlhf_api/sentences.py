@@ -108,7 +108,8 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
     if others:
         return f"unknown field for {tag}; it is for {choice(others)} only"
     owner = next((model for model in candidates if _tag(model) == tag), candidates[0])
-    return f"unknown field; {suggestion(name, map(str, _fields(owner)))}"
+    hint = getattr(owner, "hints", {}).get(name)
+    return f"unknown field; {hint or suggestion(name, map(str, _fields(owner)))}"
 
 
 def _sentence(error: ErrorDetails) -> str:

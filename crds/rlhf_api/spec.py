@@ -1,23 +1,23 @@
 """What a user may ask of one job; rules that span several fields are in `rules`."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from rlhf_api.algorithms import AnyAlgorithm
 from rlhf_api.contract import (
-    DATA_URI,
     LARGEST,
-    MODEL_URI,
-    STORAGE_URI,
     WHOLE,
     Count,
+    DataUri,
     Identifier,
+    ModelUri,
     Name,
+    NodeCount,
+    SlotCount,
     Spec,
+    StorageUri,
     Text,
     Whole,
     null_is_unset,
@@ -26,19 +26,6 @@ from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.runtime import Runtime
-
-
-def _absolute(uri: str, info: ValidationInfo) -> str:
-    """A `file://` URI made absolute against the folder in the validation context, if there is one."""
-    if not info.context or not uri.startswith("file://"):
-        return uri
-    folder: Path = info.context["folder"]
-    # Not Path.resolve: in a mounted ConfigMap it would follow a link that the next update removes.
-    return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
-
-
-ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), AfterValidator(_absolute)]
-DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), AfterValidator(_absolute)]
 
 
 class Optimizer(Spec):
@@ -325,16 +312,16 @@ class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
     device: Annotated[Literal["Auto", "CPU", "GPU"], Field(description="Auto takes GPUs where there are any.")] = "Auto"
-    nodes: Annotated[Count, Field(description="Nodes of the job.")] = 1
+    nodes: Annotated[NodeCount, Field(description="Nodes of the job.")] = 1
     max_nodes: Annotated[
-        Count | None,
+        NodeCount | None,
         Field(
-            description="On a cluster an attempt takes so many nodes, or as many as there are but not fewer than "
+            description="On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than "
             "nodes; with placement Auto only. Unset means nodes."
         ),
     ] = None
     slots_per_node: Annotated[
-        Count | None, Field(description="Slots of a node; unset means all its GPUs, or one CPU slot.")
+        SlotCount | None, Field(description="Slots of a node; unset means all its GPUs, or one CPU slot.")
     ] = None
 
 
@@ -345,8 +332,8 @@ class Pool(Spec):
     models: Annotated[
         tuple[PlacedRole, ...], Field(strict=False, min_length=1, max_length=5, description="Roles that live here.")
     ]
-    nodes: Annotated[Count, Field(description="Nodes of the pool.")] = 1
-    slots_per_node: Annotated[Count, Field(description="Slots of each node.")]
+    nodes: Annotated[NodeCount, Field(description="Nodes of the pool.")] = 1
+    slots_per_node: Annotated[SlotCount, Field(description="Slots of each node.")]
 
 
 class Placement(Spec):
@@ -365,11 +352,9 @@ class Checkpoint(Spec):
     every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
     keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
     storage: Annotated[
-        str | None,
+        StorageUri | None,
         Field(
-            pattern=STORAGE_URI,
-            max_length=1024,
-            description="Where: file:///, s3://, gs:// or pvc://claim; unset means the run folder.",
+            description="Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."
         ),
     ] = None
 

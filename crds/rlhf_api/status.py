@@ -66,7 +66,9 @@ class Progress(Spec):
     remaining_seconds: Annotated[
         int | None, Field(ge=0, description="Estimated time to the end, at the latest step's pace.")
     ] = None
-    last_step_time: Annotated[Timestamp | None, Field(description="When the latest step ended (RFC 3339).")] = None
+    last_step_time: Annotated[
+        Timestamp | None, Field(description="When the latest step ended, on a cluster when the operator heard of it.")
+    ] = None
 
 
 class Metric(Spec):
@@ -136,9 +138,12 @@ class MappedSizes(Spec):
 class MappedPlacement(Spec):
     """What the mapper answered for the current attempt; the trainer gets just this as a Manual placement."""
 
-    input_hash: Annotated[str, Field(description="Digest of what the answer depends on: spec, devices, shapes.")]
+    input_hash: Annotated[
+        str, Field(description="Digests of what the answer depends on: of spec and shapes, and of the nodes.")
+    ]
     device: Annotated[Literal["CPU", "GPU"], Field(description="What a slot is.")]
     slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots of all pools.")]
+    gpus: Annotated[int, Field(ge=0, description="GPUs of all pools; 0 where slots are CPU slots.")] = 0
     pools: Annotated[tuple[MappedPool, ...], Field(strict=False, min_length=1, description="The pools.")]
     sizes: Annotated[tuple[MappedSizes, ...], Field(strict=False, description="How each model is cut.")]
     gpu_memory_utilization: Annotated[float | None, Field(gt=0, lt=1, description="Of generation, as mapped.")] = None
@@ -163,7 +168,7 @@ class Attempt(Spec):
     pod: Annotated[str | None, Field(description="The pod that failed.")] = None
     node: Annotated[str | None, Field(description="The node it was on.")] = None
     first_step: Annotated[Step | None, Field(description="Steps that were finished when it began to train.")] = None
-    last_step: Annotated[Step | None, Field(description="Steps finished when it ended.")] = None
+    last_step: Annotated[Step | None, Field(description="Steps finished when it ended, as far as was heard.")] = None
 
 
 class Status(Spec):

@@ -37,8 +37,13 @@ class ConfigError(Exception):
 
 
 def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
-    """The job and the role whose model a chain of jobs makes this one from; it has the same shape."""
-    while maker := jobs.get(_maker(job.models()[role])):
+    """The job and the role whose model a chain of jobs makes this one from; it has the same shape.
+
+    Jobs that name each other, as a job made anew under an old name may, have no first one: then any of them.
+    """
+    visited: set[tuple[str, Role]] = set()
+    while (maker := jobs.get(_maker(job.models()[role]))) and (job.name, role) not in visited:
+        visited.add((job.name, role))
         job, role = maker, maker.spec.algorithm.trained[0]
     return job, role
 

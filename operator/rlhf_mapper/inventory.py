@@ -10,15 +10,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from rlhf_api.contract import Name, Spec
+from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.sentences import explain
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup
 
 GIGABIT = 1e9 / 8
 """Bytes."""
-NodeCount = Annotated[int, Field(ge=1, le=100_000)]
-SlotCount = Annotated[int, Field(ge=1, le=1024)]
 MOST_GROUPS = 8
 """The search tries every group for every pool."""
 

@@ -19,7 +19,7 @@ from rlhf_operator.cluster.client import ApiError, NotLeadingError
 from rlhf_operator.metrics import Result
 from rlhf_operator.plan import Create, Plan, ReadLive
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import PodSeen, Refusal, Snapshot
+from rlhf_operator.snapshot import Heartbeat, PodSeen, Refusal, Snapshot
 from rlhf_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ RESYNC_SECONDS: Final = 300.0
 SETTLED_SECONDS: Final = 10.0
 """From a watch's new list until everything is listed once more: several watches often begin anew together."""
 STUCK_SECONDS: Final = 600.0
+LONGEST_SILENCE: Final = 4
+"""Intervals between two questions to a head pod that does not answer, at most: each keeps others waiting."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
@@ -53,6 +55,7 @@ class Applying(Protocol):
 class Hearing(Protocol):
     """What the engine needs of cluster.heartbeats."""
 
+    def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None: ...
     async def read(self, job_uid: str, pod: PodSeen) -> bool: ...
 
 
@@ -84,6 +87,7 @@ class Engine:
         self._reconciled, self._clock = reconciled, clock
         self._queue: WorkQueue[Key] = WorkQueue()
         self._polls: WorkQueue[Key] = WorkQueue()
+        self._pauses: dict[Key, float] = {}
         self._doubted: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
         self._leading = False
@@ -125,16 +129,22 @@ class Engine:
     async def sync(self) -> None:
         """Lists everything, until that has worked."""
         pause = 0.5
-        while True:
-            try:
-                await self._observer.sync()
-            except ApiError as error:
-                logger.warning("cannot list what is in the cluster: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 30.0)
-            else:
-                self._synced = True
-                return
+        while not await self._has_listed():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 30.0)
+        self._synced = True
+
+    async def _has_listed(self) -> bool:
+        try:
+            await self._observer.sync()
+        except ApiError as error:
+            logger.warning("cannot list what is in the cluster: %s", error)
+            return False
+        except Exception:
+            # A mistake of ours about one object must not end the operator.
+            logger.exception("what is in the cluster was not understood")
+            return False
+        return True
 
     async def lead(self) -> None:
         """Works until it is cancelled."""
@@ -149,6 +159,8 @@ class Engine:
                     group.create_task(self._work(executor))
                     group.create_task(self._poll())
                 group.create_task(self._resync())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed  # who started this asks for its kind
         finally:
             self._leading = False
             self._queue.close()
@@ -163,7 +175,8 @@ class Engine:
                     await self._to_mend.wait()
                     await asyncio.sleep(SETTLED_SECONDS)
             self._to_mend.clear()
-            await self.sync()
+            if not await self._has_listed():
+                self._to_mend.set()
             self.look_at(self._observer.keys())
 
     async def _work(self, executor: ThreadPoolExecutor) -> None:
@@ -242,10 +255,20 @@ class Engine:
                 self._polls.done(key)
 
     async def _ask(self, key: Key) -> None:
-        """Reads a head pod's progress, and again after the interval as long as there is one."""
+        """Reads a head pod's progress, and again after a pause as long as there is one: twice as long if it is deaf."""
         head = self._observer.head(key)
         if head is None:
+            self._pauses.pop(key, None)
             return
-        self._polls.add_after(key, self._settings.status_interval_seconds)
-        if await self._heartbeats.read(*head):
-            self.look_at([key])
+        uid, pod = head
+        interval = self._settings.status_interval_seconds
+        before = self._heartbeats.last(uid, pod.attempt)
+        pause = min(2 * self._pauses.get(key, interval), LONGEST_SILENCE * interval)
+        try:
+            if await self._heartbeats.read(uid, pod):
+                self.look_at([key])
+            if self._heartbeats.last(uid, pod.attempt) is not before:
+                pause = interval
+        finally:
+            self._pauses[key] = pause
+            self._polls.add_after(key, pause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final
@@ -64,7 +64,6 @@ TOLD_FOR_WANT_OF_EVIDENCE: Final[Mapping[int, Reason]] = MappingProxyType(
 DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "PreemptionByScheduler": "Preempted",
-        "PreemptionByKubeScheduler": "Preempted",
         "DeletionByTaintManager": "NodeLost",
         "DeletionByPodGC": "NodeLost",
         "EvictionByEvictionAPI": "Evicted",
@@ -75,6 +74,9 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
 """Which evidence wins where pods tell different stories."""
 
+UNEXPLAINED: Final = ("HeadLost", "WorkerLost", "Communication", "Unknown")
+"""For these a pod that is gone already may tell more."""
+
 PULL_SECONDS: Final = 300.0
 """So long the kubelet may go on trying to pull an image."""
 MISSING_SECONDS: Final = 60.0
@@ -83,6 +85,8 @@ NODE_SECONDS: Final = 60.0
 """So long the node of a pod may be not ready."""
 EVIDENCE_SECONDS: Final = 60.0
 """A node counts as lost only after 40 to 50 s; a trainer that ends for that reason ends earlier."""
+EVICTION_SECONDS: Final = 10.0
+"""So long Kueue's Workload may say why later than the RayJob that Kueue has suspended is seen."""
 LAST_WORDS_SECONDS: Final = 30.0
 """So long the trainer's last status may take to be read once Ray has said that the job ended."""
 
@@ -118,6 +122,8 @@ def classify(seen: Snapshot, now: datetime, *, ready_since: datetime | None) -> 
     if cause is None:
         return None
     reason, message, pod = cause
+    if reason in UNEXPLAINED and (explained := _strongest(seen.fallen, seen, now)):
+        reason, message, pod = explained
     if reason in ("Communication", "Unknown") and (lost := _lost_worker(seen, ready_since=ready_since)):
         reason, message, pod = "WorkerLost", lost[0], lost[1]
     return failed(seen, now, reason, message, pod)
@@ -140,6 +146,8 @@ def patience(failure: Failure, seen: Snapshot) -> float:
     """Seconds after the end of an attempt in which a better explanation than this may come."""
     if failure.reason == "Communication":
         return EVIDENCE_SECONDS
+    if failure.reason == "Evicted" and failure.pod is None and seen.quota and not seen.quota.evicted:
+        return EVICTION_SECONDS
     head = head_of(seen)
     can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
     if failure.reason == "Unknown" and failure.exit_code is None and can_speak:
@@ -209,9 +217,13 @@ def _words(seen: Snapshot) -> str:
 
 def _evidence(seen: Snapshot, now: datetime, ready_since: datetime | None) -> Cause | None:
     """What was done to a pod of the attempt, or by Kueue to all of them."""
-    causes = [cause for pod in current_pods(seen) if (cause := _done_to(pod, seen, now))]
-    if ready_since and seen.quota and seen.quota.evicted == "Preempted" and not seen.quota.reserved:
-        causes.append(("Preempted", f"Kueue took the quota away: {seen.quota.message}", None))
+    if ready_since and seen.quota and seen.quota.evicted == "Preempted":  # the quota stays reserved until all has ended
+        return "Preempted", f"Kueue took the quota away: {seen.quota.message}", None
+    return _strongest(current_pods(seen), seen, now)
+
+
+def _strongest(pods: Iterable[PodSeen], seen: Snapshot, now: datetime) -> Cause | None:
+    causes = [cause for pod in pods if (cause := _done_to(pod, seen, now))]
     return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
 
 

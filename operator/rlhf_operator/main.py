@@ -11,7 +11,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 PORT: Final = 9090
 LOOK_AGAIN_SECONDS: Final = 30.0
 """Between two looks at what the cluster offers: KubeRay may be installed later."""
+DEEPEST: Final = 100_000
+"""Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
 STARTED_AGAIN: Final = 3
 """Exit code where the process is to be started again, as a Deployment does."""
 
@@ -52,6 +54,7 @@ class StartAgainError(Exception):
 
 def main() -> None:
     """The program `rlhf-operator`."""
+    sys.setrecursionlimit(DEEPEST)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -108,15 +111,16 @@ def _log(form: str) -> None:
 class _Operator:
     """All parts of one process, put together."""
 
-    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, offer: Offer) -> None:
-        self.settings, self.client, self.offer = settings, client, offer
+    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats) -> None:
+        self.settings, self.client = settings, client
         self.elector = _elector(settings, client)
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
+        self.observer = Observer(client, self.cache, heartbeats, settings, self._look_at)
         self.engine = Engine(
             decide,
             settings,
-            observer=Observer(client, self.cache, heartbeats, offer, settings, self._look_at),
+            observer=self.observer,
             applier=Applier(client, self.cache, Events(client, may_write, _now), may_write, self._look_at),
             heartbeats=heartbeats,
             reconciled=self._reconciled,
@@ -128,6 +132,24 @@ class _Operator:
             leads=lambda: self.engine.leads,
         )
         client.count = self.metrics.requested
+
+    @property
+    def offer(self) -> Offer:
+        """What the cluster offers, as far as it has been asked."""
+        return self.observer.offer
+
+    async def look_around(self) -> None:
+        """Finds out what the cluster offers, as soon as the API server answers."""
+        while True:
+            try:
+                self.observer.offer = await discover(self.client, self.settings)
+            except ApiError as error:
+                if not error.passing:
+                    raise
+                logger.warning("%s", error)
+            else:
+                logger.info("the cluster offers %s", _named(self.offer))
+                return
 
     def saw(self, kind: KindName, document: Document) -> None:
         self.engine.look_at(self.cache.put(kind, document))
@@ -212,17 +234,6 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _patiently_discover(client: Client, settings: Settings) -> Offer:
-    """As soon as the API server answers."""
-    while True:
-        try:
-            return await discover(client, settings)
-        except ApiError as error:
-            if not error.passing:
-                raise
-            logger.warning("%s", error)
-
-
 async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> None:
     """Until SIGTERM or SIGINT; raises what made it end before."""
     async with AsyncExitStack() as stack:
@@ -230,14 +241,29 @@ async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> No
         stack.push_async_callback(client.close)
         heartbeats = Heartbeats(_now)
         stack.push_async_callback(heartbeats.close)
-        offer = await _patiently_discover(client, settings)
-        logger.info("the cluster offers %s", _named(offer))
-        operator = _Operator(settings, client, heartbeats, offer)
+        operator = _Operator(settings, client, heartbeats)
         engine = operator.engine
         server = Server(operator.metrics.registry, unhealthy=engine.unhealthy, unready=engine.unready)
         await server.start(port)
         stack.push_async_callback(server.stop)
-        await _run_until_stopped(operator)
+        if await _unless_stopped(operator.look_around()):
+            await _run_until_stopped(operator)
+
+
+async def _unless_stopped(work: Coroutine[None, None, None]) -> bool:
+    """Whether work was done before SIGTERM or SIGINT came."""
+    stop = asyncio.Event()
+    _on_signals(stop)
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        working.cancel()
+    (outcome,) = await asyncio.gather(working, return_exceptions=True)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome is None
 
 
 async def _run_until_stopped(operator: _Operator) -> None:
@@ -263,8 +289,11 @@ async def _stop_on_signal(ready: asyncio.Event, stop: asyncio.Event) -> None:
     """Returns on SIGTERM or SIGINT."""
     # kopf takes the signals for itself when it starts, and would end before the work does.
     await ready.wait()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _on_signals(stop)
     await stop.wait()
     logger.info("told to stop")
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -25,6 +25,7 @@ Result = Literal["done", "stale", "error"]
 """Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ENDED: Final = ("Succeeded", "Failed")
+WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 JOB_LABELS: Final = ("namespace", "name")
 
 
@@ -113,13 +114,15 @@ def _predicted(job: JobSeen, _: datetime) -> Iterator[Sample]:
 
 def _gpus(job: JobSeen, _: datetime) -> Iterator[Sample]:
     mapping = job.status.mapping
-    if mapping and job.status.phase in ("Provisioning", "Initializing", "Running"):
-        yield (), float(mapping.slots if mapping.device == "GPU" else 0)
+    if mapping and job.status.phase in WITH_PODS:
+        yield (), float(mapping.gpus)
 
 
 def _queued(job: JobSeen, now: datetime) -> Iterator[Sample]:
-    asked = (each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved")
-    return _value(_age(next(asked, None), now) if job.status.phase == "Queued" else None)
+    asked = [each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved"]
+    asked += [each.start_time for each in job.status.attempts[-1:]]  # between two attempts there was no quota either
+    ages = [age for each in asked if (age := _age(each, now)) is not None]
+    return _value(min(ages, default=None) if job.status.phase == "Queued" else None)
 
 
 def _checkpoint_age(job: JobSeen, now: datetime) -> Iterator[Sample]:
@@ -192,7 +195,14 @@ JOB_METRICS = (
         "Duration of a step as the mapper predicted it.",
         _predicted,
     ),
-    JobMetric("rlhf_job_gpus", "gauge", "GPUs", (), "GPUs that the job's pods ask for now; 0 on CPU slots.", _gpus),
+    JobMetric(
+        "rlhf_job_gpus",
+        "gauge",
+        "GPUs",
+        (),
+        "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.",
+        _gpus,
+    ),
     JobMetric("rlhf_job_queue_seconds", "gauge", "seconds", (), "Time in the queue until now, while queued.", _queued),
     JobMetric(
         "rlhf_job_checkpoint_age_seconds",

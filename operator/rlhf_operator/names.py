@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Final
 
 OPERATOR: Final = "rlhf-operator"
@@ -46,8 +47,13 @@ def gpu_product(labels: Mapping[str, str]) -> str:
 
 
 def rayjob(job: str, attempt: int) -> str:
-    """The RayJob of an attempt, and the ConfigMap with its job.yaml."""
+    """The RayJob of an attempt."""
     return f"{job}-a{attempt}"
+
+
+def config_map(job: str, job_file: str) -> str:
+    """The ConfigMap with this job.yaml, which all attempts have that are given the same."""
+    return f"{job}-{sha256(job_file.encode()).hexdigest()[:10]}"
 
 
 def output_claim(job: str) -> str:

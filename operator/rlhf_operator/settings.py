@@ -10,21 +10,21 @@ from pydantic import Field, ValidationError
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import Spec
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.runtime import Quantity
+from rlhf_api.runtime import Cpus, Memory
 from rlhf_api.sentences import explain
 
 
 class Size(Spec):
     """CPUs and memory of a pod that does not say."""
 
-    cpu: Quantity
-    memory: Quantity
+    cpu: Cpus
+    memory: Memory
 
 
 class Storage(Spec):
-    """The claim that is made for a job without checkpoint.storage."""
+    """The claim that is made for a job whose checkpoint.storage is no pvc://."""
 
-    size: Quantity = "50Gi"
+    size: Memory = "50Gi"
     storage_class_name: str | None = None
     """Unset is the cluster's default class."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
@@ -44,7 +44,7 @@ class Settings(Spec):
     controller: Size = Size(cpu="4", memory="16Gi")
     worker: Size = Size(cpu="8", memory="64Gi")
     """Of a worker pod with one slot; more slots take as many times."""
-    shared_memory: Quantity = "16Gi"
+    shared_memory: Memory = "16Gi"
     """/dev/shm of a worker."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
     """How long pods may take to save a checkpoint when they are told to end."""

@@ -49,9 +49,7 @@ class RayJobSeen:
     """KubeRay's jobDeploymentStatus: Initializing, Running, Complete, Failed, Suspended, ..."""
     job_status: str = ""
     """Ray's own word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
-    reason: str = ""
     message: str = ""
-    cluster_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,6 @@ class ContainerSeen:
     """A container of a pod, init containers too."""
 
     name: str
-    ready: bool = False
     running: bool = False
     waiting_reason: str = ""
     """ImagePullBackOff, CreateContainerConfigError, ..."""
@@ -68,7 +65,6 @@ class ContainerSeen:
     """Of a container that has ended."""
     ended_reason: str = ""
     """OOMKilled, Error, Completed."""
-    ended_message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,6 @@ class PodSeen:
     attempt: int
     role: str
     """names.CONTROLLER or names.WORKER."""
-    pool: str = ""
     phase: str = "Pending"
     """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False
@@ -98,6 +93,11 @@ class PodSeen:
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     containers: tuple[ContainerSeen, ...] = ()
+
+    @property
+    def tells_why(self) -> bool:
+        """Whether it tells of something that was done to it."""
+        return bool(self.disruption or self.reason) or any(each.ended_reason == "OOMKilled" for each in self.containers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,6 @@ class ClaimSeen:
     name: str
     exists: bool
     owned: bool = False
-    phase: str = ""
-    access_modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +141,6 @@ class QuotaSeen:
     """Kueue's Workload of an attempt's RayJob."""
 
     reserved: bool
-    admitted: bool = False
     evicted: str = ""
     """Reason of an eviction: Preempted, PodsReadyTimeout, ..."""
     message: str = ""
@@ -185,6 +182,8 @@ class Snapshot:
     job: JobSeen
     rayjobs: tuple[RayJobSeen, ...] = ()
     pods: tuple[PodSeen, ...] = ()
+    fallen: tuple[PodSeen, ...] = ()
+    """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
     inputs: Mapping[str, InputSeen] = field(default_factory=dict)
     """By name; every job that a job:// of the spec names is here."""
     claims: Mapping[str, ClaimSeen] = field(default_factory=dict)

@@ -162,6 +162,14 @@ RIGHT: dict[str, Case] = {
         "PPO",
         ("runtime.tolerations=[{operator: Exists}, {key: a/b, value: c, effect: NoExecute}, {key: d}]",),
     ),
+    "the most slots": Case("PPO", ("resources={device: CPU, nodes: 100000, slotsPerNode: 1024}",)),
+    "a package as a whole": Case(
+        "PPO", ("models.actor.uri=package://examples", "data.train.uri=package://a_1/b..c/..d")
+    ),
+    "a folder above the file": Case("PPO", ("models.actor.uri=file://../model",)),
+    "the least memory": Case("PPO", ("runtime.worker={cpu: 1m, memory: 1Mi}", "runtime.sharedMemory='1048576'")),
+    "a variable with a name like the operator's": Case("PPO", ("runtime.env=[{name: MY_RLHF_ATTEMPT, value: a}]",)),
+    "arguments as deep as may be": Case("PPO", (FUNCTION, f"models.reward.arguments={{a: {'[' * 16}{']' * 16}}}")),
     "pods": Case(
         "PPO",
         (
@@ -240,6 +248,16 @@ WRONG: dict[str, Case] = {
     "data from a job": Case("SFT", ("data.train.uri=job://other",), "spec.data.train.uri"),
     "storage on a web server": Case("SFT", ("checkpoint.storage=http://host/x",), "spec.checkpoint.storage"),
     "checkpoints that are all deleted": Case("SFT", ("checkpoint.keepLast=0",), "spec.checkpoint.keepLast"),
+    "a package within a package": Case("SFT", ("models.actor.uri=package://a.b/c",), "spec.models.actor.uri"),
+    "a package with a name that is none": Case("SFT", ("data.train.uri=package://a-b/c",), "spec.data.train.uri"),
+    "a package without a name": Case("SFT", ("models.actor.uri=package:///c",), "spec.models.actor.uri"),
+    "a part from a package within a package": Case(
+        "PPO", (_sum(_part("a", "{uri: 'package://a.b/c'}")),), "spec.models.reward.sum.0.reward.uri"
+    ),
+    "a way out of a package": Case("SFT", ("models.actor.uri=package://a/../b",), "spec.models.actor.uri"),
+    "a way out of a claim": Case("SFT", ("models.actor.uri=pvc://c/a/..",), "spec.models.actor.uri"),
+    "data out of a claim": Case("PPO", ("evaluation={data: {uri: 'pvc://c/../x'}}",), "spec.evaluation.data.uri"),
+    "checkpoints out of a claim": Case("SFT", ("checkpoint.storage=pvc://c/../x",), "spec.checkpoint.storage"),
     # names
     "a name with capitals": Case("PPO", ("metadata.name=Helpful",), "metadata.name"),
     "a name that starts with a digit": Case("PPO", ("metadata.name=1st",), "metadata.name"),
@@ -334,7 +352,18 @@ WRONG: dict[str, Case] = {
     ),
     "fewer nodes at most than at least": Case("PPO", ("resources={nodes: 2, maxNodes: 1}",), "spec.resources.maxNodes"),
     "more nodes with manual placement": Case("PPO", (POOLS, "resources.maxNodes=2"), "spec.resources.maxNodes"),
+    "more nodes than there are": Case("PPO", ("resources.nodes=100001",), "spec.resources.nodes"),
+    "more nodes at most than there are": Case("PPO", ("resources.maxNodes=100001",), "spec.resources.maxNodes"),
+    "more slots than a node has": Case("PPO", ("resources.slotsPerNode=1025",), "spec.resources.slotsPerNode"),
     # pools
+    "a pool of more nodes than there are": Case(
+        "SFT",
+        (_pools("{name: a, models: [actor], nodes: 100001, slotsPerNode: 1}"),),
+        "spec.placement.pools.0.nodes",
+    ),
+    "a pool of more slots than a node has": Case(
+        "SFT", (_pools(_pool("a", "actor", 1025)),), "spec.placement.pools.0.slotsPerNode"
+    ),
     "manual placement without pools": Case("PPO", ("placement.mode=Manual",), "spec.placement.pools"),
     "pools with automatic placement": Case(
         "SFT", (f"placement.pools=[{_pool('a', 'actor')}]",), "spec.placement.pools"
@@ -450,6 +479,9 @@ WRONG: dict[str, Case] = {
     "two variables of one name": Case(
         "PPO", ("runtime.env=[{name: A, value: b}, {name: A, value: c}]",), "spec.runtime.env.1.name"
     ),
+    "a variable of the operator's": Case(
+        "PPO", ("runtime.env=[{name: A, value: b}, {name: RLHF_ATTEMPT, value: c}]",), "spec.runtime.env.1.name"
+    ),
     "a secret without a key": Case(
         "PPO", ("runtime.env=[{name: A, secret: {name: s}}]",), "spec.runtime.env.0.secret.key"
     ),
@@ -464,6 +496,17 @@ WRONG: dict[str, Case] = {
     ),
     "memory that is no quantity": Case("PPO", ("runtime.worker.memory=16 GB",), "spec.runtime.worker.memory"),
     "memory that is a number": Case("PPO", ("runtime.worker.memory=16",), "spec.runtime.worker.memory"),
+    **{
+        f"{memory} of memory": Case("PPO", (f"runtime.worker.memory='{memory}'",), "spec.runtime.worker.memory")
+        for memory in ("0", "100m", "1Ki", "1048575")
+    },
+    "no memory of the head": Case("PPO", ("runtime.controller.memory=0Gi",), "spec.runtime.controller.memory"),
+    "no shared memory": Case("PPO", ("runtime.sharedMemory='0'",), "spec.runtime.sharedMemory"),
+    **{
+        f"{cpu} CPUs": Case("PPO", (f"runtime.worker.cpu='{cpu}'",), "spec.runtime.worker.cpu")
+        for cpu in ("0", "0.0", "0m", "4Gi", "4k")
+    },
+    "no CPU of the head": Case("PPO", ("runtime.controller.cpu='0'",), "spec.runtime.controller.cpu"),
     "a selector that is no label": Case("PPO", ("runtime.nodeSelector={a: b c}",), "spec.runtime.nodeSelector.a"),
     "a selector with a name that is none": Case(
         "PPO", ("runtime.nodeSelector={a b: c}",), "spec.runtime.nodeSelector.a b"
@@ -472,11 +515,16 @@ WRONG: dict[str, Case] = {
         "PPO", ("runtime.serviceAccountName=Me",), "spec.runtime.serviceAccountName"
     ),
     "an empty image": Case("PPO", ("runtime.image=''",), "spec.runtime.image"),
+    "an image with a space": Case("PPO", ("runtime.image='my image:1'",), "spec.runtime.image"),
+    "an image with a line break": Case("PPO", ('runtime.image="image:1\\n"',), "spec.runtime.image"),
 }
 
 ONLY_VALIDATE: dict[str, Case] = {
     "an argument that every function gets": Case(
         "PPO", (FUNCTION, "models.reward.arguments={prompts: 1}"), "spec.models.reward.arguments.prompts"
+    ),
+    "an argument that is too deep": Case(
+        "PPO", (FUNCTION, f"models.reward.arguments={{a: {'[' * 17}{']' * 17}}}"), "spec.models.reward.arguments"
     ),
     "an argument that is no name": Case(
         "PPO", (FUNCTION, "models.reward.arguments={x-y: 1}"), "spec.models.reward.arguments.x-y"

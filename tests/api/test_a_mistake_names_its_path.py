@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from rlhf_api import ExitCode, SpecError, load
+from rlhf_api import ExitCode, Job, SpecError, load
+from tests.api.cases import FUNCTION, made
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = "DPO, OnlineDPO, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP"
@@ -12,6 +13,7 @@ MINI = f"{PPO}:training.miniBatchSize=8"
 SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
+DEEP = f"{{a: {'[' * 17}{']' * 17}}}"
 
 # sentence -> the overrides that plant the mistake, the expected path, the expected message
 MISTAKES = {
@@ -29,6 +31,21 @@ MISTAKES = {
         [f"{SFT}:models.xyz={{}}"],
         f"{SFT}: spec.models.xyz",
         "unknown field; expected actor, cost, critic, reference or reward",
+    ),
+    "GPUs of a pod": (
+        [f"{PPO}:runtime.worker.gpu=2"],
+        f"{PPO}: spec.runtime.worker.gpu",
+        "unknown field; spec.resources.slotsPerNode says how many GPUs a worker gets",
+    ),
+    "resources as a pod has them": (
+        [f"{PPO}:runtime.resources={{cpu: 2}}"],
+        f"{PPO}: spec.runtime.resources",
+        "unknown field; CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
+    ),
+    "a secret as a pod has it": (
+        [f"{PPO}:runtime.env=[{{name: A, value: b, valueFrom: {{}}}}]"],
+        f"{PPO}: spec.runtime.env.0.valueFrom",
+        "unknown field; write secret: {name: ..., key: ...}",
     ),
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
@@ -151,6 +168,41 @@ MISTAKES = {
         [f"{SFT}:models.actor.uri=s3://bucket/x"],
         f"{SFT}: spec.models.actor.uri",
         f'is "s3://bucket/x" (text), {URI} hf://, job://, package://, file:// or pvc://claim/',
+    ),
+    "a package within a package": (
+        [f"{SFT}:models.actor.uri=package://a.b/model"],
+        f"{SFT}: spec.models.actor.uri",
+        'is "package://a.b/model"; expected one package, which is in no other, as in package://name/path',
+    ),
+    "a way out of a claim": (
+        [f"{SFT}:models.actor.uri=pvc://claim/../x"],
+        f"{SFT}: spec.models.actor.uri",
+        'holds "..", expected a path within the package or the claim',
+    ),
+    "no memory to speak of": (
+        [f"{PPO}:runtime.worker.memory=100m"],
+        f"{PPO}: spec.runtime.worker.memory",
+        'is "100m", expected at least 1Mi; a number without a unit is bytes',
+    ),
+    "no CPU": (
+        [f"{PPO}:runtime.worker.cpu='0'"],
+        f"{PPO}: spec.runtime.worker.cpu",
+        'is "0", expected more than 0',
+    ),
+    "memory for CPUs": (
+        [f"{PPO}:runtime.worker.cpu=4Gi"],
+        f"{PPO}: spec.runtime.worker.cpu",
+        'is "4Gi" (text), expected a number of CPUs such as 500m or 4',
+    ),
+    "a variable of the operator's": (
+        [f"{PPO}:runtime.env=[{{name: RLHF_ATTEMPT, value: '7'}}]"],
+        f"{PPO}: spec.runtime.env.0.name",
+        'is "RLHF_ATTEMPT"; names that begin with RLHF_ are the operator\'s own',
+    ),
+    "an argument that is too deep": (
+        [f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: f, entrypoint: a:b, arguments: {DEEP}}}]}}"],
+        f"{PPO}: spec.evaluation.functions.0.arguments",
+        "holds more than 16 mappings and lists within each other",
     ),
     "data from a job": (
         [f"{SFT}:data.train.uri=job://helpful-ppo"],
@@ -481,3 +533,13 @@ def test_every_mistake_is_reported_at_once(chain: str) -> None:
         "helpful-ppo: spec.training.miniBatchSize",
         "helpful-sft: spec.training.seed",
     ]
+
+
+def test_no_argument_is_too_deep_to_be_refused() -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep]
+    document = made("PPO", (FUNCTION,))
+    document["spec"]["models"]["reward"]["arguments"] = {"a": deep}
+    with pytest.raises(SpecError, match="within each other"):
+        Job.parse(document)

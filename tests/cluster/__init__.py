@@ -10,7 +10,7 @@ Two levels:
   no packet leaves the machine. Needs root and a machine on which no other such cluster runs; about 15 s to start.
 
 `python -m tests.cluster api FOLDER` (or `pods`) runs one in the foreground; FOLDER/admin.kubeconfig is the way in.
-In tests: the fixtures of `conftest.py`, which give a `client.Cluster`.
+In tests: the fixtures of `conftest.py`, which give a `client.Cluster`. `kueue.py` adds a real Kueue to level api.
 
 Containers at level pods see the machine's /usr, the repository, the virtual environment and its interpreter, read-only
 (`settings.mounts`), in an image with an almost empty root (`images.py`): every pod says

@@ -26,6 +26,7 @@ GROUPS = {
 }
 API_GROUPS = ("api", "kuberay", "helm")
 PODS_GROUPS = ("api", "kuberay", "node", "dns", "helm")
+KUEUE_GROUPS = (*API_GROUPS, "kueue")
 
 
 class NotBuiltError(Exception):
@@ -70,9 +71,8 @@ def missing(groups: Iterable[str]) -> list[str]:
 def built(groups: Iterable[str]) -> Path:
     """The folder with the programs of the groups; NotBuiltError if one is not there."""
     if absent := missing(groups):
-        raise NotBuiltError(
-            f"programs of the test cluster are not built ({', '.join(absent)}): run `make cluster-programs`"
-        )
+        command = f".venv/bin/python -m tests.cluster.build {' '.join(absent)}"
+        raise NotBuiltError(f"programs of the test cluster are not built: run `{command}`")
     return folder()
 
 

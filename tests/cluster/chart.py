@@ -9,6 +9,8 @@ from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
 
 CHART = ROOT / "helm" / "rlhf-operator"
+SMALL = CHART / "examples" / "small.yaml"
+"""A head and a worker with two slots fit a node of two CPUs, beside the operator."""
 RELEASE, NAMESPACE = "rlhf-operator", "rlhf-system"
 IMAGE = "localhost/hostroot"
 TAG = "test"
@@ -19,24 +21,20 @@ VALUES: Mapping[str, Any] = {
     "trainer": {
         "image": f"{IMAGE}:{TAG}",
         "pullPolicy": "Never",
-        # A head and a worker with two slots fit a node of two CPUs, beside the operator.
-        "controller": {"cpu": "700m", "memory": "3Gi"},
-        "worker": {"cpu": "500m", "memory": "3Gi"},
-        "sharedMemory": "1Gi",
         "gracePeriodSeconds": 60,
-        "storage": {"size": "1Gi"},
         "statusIntervalSeconds": 1,
     },
 }
-"""Of a cluster on this machine; what is run is in the folders that the cluster mounts into every container."""
+"""Over SMALL, on this machine; what is run is in the folders that the cluster mounts into every container."""
 
 
 def install(cluster: Cluster, values: Mapping[str, Any] | None = None, *, namespace: str = NAMESPACE) -> str:
-    """Install the chart, or upgrade it, with values over VALUES, and wait until the operator is ready: helm's notes.
+    """Install the chart, or upgrade it, and wait until the operator is ready: helm's notes.
 
+    The values come over those of SMALL and VALUES.
     FailedError with the operator's last words if it does not get ready.
     """
-    files = []
+    files = [SMALL]
     for number, each in enumerate((VALUES, values or {})):
         files.append(cluster.folder / f"values-{number}.json")
         files[-1].write_text(json.dumps(each))

@@ -120,7 +120,9 @@ class Cluster:
             connection.request(
                 "GET", f"{path}?watch=1&timeoutSeconds={seconds}&resourceVersion={version}", None, headers
             )
-            for line in connection.getresponse():
+            answer = connection.getresponse()
+            assert answer.status == http.HTTPStatus.OK, f"watch of {path}: {answer.status}"
+            for line in answer:
                 event = json.loads(line)
                 yield event["type"], event["object"]
         finally:

@@ -131,6 +131,7 @@ class ControlPlane:
             f"--default-not-ready-toleration-seconds={settings.eviction_seconds}",
             f"--default-unreachable-toleration-seconds={settings.eviction_seconds}",
             "--v=1",
+            environment={"GOGC": "400"},  # memory for time: a quarter of its work was collecting garbage
         )
 
     def _controllers(self) -> None:

@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import Any
 
 from tests.cluster import chart, golden_path
-from tests.cluster.build import PODS_GROUPS, NotBuiltError, built
+from tests.cluster.build import PODS_GROUPS, NotBuiltError, built, no_go
 from tests.cluster.capabilities import pods_cannot_run
 from tests.cluster.client import Cluster
 from tests.cluster.golden_path import EXAMPLE, NAMES, PPO
@@ -51,7 +51,7 @@ def main() -> int:
 
 def run(output: Path, *, kill_driver: bool) -> None:
     """Start a cluster, install the chart, apply the example and wait; FailedError."""
-    if reason := pods_cannot_run():
+    if reason := pods_cannot_run() or no_go():
         raise FailedError(reason)
     built(PODS_GROUPS)
     began = time.monotonic()

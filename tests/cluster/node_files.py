@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from tests.cluster.settings import CGROUP, NODE_IP, POD_NET, Settings
@@ -34,7 +35,20 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
       base_runtime_spec = "{RUN}/conf/base-spec.json"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
-        BinaryName = "/usr/sbin/runc"
+        BinaryName = "{RUN}/conf/runc"
+"""
+RUNC = f"""#!/bin/sh
+case " $* " in *" create "*) {sys.executable} -SE {RUN}/conf/sort_mounts.py "$@" || exit 1 ;; esac
+exec /usr/sbin/runc "$@"
+"""
+# The machine's folders come first in the specification; a pod's own /tmp would hide a repository below that.
+SORT_MOUNTS = """import json, sys
+path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+with open(path) as file:
+    specification = json.load(file)
+specification["mounts"].sort(key=lambda mount: mount["destination"].count("/"))
+with open(path, "w") as file:
+    json.dump(specification, file)
 """
 # Two blocks: inside one, the template would answer before kubernetes.
 COREFILE = f"""cluster.local:53 in-addr.arpa:53 {{
@@ -82,6 +96,9 @@ def write_node_files(settings: Settings, index: int) -> None:
     for name, document in documents.items():
         (configuration / name).write_text(json.dumps(document))
     (configuration / "containerd.toml").write_text(CONTAINERD_TOML)
+    (configuration / "runc").write_text(RUNC)
+    (configuration / "runc").chmod(0o755)
+    (configuration / "sort_mounts.py").write_text(SORT_MOUNTS)
     (configuration / "Corefile").write_text(COREFILE)
     (configuration / "resolv.conf").write_text(RESOLV_CONF)
 

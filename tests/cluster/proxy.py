@@ -69,6 +69,7 @@ class Proxy:
         assert self._started.wait(10)
 
     def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -84,10 +85,15 @@ class Proxy:
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         application = web.Application(client_max_size=2**26)
         application.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _close(self) -> None:
+        self._abort()
+        await self._runner.cleanup()
+        await self._session.close()
 
     def _abort(self) -> None:
         for transport in self._open:
@@ -115,7 +121,9 @@ class Proxy:
     async def _pass_on(self, request: web.Request, fault: Fault | None) -> web.StreamResponse:
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         url = self._server.settings.url + request.path_qs
-        async with self._session.request(request.method, url, headers=headers, data=await request.read()) as answer:
+        # Without a body there is no type of one: the API server looks at it.
+        body = await request.read() or None
+        async with self._session.request(request.method, url, headers=headers, data=body) as answer:
             if fault is not None:
                 await answer.read()
                 if request.transport is not None:

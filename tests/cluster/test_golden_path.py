@@ -125,6 +125,12 @@ def test_kubectl_logs_shows_what_the_trainer_says(chain: Chain) -> None:
     assert f"1/{STEPS[PPO]}" in chain.log
 
 
+def test_the_log_of_each_attempt_is_kept_on_the_claim(chain: Chain) -> None:
+    for attempt in (1, 2):
+        log = (chain.folder(SFT).parent / f"driver-a{attempt}.log").read_text()
+        assert f"/{STEPS[SFT]}" in log
+
+
 def test_nothing_runs_any_more(chain: Chain) -> None:
     kinds = "rayjobs,rayclusters,pods,services"
     chain.cluster.until(

@@ -14,8 +14,6 @@ from tests.cluster.operator_process import OperatorProcess, operator, repeatedly
 from tests.cluster.proxy import CUT, Fault, proxy
 from tests.cluster.stage import ROOM_FOR_ALL, Lives, has_failed_once, played, small_job
 
-pytestmark = pytest.mark.slow
-
 NAMES = ("one", "two", "three")
 SEED = 7
 WRITES = ("POST", "PUT", "PATCH", "DELETE")

@@ -14,8 +14,6 @@ from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import Document, Jobs, is_head
 from tests.cluster.stage import Lives, small_job, stage
 
-pytestmark = pytest.mark.slow
-
 AT_ONCE = 6
 
 

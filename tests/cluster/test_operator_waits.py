@@ -98,18 +98,43 @@ def foreign_rayjob(name: str) -> Document:
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name}, "spec": spec}
 
 
-@pytest.mark.parametrize(("path", "foreign"), [(MAPS, foreign_map), (RAYJOBS, foreign_rayjob)], ids=["map", "rayjob"])
+def map_of(lives: Lives, job: str) -> str:
+    """The ConfigMap of a job, which all attempts with the same mapping share; it is gone now."""
+    path = MAPS.format(lives.jobs.namespace)
+    (name,) = (
+        each["metadata"]["name"]
+        for each in lives.jobs.server.items(path)
+        if any(owner["name"] == job for owner in each["metadata"].get("ownerReferences", []))
+    )
+    lives.jobs.server.expect("DELETE", f"{path}/{name}")
+    return str(name)
+
+
+def next_rayjob(_: Lives, job: str) -> str:
+    return f"{job}-a2"
+
+
+@pytest.mark.parametrize(
+    ("path", "foreign", "taken"),
+    [(MAPS, foreign_map, map_of), (RAYJOBS, foreign_rayjob, next_rayjob)],
+    ids=["map", "rayjob"],
+)
 def test_a_taken_name_is_told_left_alone_and_waited_for(
-    lives: Lives, path: str, foreign: Callable[[str], Document], request: pytest.FixtureRequest
+    lives: Lives,
+    path: str,
+    foreign: Callable[[str], Document],
+    taken: Callable[[Lives, str], str],
+    request: pytest.FixtureRequest,
 ) -> None:
     job, server = f"taken-{request.node.callspec.id}", lives.jobs.server
-    there = f"{path.format(lives.jobs.namespace)}/{job}-a2"
     lives.apply(small_job(job, lives.jobs.namespace))
-    before = server.expect("POST", path.format(lives.jobs.namespace), foreign(f"{job}-a2"))
     lives.train(job)
+    name = taken(lives, job)
+    there = f"{path.format(lives.jobs.namespace)}/{name}"
+    before = server.expect("POST", path.format(lives.jobs.namespace), foreign(name))
     lives.fail(job)
     message = wait_for_condition(lives, job, "Accepted", "NameConflict")["message"]
-    assert f"{job}-a2" in message
+    assert name in message
     assert "delete it" in message
     now = server.expect("GET", there)
     assert (now["metadata"]["uid"], now.get("data")) == (before["metadata"]["uid"], before.get("data"))

@@ -19,6 +19,15 @@ Manifest = dict[str, Any]
 Values = Mapping[str, Any]
 
 
+class KeysOnce(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which the API server would take one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice the same key among {keys}"
+        return super().construct_mapping(node, deep)
+
+
 class Helm:
     """A helm that keeps nothing in the home and knows no cluster."""
 
@@ -42,7 +51,7 @@ class Helm:
         text = self.run(
             "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", KUBERNETES, values=values
         )
-        return [document for document in yaml.safe_load_all(text) if document]
+        return [document for document in yaml.load_all(text, KeysOnce) if document]
 
     def complaint(self, values: Values) -> str:
         """Why the chart does not take some values."""

@@ -1,6 +1,8 @@
 """The chart's schema knows every value, and a slip is one sentence with its path."""
 
+import functools
 import json
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,20 @@ SLIPS: dict[str, tuple[Values, str]] = {
     ),
     "too short a time": ({"trainer": {"gracePeriodSeconds": 5}}, "'/trainer/gracePeriodSeconds': minimum"),
     "a namespace": ({"watchNamespaces": ["Team A"]}, "'/watchNamespaces/0': 'Team A' does not match"),
+    "a name of objects": ({"nameOverride": "UPPER_x"}, "'/nameOverride': 'UPPER_x' does not match"),
+    "a resource": ({"trainer": {"gpuResourceName": "a b"}}, "'/trainer/gpuResourceName': 'a b' does not match"),
+    "memory in thousandths": (
+        {"trainer": {"worker": {"memory": "1m"}}},
+        "'/trainer/worker/memory': '1m' does not match",
+    ),
+    "the name of a label": ({"commonLabels": {"a b": "c"}}, "'/commonLabels': additional properties 'a b' not allowed"),
+    "a label's value": ({"podLabels": {"a": "b c"}}, "'/podLabels/a': 'b c' does not match"),
+    "a label that the chart sets": (
+        {"podLabels": {"app.kubernetes.io/name": "x"}},
+        "'/podLabels/app.kubernetes.io~1name': false schema",
+    ),
+    "nothing": ({"replicaCount": None}, "'': missing property 'replicaCount'"),
+    "nothing where there is much": ({"trainer": {"worker": None}}, "'/trainer': missing property 'worker'"),
 }
 
 
@@ -32,9 +48,19 @@ def test_a_slip_is_named_with_its_path(helm: Helm, values: Values, sentence: str
     assert sentence in helm.complaint(values)
 
 
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """A part of the schema, or the definition that it refers to."""
+    if "$ref" not in schema:
+        return schema
+    found: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].removeprefix("#/definitions/")]
+    return found
+
+
 def open_objects(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Paths of the objects of a schema that take keys of any name."""
-    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+    """Paths of the objects of a schema that take more than the keys they name."""
+    schema = resolved(schema)
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if schema.get("type") == "object" and not is_closed:
         yield path
     for name, inside in schema.get("properties", {}).items():
         yield from open_objects(inside, f"{path}/{name}")
@@ -72,3 +98,38 @@ def defaulted(values: Any, described: set[str], path: str = "") -> set[str]:
 def test_every_value_stands_in_values_yaml() -> None:
     described = leaves(SCHEMA)
     assert defaulted(DEFAULTS, described) == described - {"/global"}
+
+
+def required(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Paths of the values that may not be null, which for helm is to leave them out."""
+    for name in schema.get("required", ()):
+        yield f"{path}/{name}"
+    for name, inside in schema.get("properties", {}).items():
+        yield from required(inside, f"{path}/{name}")
+
+
+def emptied(values: Any) -> Any:
+    """The values that are empty, as null, with the maps that they are in."""
+    if isinstance(values, dict) and values:
+        kept = {name: emptied(each) for name, each in values.items() if has_empty(each)}
+        return kept or None
+    return None
+
+
+def has_empty(values: Any) -> bool:
+    """True for what is empty, and for maps with something empty in them."""
+    if isinstance(values, dict) and values:
+        return any(map(has_empty, values.values()))
+    return values in ("", {}, [])
+
+
+def test_null_is_what_is_empty_and_nothing_else(helm: Helm) -> None:
+    """`nodeSelector:` without anything after it is often left in a file."""
+    may_be_null = leaves(SCHEMA) - set(required(SCHEMA)) - {"/global"}
+    assert may_be_null == {path for path in defaulted(DEFAULTS, leaves(SCHEMA)) if has_empty(at(path))}
+    assert helm.template(emptied(DEFAULTS)) == helm.template()
+
+
+def at(path: str) -> Any:
+    """A default by its path."""
+    return functools.reduce(operator.getitem, path.strip("/").split("/"), DEFAULTS)

@@ -98,6 +98,15 @@ def test_all_that_a_user_gives_reaches_the_pod(helm: Helm) -> None:
     assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
 
+def test_a_label_stands_once(helm: Helm) -> None:
+    part_of = "app.kubernetes.io/part-of"  # the CRD of the repository has it
+    values = {"commonLabels": {part_of: "ml", "team": "a"}, "podLabels": {"team": "b"}}
+    manifests = helm.template(values)
+    assert the(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]["team"] == "b"
+    assert the(manifests, "Deployment")["metadata"]["labels"]["team"] == "a"
+    assert the(manifests, "CustomResourceDefinition")["metadata"]["labels"][part_of] == "ml"
+
+
 def test_the_pod_meets_the_restricted_standard(helm: Helm) -> None:
     pod = the(helm.template(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsUser"] == 65532

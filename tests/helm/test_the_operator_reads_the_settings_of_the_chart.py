@@ -1,13 +1,14 @@
 """The settings file that the chart writes is the one that the operator reads, field for field."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rlhf_api.contract import QUANTITY
+from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, QUANTITY
 from rlhf_operator.settings import Settings
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 
@@ -81,7 +82,22 @@ def test_nodes_are_read_where_a_cluster_role_allows_it(
     assert found["readNodes"] is reads
 
 
-def test_a_quantity_is_one_to_chart_and_operator() -> None:
-    trainer = json.loads((CHART / "values.schema.json").read_text())["properties"]["trainer"]["properties"]
-    found = [trainer["sharedMemory"], trainer["storage"]["properties"]["size"], trainer["worker"]["properties"]["cpu"]]
-    assert [each["pattern"] for each in found] == [QUANTITY] * 3
+@pytest.mark.parametrize("quantity", ["8", "0.5", "500m", "16Gi", "2.5G", "64Ti", "100k"])
+def test_a_quantity_of_the_chart_is_one_to_the_operator(quantity: str) -> None:
+    definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    assert any(re.search(definitions[kind]["pattern"], quantity) for kind in ("cpu", "memory"))
+    assert re.search(QUANTITY, quantity)
+
+
+def test_forms_are_those_of_the_operator() -> None:
+    definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    expected = {"labelKey": LABEL_KEY, "labelValue": LABEL_VALUE, "objectName": DNS_SUBDOMAIN, "cpu": CPUS}
+    assert {kind: definitions[kind]["pattern"] for kind in expected} == expected
+
+
+def test_the_values_of_a_small_cluster_are_taken(helm: Helm, tmp_path: Path) -> None:
+    """The file that the docs name, and with which the tests of the cluster install the chart."""
+    small = yaml.safe_load((CHART / "examples/small.yaml").read_text())
+    found = read(helm, tmp_path, small)
+    assert found["worker"] == small["trainer"]["worker"]
+    assert found["storage"].items() >= small["trainer"]["storage"].items()

@@ -1,4 +1,4 @@
-"""The trainer of a simulated cluster: a step counter that writes the status a real one would."""
+"""What runs in the pods of a simulated cluster; the trainer is a step counter with the status a real one would have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
+from rlhf_operator import names
+from rlhf_operator.snapshot import ContainerSeen, PodSeen
 from rlhf_operator.times import timestamp
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -23,6 +25,12 @@ class Trainer:
     exit_code: int | None = None
     message: str = ""
     stepped: datetime = START
+
+
+def containers(pod: PodSeen) -> tuple[ContainerSeen, ...]:
+    """Of a pod that a kubelet has started."""
+    own = names.HEAD_CONTAINER if pod.role == names.CONTROLLER else names.WORKER_CONTAINER
+    return (ContainerSeen(name=own, running=True),)
 
 
 def words(trainer: Trainer, saved: int, saved_at: datetime) -> Status:

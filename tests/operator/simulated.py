@@ -15,11 +15,11 @@ from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan, ReadLive
 from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.cleanup import FORCE_SECONDS
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     Capability,
     ClaimSeen,
-    ContainerSeen,
     Heartbeat,
     InputSeen,
     JobSeen,
@@ -29,7 +29,7 @@ from rlhf_operator.snapshot import (
     RayJobSeen,
     Snapshot,
 )
-from tests.operator.played import START, TOTAL_STEPS, Trainer, words
+from tests.operator.played import START, TOTAL_STEPS, Trainer, containers, words
 from tests.operator.promises import InvariantError, check, check_step
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -55,12 +55,15 @@ class World:
     version: int = 1
     is_deleted: bool = False
     rayjobs: dict[str, RayJobSeen] = field(default_factory=dict)
-    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)
     pods: dict[str, PodSeen] = field(default_factory=dict)
     nodes: tuple[NodeSeen, ...] | None = None
     inputs: dict[str, InputSeen] = field(default_factory=dict)
     claims: dict[str, ClaimSeen] = field(default_factory=dict)
     quota: QuotaSeen | None = None
+    seen_quota: QuotaSeen | None = None
+    is_quota_lagging: bool = False
+    has_kueue: bool = True
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     trainer: Trainer | None = None
     saved_step: int = 0
@@ -83,8 +86,10 @@ class World:
     # The operator
 
     def observe(self, *, fresh: bool) -> Snapshot:
-        """What a pass sees; a lagging cache shows an old job, RayJobs and pods."""
+        """What a pass sees; a lagging cache shows an old job, RayJobs and pods. Kueue's Workload is never read live."""
         self._listen()
+        if not self.is_quota_lagging:
+            self.seen_quota = self.quota
         job = JobSeen(
             namespace="team",
             name="job",
@@ -103,7 +108,7 @@ class World:
             pods=tuple(self.pods.values()),
             inputs=dict(self.inputs),
             claims=dict(self.claims),
-            quota=self.quota,
+            quota=self.seen_quota,
             heartbeat=self.beat,
             nodes=self.nodes,
             capabilities=self.capabilities,
@@ -114,9 +119,8 @@ class World:
             return seen
         if self.cached is None or not self.is_lagging:
             self.cached = seen
-        return replace(
-            self.cached, heartbeat=self.beat, watching_since=self.watching_since, nodes=self.nodes, quota=self.quota
-        )
+        since = self.watching_since
+        return replace(self.cached, heartbeat=self.beat, watching_since=since, nodes=self.nodes, quota=self.seen_quota)
 
     def operate(self, *, dies_after: int | None = None) -> Plan | None:
         """One pass; it dies after so many actions, or before the status is written (-1)."""
@@ -152,7 +156,8 @@ class World:
 
     def restart_operator(self) -> None:
         """A new operator knows only what the cluster says."""
-        self.watching_since, self.beat, self.cached, self.is_lagging = self.now, None, None, False
+        self.watching_since, self.beat, self.cached = self.now, None, None
+        self.is_lagging = self.is_quota_lagging = False
 
     def _write(self, status: Status) -> None:
         read_back = Status.model_validate(status.document(), by_alias=True, by_name=False)
@@ -170,7 +175,7 @@ class World:
                     self.rayjobs[name] = replace(self.rayjobs[name], deleting=True)
             case DeletePod(name=name, uid=uid):
                 if name in self.pods and self.pods[name].uid == uid:
-                    check(not self._runs_on_a_live_node(self.pods[name]), "only dead pods are forced")
+                    check(self._is_dead(self.pods[name]), "only dead pods are forced")
                     del self.pods[name]
             case DeleteJob(uid=uid):
                 check(uid == UID and self.status.phase in ("Succeeded", "Failed"), "only a finished job is deleted")
@@ -188,8 +193,8 @@ class World:
         check(attempt == int(name.rpartition("-a")[2]), "the status names an attempt before it is made")
         self.made.append(name)
         workers = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-        self.groups[name] = {each["groupName"]: each["replicas"] * each.get("numOfHosts", 1) for each in workers}
-        is_queued = names.QUEUE in manifest["metadata"].get("labels", {})
+        self.workers[name] = sum(each["replicas"] * each.get("numOfHosts", 1) for each in workers)
+        is_queued = self.has_kueue and names.QUEUE in manifest["metadata"].get("labels", {})
         self.rayjobs[name] = RayJobSeen(
             name=name,
             uid=self._uid(),
@@ -200,7 +205,7 @@ class World:
             suspended=is_queued,
         )
         if is_queued:
-            self.quota = QuotaSeen(reserved=False, message="")
+            self.quota, self.seen_quota = QuotaSeen(reserved=False), None
 
     # Time and users
 
@@ -221,55 +226,67 @@ class World:
         return next((each for each in self.rayjobs.values() if each.owned and not each.deleting), None)
 
     def admit(self) -> None:
-        """Kueue reserves the quota."""
-        if self.live and self.live.suspended:
-            self.quota = QuotaSeen(reserved=True, admitted=True)
+        """Kueue reserves the quota; after an eviction only when the last one is free."""
+        if self.live and self.live.suspended and not (self.quota and self.quota.reserved):
+            self.quota = QuotaSeen(reserved=True)
             self.rayjobs[self.live.name] = replace(self.live, suspended=False)
 
     def take_quota(self) -> None:
-        """Kueue evicts the workload."""
-        if self.live and self.quota and self.quota.reserved:
-            self.quota = QuotaSeen(reserved=False, evicted="Preempted", message="a job of higher priority came")
+        """Kueue evicts the workload; the quota stays reserved until the cluster is taken down."""
+        if self.live and self.quota and self.quota.reserved and not self.live.suspended:
+            self.quota = QuotaSeen(reserved=True, evicted="Preempted", message="a job of higher priority came")
             self.rayjobs[self.live.name] = replace(self.live, suspended=True, deployment_status="Suspending")
+
+    def take_down(self) -> None:
+        """KubeRay ends the cluster of a suspended RayJob; Kueue frees its quota while the pods are still ending."""
+        if self.live and self.live.suspended:
+            self._end_pods(self.live)
+            self.rayjobs[self.live.name] = replace(self.live, deployment_status="Suspended")
+            self.quota = replace(self.quota, reserved=False) if self.quota else None
 
     def make_pods(self) -> None:
         """KubeRay makes the pods of a RayJob that has none."""
         rayjob = self.live
         if rayjob is None or rayjob.suspended or rayjob.job_status:
             return
-        if any(pod.attempt == rayjob.attempt for pod in self.pods.values()):
+        has_pods = any(pod.attempt == rayjob.attempt for pod in self.pods.values())
+        if has_pods and rayjob.deployment_status != "Suspended":
             return
-        self._pod(rayjob, names.CONTROLLER, "")
-        for pool, count in self.groups[rayjob.name].items():
-            for _ in range(count):
-                self._pod(rayjob, names.WORKER, pool)
-        self.rayjobs[rayjob.name] = replace(rayjob, deployment_status="Initializing", cluster_name=f"{rayjob.name}-x")
+        for role in (names.CONTROLLER, *[names.WORKER] * self.workers[rayjob.name]):
+            self._pod(rayjob, role)
+        self.rayjobs[rayjob.name] = replace(rayjob, deployment_status="Initializing")
 
     def start_pods(self) -> None:
         """Kubelets run what they can."""
         for pod in list(self.pods.values()):
             if pod.phase == "Pending" and pod.deleting_since is None and not pod.unschedulable:
-                self.change(pod.name, phase="Running", ready=True, not_ready_since=None, containers=_running(pod))
+                self.change(pod.name, phase="Running", ready=True, not_ready_since=None, containers=containers(pod))
 
     def collect(self) -> None:
-        """Deleted RayJobs go with their pods; kubelets that are there end deleted pods."""
+        """Deleted and suspended RayJobs lose their pods; kubelets that are there end deleted pods."""
+        self.take_down()
         for rayjob in [each for each in self.rayjobs.values() if each.deleting]:
-            mine = [pod for pod in self.pods.values() if pod.attempt == rayjob.attempt]
-            for pod in mine:
-                if pod.deleting_since is None:
-                    self.change(pod.name, deleting_since=self.now, ready=False)
+            self._end_pods(rayjob)
             del self.rayjobs[rayjob.name]
         for pod in list(self.pods.values()):
-            is_evicted = self.live is not None and self.live.suspended
-            if (pod.deleting_since or is_evicted) and (self._runs_on_a_live_node(pod) or not pod.node):
+            if pod.deleting_since and (self._runs_on_a_live_node(pod) or not pod.node):
                 del self.pods[pod.name]
 
-    def _runs_on_a_live_node(self, pod: PodSeen) -> bool:
-        if self.nodes is None:
-            return True
-        return any(node.name == pod.node and node.ready for node in self.nodes)
+    def _end_pods(self, rayjob: RayJobSeen) -> None:
+        for pod in list(self.pods.values()):
+            if pod.attempt == rayjob.attempt and pod.deleting_since is None:
+                self.change(pod.name, deleting_since=self.now, ready=False)
 
-    def _pod(self, rayjob: RayJobSeen, role: str, pool: str) -> None:
+    def _is_dead(self, pod: PodSeen) -> bool:
+        """Whether no kubelet will end a pod; where nodes are not known, one would have done so long ago."""
+        if self.nodes is not None or pod.deleting_since is None:
+            return not self._runs_on_a_live_node(pod)
+        return (self.now - pod.deleting_since).total_seconds() >= pod.grace_seconds + FORCE_SECONDS
+
+    def _runs_on_a_live_node(self, pod: PodSeen) -> bool:
+        return self.nodes is None or any(node.name == pod.node and node.ready for node in self.nodes)
+
+    def _pod(self, rayjob: RayJobSeen, role: str) -> None:
         uid = self._uid()
         name = f"{rayjob.name}-{'head' if role == names.CONTROLLER else 'worker'}-{uid}"
         nodes = [node.name for node in self.nodes or () if node.ready] or ["node-0"]
@@ -278,7 +295,6 @@ class World:
             uid=uid,
             attempt=rayjob.attempt,
             role=role,
-            pool=pool,
             created=self.now.replace(microsecond=0),
             not_ready_since=self.now,
             node=nodes[len(self.pods) % len(nodes)],
@@ -305,8 +321,8 @@ class World:
         if rayjob is None or rayjob.job_status or not self._all_run(rayjob):
             return
         if self.trainer is None or self.trainer.attempt != rayjob.attempt:
-            self.trainer = Trainer(rayjob.attempt, first=self.saved_step, step=self.saved_step, stepped=self.now)
-            self.trainer.phase = "Running"
+            first = self.saved_step
+            self.trainer = Trainer(rayjob.attempt, first=first, step=first, phase="Running", stepped=self.now)
             self.rayjobs[rayjob.name] = replace(rayjob, deployment_status="Running")
         trainer = self.trainer
         if trainer.exit_code is not None:
@@ -382,8 +398,3 @@ class World:
         self.settle()
         self.wait(400)
         self.settle()
-
-
-def _running(pod: PodSeen) -> tuple[ContainerSeen, ...]:
-    own = names.HEAD_CONTAINER if pod.role == names.CONTROLLER else names.WORKER_CONTAINER
-    return (ContainerSeen(name=own, ready=True, running=True),)

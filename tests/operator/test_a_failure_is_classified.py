@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ContainerSeen, QuotaSeen
+from rlhf_operator.snapshot import ContainerSeen
 from tests.operator.simulated import SFT, World
 from tests.operator.under_way import NODES, failed, running
 
@@ -181,21 +182,6 @@ def test_a_node_that_was_removed_is_lost_at_once() -> None:
     assert (failed(world).reason, failed(world).node) == ("NodeLost", node)
 
 
-def test_kueues_preemption_is_no_fault_of_the_job() -> None:
-    world = running(labels={names.QUEUE: "team"})
-    world.take_quota()
-    world.settle()
-    assert (failed(world).reason, world.status.failed_attempts, world.phase) == ("Preempted", 0, "Restarting")
-
-
-def test_another_eviction_by_kueue_is_one_too() -> None:
-    world = running(labels={names.QUEUE: "team"})
-    world.take_quota()
-    world.quota = QuotaSeen(reserved=False, evicted="InactiveWorkload")
-    world.settle()
-    assert failed(world).reason == "Evicted"
-
-
 @pytest.mark.parametrize(
     ("container", "seconds", "reason"),
     [
@@ -275,6 +261,41 @@ def test_silence_between_two_steps_is_a_hang() -> None:
     assert world.phase == "Restarting"
 
 
+@pytest.mark.parametrize("hours", [-10, 10])
+def test_a_wrong_clock_in_the_pod_neither_makes_a_hang_nor_hides_one(hours: int) -> None:
+    world = running(spec={**SFT, "runPolicy": {"progressDeadlineSeconds": 600}})
+    assert world.trainer
+    for _ in range(3):
+        world.wait(500)
+        world.train(1)
+        world.trainer.stepped = world.now + timedelta(hours=hours)
+        world.settle()
+        world.wait(10)
+        world.settle()
+        assert world.phase == "Running"
+    world.wait(600)
+    world.settle()
+    assert failed(world).reason == "Hang"
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_head_pod_that_is_heard_now_and_then_does_not_put_a_hang_off(steps: int) -> None:
+    policy = {"startupDeadlineSeconds": 300, "progressDeadlineSeconds": 600}
+    world = World(spec={**SFT, "runPolicy": policy})
+    world.run_to(0)
+    world.train(steps)
+    world.settle()
+    assert world.phase == "Running"
+    seen = []
+    for _ in range(5):
+        for world.is_reachable in (False, True):
+            world.wait(100)
+            world.settle()
+            seen += [(world.phase, each.status) for each in world.status.conditions if each.type == "Training"]
+    assert seen[:4] == [("Running", "Unknown"), ("Running", "True")] * 2
+    assert failed(world).reason == "Hang"
+
+
 def test_a_restarted_operator_gives_a_silent_job_its_time_again() -> None:
     world = running(spec={**SFT, "runPolicy": {"progressDeadlineSeconds": 600}})
     world.wait(10_000)
@@ -304,6 +325,21 @@ def test_a_silent_head_pod_makes_training_unknown_and_no_more() -> None:
     assert (training.status, training.reason, world.phase) == ("Unknown", "HeartbeatMissing", "Running")
 
 
+def test_a_restarted_operator_has_heard_nothing_yet_and_waits_before_it_says_so() -> None:
+    world = running()
+    world.is_reachable = False
+    world.restart_operator()
+    world.settle()
+    training = next(each for each in world.status.conditions if each.type == "Training")
+    assert training.status == "True"
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    assert plan.again_after == pytest.approx(60)
+    world.wait(60)
+    world.settle()
+    training = next(each for each in world.status.conditions if each.type == "Training")
+    assert (training.status, training.reason) == ("Unknown", "HeartbeatMissing")
+
+
 def test_a_rayjob_that_somebody_deleted_is_made_again_as_another_attempt() -> None:
     world = running()
     assert world.live
@@ -323,3 +359,17 @@ def test_a_rayjob_that_kuberay_refuses_is_our_mistake() -> None:
     world.settle()
     assert failed(world).reason == "Internal"
     assert "bad name" in failed(world).message
+
+
+def test_a_pod_that_kuberay_has_taken_away_still_tells_why() -> None:
+    world = running()
+    worker = world.worker().name
+    out_of_memory(world, worker)
+    fallen = world.pods[worker]
+    del world.pods[worker]
+    seen = replace(world.observe(fresh=True), fallen=(fallen,))
+    told = failure.classify(seen, world.now, ready_since=world.now)
+    assert told is not None
+    assert (told.reason, told.pod) == ("OutOfMemory", worker)
+    healthy = replace(running().observe(fresh=True), fallen=(fallen,))
+    assert failure.classify(healthy, world.now, ready_since=None) is None

@@ -10,7 +10,7 @@ import pytest
 from rlhf_operator import conditions, names
 from rlhf_operator.plan import Create, DeleteRayJob, ReadLive
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ClaimSeen, InputSeen, QuotaSeen, RayJobSeen, Refusal
+from rlhf_operator.snapshot import ClaimSeen, InputSeen, RayJobSeen, Refusal
 from tests.operator.played import START
 from tests.operator.simulated import SFT, World
 
@@ -137,22 +137,6 @@ def test_a_job_with_a_queue_waits_for_its_quota() -> None:
     world.settle()
     assert world.phase == "Provisioning"
     assert reason(world, "QuotaReserved") == "QuotaReserved"
-
-
-def test_an_eviction_before_the_pods_were_ready_only_queues_again() -> None:
-    world = World(labels={names.QUEUE: "team"})
-    world.settle()
-    world.admit()
-    world.make_pods()
-    world.settle()
-    world.quota = QuotaSeen(reserved=False, evicted="PodsReadyTimeout")
-    world.rayjobs["job-a1"] = replace(world.rayjobs["job-a1"], suspended=True)
-    world.collect()
-    world.settle()
-    assert (world.phase, reason(world, "QuotaReserved")) == ("Queued", "PodsReadyTimeout")
-    world.admit()
-    world.run_to(3)
-    assert (world.phase, world.made) == ("Running", ["job-a1"])
 
 
 def test_a_spec_that_cannot_be_read_waits_for_another_one() -> None:

@@ -78,7 +78,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def the_cache_catches_up(self) -> None:
-        self.world.is_lagging = False
+        self.world.is_lagging = self.world.is_quota_lagging = False
 
     @rule(seconds=st.sampled_from([1, 15, 40, 130, 400, 2000, 5000, -3600]))
     def time_passes(self, seconds: int) -> None:
@@ -100,9 +100,21 @@ class Life(RuleBasedStateMachine):
     def kueue_admits(self) -> None:
         self.world.admit()
 
-    @rule()
-    def kueue_preempts(self) -> None:
+    @rule(is_seen_late=st.booleans())
+    def kueue_preempts(self, is_seen_late: bool) -> None:
+        if is_seen_late:
+            self.world.observe(fresh=False)
+            self.world.is_quota_lagging = True
         self.world.take_quota()
+
+    @rule()
+    def kueue_preempts_and_admits_again(self) -> None:
+        self.world.take_quota()
+        self.world.operate()
+        self.world.take_down()
+        self.world.admit()
+        self.world.make_pods()
+        self.world.operate()
 
     @rule(steps=st.integers(0, 30))
     def the_trainer_trains(self, steps: int) -> None:
@@ -207,6 +219,8 @@ class Life(RuleBasedStateMachine):
         world.edit(**{**SFT, "suspend": False})
         for name in [each.name for each in world.rayjobs.values() if not each.owned]:
             del world.rayjobs[name]
+        for name in world.pods:
+            world.change(name, unschedulable="")
         for _ in range(30):
             world.operate()
             world.collect()

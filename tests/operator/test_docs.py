@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
-from rlhf_operator import placement
+from rlhf_operator import names, placement
 from rlhf_operator.failure import DEFAULT_ACTIONS, TOLD_BY_TRAINER, TOLD_FOR_WANT_OF_EVIDENCE
+from rlhf_operator.resources import identity, storage
 from rlhf_operator.snapshot import RefusalReason
 from tests.repo.tree import ROOT
 
@@ -142,10 +144,21 @@ def test_every_exit_code_of_a_failure_has_a_reason() -> None:
 def test_the_example_of_rules_is_right() -> None:
     from rlhf_api import kubectl_yaml
 
-    (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(runPolicy:.*?)```", GUIDE, re.DOTALL)
     policy = RunPolicy.model_validate(kubectl_yaml.read(text, "")[0]["runPolicy"], by_alias=True, by_name=False)
     assert [rule.action for rule in policy.failure_rules] == ["Ignore", "Fail", "Remap", "Fail"]
     assert all(isinstance(rule, FailureRule) for rule in policy.failure_rules)
+
+
+def test_the_pod_that_hands_out_files_mounts_the_claim_that_a_job_gets() -> None:
+    (text,) = re.findall(r"```yaml\n(apiVersion:.*?)```", GUIDE, re.DOTALL)
+    pod = yaml.safe_load(text)
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == names.output_claim("JOB")
+    assert pod["spec"]["securityContext"]["runAsUser"] == identity.USER
+    (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+    assert (mount["name"], mount["mountPath"]) == (volume["name"], "/claim")
+    assert f"files:{mount['mountPath']}/JOB/{storage.MODEL_FOLDER} " in GUIDE
 
 
 def test_links_lead_somewhere() -> None:

@@ -16,7 +16,7 @@ from rlhf_operator.cluster.client import ApiError, NotLeadingError
 from rlhf_operator.engine import Decide, Engine
 from rlhf_operator.plan import Create, Plan, ReadLive
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import JobSeen, PodSeen, Refusal, Snapshot
+from rlhf_operator.snapshot import Heartbeat, JobSeen, PodSeen, Refusal, Snapshot
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -46,6 +46,8 @@ class World:
         self.failures: dict[str, list[Exception]] = {}
         self.heads: set[str] = set()
         self.polls: list[str] = []
+        self.is_deaf = False
+        self.heard: Heartbeat | None = None
         self.news = False
         self.syncs = 0
         self.results: list[str] = []
@@ -84,7 +86,13 @@ class World:
     async def read(self, job_uid: str, pod: PodSeen) -> bool:
         self.polls.append(job_uid)
         assert pod.name == "head"
+        if not self.is_deaf:
+            self.heard = Heartbeat(attempt=1, received=NOW, status=Status())
         return self.news
+
+    def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None:
+        assert (job_uid, attempt) == ("uid-a", 1)
+        return self.heard
 
     def reconciled(self, result: str, seconds: float) -> None:
         assert seconds >= 0
@@ -133,7 +141,7 @@ def test_a_new_leader_looks_at_every_job_after_a_whole_list() -> None:
 
 def test_nothing_is_decided_before_the_first_list_has_worked(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("a")
-    world.failures["sync"] = [ApiError(500, "", "not now"), ApiError(0, "", "nobody there")]
+    world.failures["sync"] = [ApiError(500, "not now"), ApiError(0, "nobody there")]
     pauses: list[float] = []
     real = asyncio.sleep
 
@@ -218,7 +226,7 @@ def test_what_was_refused_is_known_to_the_next_pass_until_it_is_made() -> None:
 
 def test_an_error_in_one_job_stops_no_other() -> None:
     world = World("bad", "broken", "good")
-    world.failures["bad"] = [ApiError(500, "InternalError", "no")] * 1000
+    world.failures["bad"] = [ApiError(500, "no")] * 1000
     world.failures["broken"] = [ZeroDivisionError()] * 1000
 
     async def test(engine: Engine) -> None:

@@ -17,7 +17,9 @@ from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
 from rlhf_operator.cluster.events import Events
 from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.engine import Engine
 from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
+from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import JobSeen, Snapshot
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -36,7 +38,7 @@ class Server:
         self.at_once = self.most_at_once = 0
 
     def will(self, method: str, path: str, code: int, document: Any = None, **headers: str) -> None:
-        self.answers.setdefault((method, path), []).append((code, document or {}, headers))
+        self.answers.setdefault((method, path), []).append((code, {} if document is None else document, headers))
 
     async def answer(self, request: web.Request) -> web.Response:
         self.at_once += 1
@@ -48,7 +50,10 @@ class Server:
         self.queries.append(dict(request.query))
         planned = self.answers.get((request.method, request.path))
         code, document, headers = planned.pop(0) if planned else (200, {}, {})
-        return web.json_response(document, status=code, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        headers = {k.replace("_", "-"): v for k, v in headers.items()}
+        if isinstance(document, bytes):
+            return web.Response(body=document, status=code, headers=headers, content_type="application/json")
+        return web.json_response(document, status=code, headers=headers)
 
     def asked(self, method: str) -> list[str]:
         return [path for each, path, _ in self.requests if each == method]
@@ -178,6 +183,53 @@ def test_a_list_that_grows_too_old_between_pages_begins_anew(tmp_path: Path) -> 
         assert all(query["labelSelector"] == "x=y" for query in parts.server.queries)
 
     run(tmp_path, test)
+
+
+UNREADABLE = [b"<html>a proxy's page</html>", b"", b"[]", b'{"items": [\xff']
+
+
+@pytest.mark.parametrize("body", UNREADABLE, ids=["html", "nothing", "a list", "no text"])
+def test_an_answer_that_cannot_be_read_is_no_empty_list(tmp_path: Path, pauses: list[float], body: bytes) -> None:
+    async def test(parts: Parts) -> None:
+        path = PODS.path("n")
+        for _ in range(5):
+            parts.server.will("GET", path, 200, body)
+        with pytest.raises(ApiError, match="an answer that cannot be read") as told:
+            await parts.client.list(PODS, "n")
+        assert told.value.status == 0
+        assert told.value.passing
+        assert len(pauses) == 4
+        parts.server.will("GET", path, 200, body)
+        parts.server.will("GET", path, 200, {"items": [{"metadata": {"name": "1"}}]})
+        assert len((await parts.client.list(PODS, "n")).items) == 1
+        parts.server.will("GET", path, 200, {"error": "of a proxy"})
+        with pytest.raises(ApiError, match="the answer is no list"):
+            await parts.client.list(PODS, "n")
+        parts.server.will("GET", path, 403, body)
+        with pytest.raises(ApiError, match="403"):
+            await parts.client.list(PODS, "n")
+
+    run(tmp_path, test)
+
+
+class Clumsy:
+    """An observer that does not understand what it lists, at first."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+
+    async def sync(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+def test_whatever_is_listed_does_not_end_the_operator(pauses: list[float]) -> None:
+    observer: Any = Clumsy(RecursionError(), ValueError("of a version"), ApiError(0, "nobody there"))
+    unused: Any = None
+    engine = Engine(unused, Settings(), observer=observer, applier=unused, heartbeats=unused, reconciled=unused)
+    asyncio.run(engine.sync())
+    assert pauses == [0.5, 1.0, 2.0]
+    assert engine.unready() is None
 
 
 def test_requests_at_once_have_a_limit(tmp_path: Path) -> None:

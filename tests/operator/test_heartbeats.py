@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -58,9 +60,12 @@ def run(test: Callable[[Head, Heartbeats], Awaitable[None]]) -> None:
 
 def test_an_answer_is_kept_and_only_news_is_news() -> None:
     async def test(head: Head, heartbeats: Heartbeats) -> None:
+        head.says(jobUid="v")
+        assert not await heartbeats.read("u", POD), "the address has gone to a pod of another job"
+        head.says(jobUid="u")
         assert await heartbeats.read("u", POD)
         assert not await heartbeats.read("u", POD)
-        head.says(complete=True, exitCode=7)
+        head.says(jobUid="u", complete=True, exitCode=7)
         assert await heartbeats.read("u", POD)
         found = heartbeats.last("u", 2)
         assert found
@@ -146,3 +151,18 @@ def test_no_cluster_is_a_sentence_and_code_1(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().err
     assert "no way to the API server" in told
     assert "Traceback" not in told
+
+
+def test_an_answer_that_is_deep_does_not_end_the_process() -> None:
+    program = """
+import sys
+from rlhf_operator.cluster.heartbeats import parsed
+from rlhf_operator.main import DEEPEST
+sys.setrecursionlimit(DEEPEST)
+try:
+    parsed(b"[" * 99_000 + b"]" * 99_000)
+except ValueError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (said.stdout, said.returncode) == ("too many parts\n", 0), said.stderr[-2000:]

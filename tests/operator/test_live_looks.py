@@ -42,7 +42,7 @@ class Server:
         self.asked.append(f"get {resource.plural} {name}")
         if resource is JOBS:
             return job(self.status)
-        raise ApiError(NOT_FOUND, "NotFound", f"{namespace}/{name}")
+        raise ApiError(NOT_FOUND, f"{namespace}/{name}")
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
         assert namespace == "n"
@@ -56,7 +56,8 @@ def looked(server: Server, cache: Cache) -> Snapshot:
         heartbeats = Heartbeats(lambda: NOW)
         offer = Offer(capabilities=frozenset({"kuberay"}), kinds=())
         client = cast("Client", cast("Any", server))
-        observer = Observer(client, cache, heartbeats, offer, Settings(), lambda _: None)
+        observer = Observer(client, cache, heartbeats, Settings(), lambda _: None)
+        observer.offer = offer
         try:
             seen = await observer.observe(("n", "a"), fresh=True, since=NOW)
         finally:

@@ -29,6 +29,7 @@ WHOLE = {
         "inputHash": "x",
         "device": "GPU",
         "slots": 16,
+        "gpus": 16,
         "pools": [{"name": "all", "models": ["actor"], "nodes": 2, "slotsPerNode": 8}],
         "sizes": [],
         "predictedStepSeconds": 11.0,
@@ -173,6 +174,18 @@ def test_a_queued_job_shows_how_long_it_waits_and_no_gpus() -> None:
     assert values(families["rlhf_job_queue_seconds"]) == {("waiting", "team"): 30}
     assert not families["rlhf_job_gpus"].samples
     assert not families["rlhf_job_step"].samples
+
+
+def test_the_time_before_an_attempt_is_none_in_the_queue() -> None:
+    attempt = {"attempt": 2, "startTime": "2026-03-01T11:59:50Z", "slots": 8}
+    families = scraped(metrics_of([job("resumed", {**QUEUED, "attempt": 2, "attempts": [attempt]})]))
+    assert values(families["rlhf_job_queue_seconds"]) == {("resumed", "team"): 10}
+
+
+@pytest.mark.parametrize("phase", ["Provisioning", "Initializing", "Running", "Suspending"])
+def test_a_job_with_pods_holds_gpus(phase: str) -> None:
+    families = scraped(metrics_of([job("held", {**WHOLE, "phase": phase})]))
+    assert values(families["rlhf_job_gpus"]) == {("held", "team"): 16}
 
 
 def test_a_job_that_has_ended_holds_no_gpus_and_its_checkpoint_does_not_age() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, get_args
@@ -214,3 +216,19 @@ def test_a_pass_over_anything_ends_with_a_plan(
     assert plan == decide(seen, now, Settings())
     makes = any(isinstance(each, Create) for each in plan.actions)
     assert not (makes and (seen_pods or any(each.owned for each in seen_rayjobs)))
+
+
+def test_json_as_deep_as_the_api_server_takes_it_stops_nothing() -> None:
+    program = f"""
+import json, sys
+from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.main import DEEPEST
+sys.setrecursionlimit(DEEPEST)
+deep = '{{"a":' * 9990 + "1" + "}}" * 9990
+text = json.dumps({SFT!r})[:-1] + ', "models": {{"reward": {{"arguments": ' + deep + "}}}}}}"
+metadata = '{{"namespace": "n", "name": "deep", "uid": "u", "resourceVersion": "7"}}'
+cache = Cache()
+print(cache.put("jobs", json.loads('{{"metadata": ' + metadata + ', "spec": ' + text + "}}")))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (said.stdout, said.returncode) == ("{('n', 'deep')}\n", 0), said.stderr[-2000:]

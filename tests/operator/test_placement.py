@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from rlhf_mapper import place as mapper
 from rlhf_operator.placement import input_hash, placed
 from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import NodeSeen
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
 
 PPO = "helpful-ppo"
 GPUS = nodes(2, 8, A100)
 H100 = "NVIDIA-H100-80GB-HBM3"
+MOST = 100_000
 
 
 @pytest.mark.parametrize("name", sorted(example_jobs()))
@@ -110,6 +114,105 @@ def test_too_few_nodes_are_said_with_what_would_do() -> None:
     assert answer.message == f"{expected}; add nodes, or ask for fewer or smaller ones"
 
 
+LESS = "add nodes, or set spec.resources.slotsPerNode to 1"
+NO_NODE = "no node that is ready, schedulable and matches spec.runtime"
+EIGHT = f"there are 8 nodes with 1 {A100}, none with 2; {LESS}"
+NONE = "there are 3 nodes with no GPU slots, none with 2; add nodes, or ask for fewer or smaller ones"
+MIXED = (*nodes(1, 2, A100, "a"), *nodes(4, 1, A100, "b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "message"),
+    [
+        ({}, nodes(8, 1, A100), f"1 node with 2 GPUs, but {EIGHT} or spec.resources.device to CPU"),
+        ({"resources.device": "GPU"}, nodes(8, 1, A100), f"1 node with 2 GPUs, but {EIGHT}"),
+        ({"resources.device": "GPU"}, nodes(3), f"1 node with 2 GPUs, but {NONE}"),
+        (
+            {"resources.nodes": 2, "resources.device": "GPU"},
+            MIXED,
+            f"2 nodes with 2 GPUs, but there is 1 node with 2 {A100} and 4 nodes with 1 {A100}; {LESS}",
+        ),
+        (
+            {"resources.device": "CPU"},
+            [node("n", ready=False)],
+            f"1 node with 2 CPU slots, but there is {NO_NODE}; add nodes, or ask for fewer or smaller ones",
+        ),
+    ],
+    ids=["one GPU each", "and no CPU slots", "no GPUs", "too few that are large enough", "no node"],
+)
+def test_what_is_too_small_is_said(changes: dict[str, Any], there: Any, message: str) -> None:
+    answer = place(changed(PPO, changes), there)
+    assert answer.reason == "NoFeasiblePlacement"
+    assert answer.message == f"spec.resources asks for {message}"
+
+
+def test_pools_by_hand_without_any_gpu_are_refused_for_that() -> None:
+    job = changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}, "resources.device": "GPU"})
+    assert place(job, nodes(3)).message == "there are 3 nodes with no GPU slots"
+
+
+def test_gpus_are_told_apart_from_cpu_slots() -> None:
+    assert mapped(example_jobs()[PPO], nodes(1)).gpus == 0
+    on_gpus = mapped(example_jobs()[PPO], GPUS)
+    assert on_gpus.gpus == on_gpus.slots > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resources.device": "CPU", "resources.nodes": MOST},
+        {"resources.device": "CPU", "resources.nodes": MOST, "resources.slotsPerNode": 1024},
+        {"resources.device": "GPU", "resources.maxNodes": MOST, "models.actor.uri": "hf://a/b"},
+        {
+            "resources.device": "CPU",
+            "resources.maxNodes": MOST,
+            "models.actor.uri": "hf://a/b",
+            "training.promptBatchSize": 2**31 - 1,
+            "training.miniBatchSize": None,
+        },
+    ],
+    ids=["CPU slots", "a hundred million", "unknown shapes", "a prime batch"],
+)
+def test_the_most_nodes_take_little_memory_and_few_tries(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def counted(*arguments: Any) -> Any:
+        tries.append(1)
+        return mapper.place(*arguments)
+
+    monkeypatch.setattr("rlhf_operator.placement.mapped.place", counted)
+    job = changed(PPO, changes)
+    seen = snapshot(job, None)
+    tracemalloc.start()
+    try:
+        assert placed(job, seen, SETTINGS).reason != "MapperError"
+        assert tracemalloc.get_traced_memory()[1] < 30e6
+    finally:
+        tracemalloc.stop()
+    assert len(tries) < 100
+
+
+def test_pools_by_hand_fit_where_the_widest_goes_first() -> None:
+    def fit(*sizes: tuple[int, int], nodes: tuple[NodeSeen, ...]) -> bool:
+        names = (["actor"], ["critic"], ["reference", "reward"])
+        pools = [
+            {"name": f"p{place}", "models": names[place], "nodes": count, "slotsPerNode": slots}
+            for place, (count, slots) in enumerate(sizes)
+        ]
+        job = changed(PPO, {"placement": {"mode": "Manual", "pools": pools}, "resources.device": "GPU"})
+        return not place(job, nodes).message.startswith("the pools of spec.placement need")
+
+    two = nodes(2, 8, A100)
+    assert fit((2, 3), (1, 5), (1, 4), nodes=two)
+    assert fit((8, 1), (1, 8), (2, 4), nodes=nodes(3, 8, A100))
+    assert not fit((1, 1), (3, 5), (1, 1), nodes=two)
+    assert not fit((MOST, 1), (1, 1), (1, 1), nodes=two)
+    assert fit((4, 2), (2, 4), (1, 1), nodes=(*two, *nodes(1, 1, H100, "h")))
+    assert not fit((4, 2), (2, 4), (2, 1), nodes=(*two, *nodes(1, 1, H100, "h")))
+
+
 def test_max_nodes_lets_a_job_take_the_nodes_that_there_are() -> None:
     pair = changed(PPO, {"resources.nodes": 1, "resources.maxNodes": 4, "models.actor.parallelism": {"data": 16},
                          "models.critic.parallelism": {"data": 16}, "models.reference.parallelism": {"data": 16},
@@ -170,7 +273,14 @@ def test_without_the_right_to_list_nodes_the_manifest_is_believed() -> None:
     assert answer.mapping.device == "GPU"
     assert answer.mapping.slots == 8
     assert "the nodes are not known, spec.resources was believed" in answer.message
-    assert mapped(example_jobs()[PPO], None).device == "CPU"
+    assert mapped(changed(PPO, {"resources.device": "CPU"}), None).device == "CPU"
+
+
+def test_without_the_right_to_list_nodes_the_manifest_says_the_device() -> None:
+    for job in (example_jobs()[PPO], changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}})):
+        answer = place(job, None)
+        assert answer.reason == "NoFeasiblePlacement"
+        assert answer.message == "the operator may not read nodes: write spec.resources.device, CPU or GPU"
 
 
 POOLS = [
@@ -181,8 +291,9 @@ POOLS = [
 
 def test_pools_by_hand_stay_as_they_are() -> None:
     job = changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}})
-    for there in (nodes(1), nodes(2, 2, A100), None):
-        answer = place(job, there)
+    unseen = changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}, "resources.device": "CPU"})
+    for each, there in ((job, nodes(1)), (job, nodes(2, 2, A100)), (unseen, None)):
+        answer = place(each, there)
         assert answer.reason == "ManualPlacement", answer
         assert answer.mapping
         shown = [(pool.name, list(pool.models), pool.nodes, pool.slots_per_node) for pool in answer.mapping.pools]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,11 +47,9 @@ def worker(changes: Mapping[str, object] | None = None, there: Any = CPUS, **mor
 
 def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
     found = made(example_jobs()[PPO], CPUS, attempt=3)
-    assert {kind: each["metadata"]["name"] for kind, each in found.items()} == {
-        "PersistentVolumeClaim": "helpful-ppo-output",
-        "ConfigMap": "helpful-ppo-a3",
-        "RayJob": "helpful-ppo-a3",
-    }
+    shown = {kind: each["metadata"]["name"] for kind, each in found.items()}
+    assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop("ConfigMap"))
+    assert shown == {"PersistentVolumeClaim": "helpful-ppo-output", "RayJob": "helpful-ppo-a3"}
     assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]
 
 
@@ -62,7 +61,19 @@ def test_everything_says_whose_it_is() -> None:
         assert (owner["kind"], owner["name"], owner["uid"]) == ("RLHFJob", PPO, "uid-of-helpful-ppo")
         assert owner.get("controller", False) is (kind != "PersistentVolumeClaim")
         assert metadata["labels"][names.JOB_UID] == "uid-of-helpful-ppo"
-        assert metadata["labels"].get(names.ATTEMPT) == (None if kind == "PersistentVolumeClaim" else "2")
+        assert metadata["labels"].get(names.ATTEMPT) == ("2" if kind == "RayJob" else None)
+
+
+def test_all_pods_have_the_job_file_of_their_mapping() -> None:
+    """An attempt that was named may be mapped anew before its RayJob is made; its old ConfigMap is still there."""
+    job = example_jobs()[PPO]
+    first, again, other = made(job, CPUS), made(job, CPUS, attempt=2), made(job, GPUS)
+    assert first["ConfigMap"] == again["ConfigMap"], "thousands of attempts need not leave thousands"
+    assert first["ConfigMap"]["metadata"]["name"] != other["ConfigMap"]["metadata"]["name"]
+    for found in (first, other):
+        pods = [pod_of(each) for each in (head(found["RayJob"]), *groups(found["RayJob"]).values())]
+        (named,) = {each["configMap"]["name"] for pod in pods for each in pod["volumes"] if each["name"] == "job"}
+        assert named == found["ConfigMap"]["metadata"]["name"]
 
 
 def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:
@@ -87,7 +98,9 @@ def test_an_attempt_is_submitted_once_and_ends_with_its_head() -> None:
     for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
         assert pod["restartPolicy"] == "Never"
         assert pod["automountServiceAccountToken"] is False
-        assert variables(pod["containers"][0])["RLHF_ATTEMPT"] == "4"
+        for container in pod["containers"]:
+            told = variables(container)
+            assert (told["RLHF_ATTEMPT"], told["RLHF_JOB_UID"]) == ("4", "uid-of-helpful-ppo")
 
 
 def test_each_pool_is_a_group_with_its_gpus_and_a_name_that_kuberay_takes() -> None:
@@ -122,7 +135,8 @@ def test_ray_s_containers_come_first_and_the_log_is_beside_the_head() -> None:
     assert [each["containerPort"] for each in log["ports"]] == [names.STATUS_PORT]
     shared = {each["name"] for each in ray["volumeMounts"]} & {each["name"] for each in log["volumeMounts"]}
     assert shared == {"scratch", "claim-0"}
-    assert all(each["readOnly"] for each in log["volumeMounts"])
+    (keeps,) = (each for each in log["volumeMounts"] if not each.get("readOnly"))
+    assert keeps["mountPath"] == names.OUTPUT_FOLDER, "where it keeps the log"
     assert worker()["containers"][0]["name"] == names.WORKER_CONTAINER
 
 

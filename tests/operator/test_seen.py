@@ -4,14 +4,16 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.cluster import seen
-from rlhf_operator.cluster.cache import Cache, claims_of, inputs_of
+from rlhf_operator.cluster.cache import Cache, Key, KindName, claims_of, inputs_of
 from rlhf_operator.cluster.client import Listing
+from rlhf_operator.snapshot import JobSeen, QuotaSeen
 
 KEYS = [
     *("metadata", "spec", "status", "labels", "name", "namespace", "uid", "resourceVersion", "creationTimestamp"),
@@ -34,6 +36,7 @@ VALUES = [
     "2026-01-31T12:00:00Z",
 ]
 VALUES += ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "12:00", "²", "-1", "9" * 5000, "Running", "\ud800"]
+CONDITION = {"status": "True"}
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(VALUES)
 anything = st.recursive(
     leaves,
@@ -71,7 +74,7 @@ def test_a_field_that_cannot_be_read_costs_no_other() -> None:
 
 
 def pod(**status: Any) -> dict[str, Any]:
-    labels = {names.ATTEMPT: "2", names.ROLE: "worker", names.POOL: "all", names.JOB_NAME: "a", names.JOB_UID: "u"}
+    labels = {names.ATTEMPT: "2", names.ROLE: "worker", names.JOB_NAME: "a", names.JOB_UID: "u"}
     metadata = {"namespace": "n", "name": "a-a2-x", "uid": "p", "labels": labels, "resourceVersion": "5"}
     metadata["creationTimestamp"] = "2026-01-31T12:00:00Z"
     return {"metadata": metadata, "spec": {"nodeName": "node", "terminationGracePeriodSeconds": 300}, "status": status}
@@ -87,7 +90,7 @@ def test_a_pod_that_is_told_to_end_has_been_so_since_the_beginning_of_its_grace(
 
 
 def test_a_pod_tells_why_it_ended() -> None:
-    ended = {"exitCode": 137, "reason": "OOMKilled", "message": "killed"}
+    ended = {"exitCode": 137, "reason": "OOMKilled"}
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off"}
     disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-31T12:01:00Z"}
@@ -101,12 +104,12 @@ def test_a_pod_tells_why_it_ended() -> None:
             containerStatuses=[{"name": "ray-worker", "ready": False, "state": {"terminated": ended}}],
         )
     )
-    assert (found.attempt, found.role, found.pool, found.node, found.ip) == (2, "worker", "all", "node", "10.0.0.1")
+    assert (found.attempt, found.role, found.node, found.ip) == (2, "worker", "node", "10.0.0.1")
     assert (found.reason, found.disruption, found.unschedulable) == ("Evicted", "PreemptionByScheduler", "no room")
     assert found.not_ready_since == datetime(2026, 1, 31, 12, 1, tzinfo=UTC)
     init, worker = found.containers
     assert (init.waiting_reason, init.exit_code) == ("CrashLoopBackOff", 137)
-    assert (worker.exit_code, worker.ended_reason, worker.ended_message) == (137, "OOMKilled", "killed")
+    assert (worker.exit_code, worker.ended_reason) == (137, "OOMKilled")
 
 
 def test_only_the_controlling_owner_owns_a_rayjob() -> None:
@@ -117,6 +120,52 @@ def test_only_the_controlling_owner_owns_a_rayjob() -> None:
     assert seen.rayjob(document, "u").owned
     assert not seen.rayjob(document, "other").owned
     assert not seen.rayjob({}, "").owned
+
+
+@pytest.mark.parametrize(
+    ("told", "reserved", "evicted", "message"),
+    [
+        ({}, False, "", ""),
+        ({"QuotaReserved": ("False", "Pending")}, False, "", "QuotaReserved says Pending"),
+        ({"QuotaReserved": ("True", "QuotaReserved")}, True, "", "QuotaReserved says QuotaReserved"),
+        (
+            {"QuotaReserved": ("True", "QuotaReserved"), "Evicted": ("True", "Preempted")},
+            True,
+            "Preempted",
+            "Evicted says Preempted",
+        ),
+        (
+            {"QuotaReserved": ("False", "Pending"), "Evicted": ("True", "Preempted")},
+            False,
+            "Preempted",
+            "Evicted says Preempted",
+        ),
+        (
+            {"QuotaReserved": ("True", "QuotaReserved"), "Evicted": ("False", "QuotaReserved")},
+            True,
+            "",
+            "QuotaReserved says QuotaReserved",
+        ),
+        ({"Finished": ("True", "Failed")}, True, "", ""),
+        (
+            {"QuotaReserved": ("False", "Finished"), "Finished": ("True", "Failed")},
+            True,
+            "",
+            "QuotaReserved says Finished",
+        ),
+        ({"QuotaReserved": ("False", "Pending"), "Finished": ("False", "x")}, False, "", "QuotaReserved says Pending"),
+    ],
+)
+def test_a_quota_is_held_until_kueue_has_it_back_from_a_job_that_goes_on(
+    told: dict[str, tuple[str, str]], reserved: bool, evicted: str, message: str
+) -> None:
+    found = [
+        {"type": kind, "status": status, "reason": why, "message": f"{kind} says {why}"}
+        for kind, (status, why) in told.items()
+    ]
+    assert seen.quota({"status": {"conditions": found}}) == QuotaSeen(
+        reserved=reserved, evicted=evicted, message=message
+    )
 
 
 def job(name: str, version: int = 1, uid: str = "", phase: str = "", **models: str) -> dict[str, Any]:
@@ -181,6 +230,33 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_younger() -> None:
     assert [key for key, _ in cache.pods.under("n", "a")] == [("n", "a-a2-y")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "idle", "news"),
+    [
+        ("claims", "a-output", {"phase": "Bound"}, None),
+        ("rayjobs", "a-a1", {"rayClusterName": "a-a1-x", "reason": "AppFailed"}, {"jobStatus": "FAILED"}),
+        ("quotas", "a-a1", CONDITION | {"type": "Admitted"}, CONDITION | {"type": "QuotaReserved"}),
+    ],
+)
+def test_what_nobody_reads_is_no_news(
+    kind: KindName, name: str, idle: dict[str, Any], news: dict[str, Any] | None
+) -> None:
+    cache = Cache()
+    cache.put("jobs", job("a"))
+    labels = {names.JOB_NAME: "a", names.ATTEMPT: "1"}
+    owner = {"kind": "RayJob", "name": "a-a1", "uid": "r", "controller": True}
+    metadata = {"namespace": "n", "name": name, "uid": "x", "labels": labels, "ownerReferences": [owner]}
+
+    def put(kind: KindName, version: int, status: dict[str, Any]) -> set[Key]:
+        whole = {"conditions": [status]} if "type" in status else status
+        return cache.put(kind, {"metadata": {**metadata, "resourceVersion": str(version)}, "status": whole})
+
+    put("rayjobs", 1, {})
+    put(kind, 2, {})
+    assert put(kind, 3, idle) == set()
+    assert news is None or put(kind, 4, news) == {("n", "a")}
+
+
 def test_what_nothing_depends_on_is_no_news() -> None:
     cache = Cache()
     assert cache.put("pods", pod()) == {("n", "a")}
@@ -193,3 +269,56 @@ def test_what_nothing_depends_on_is_no_news() -> None:
     assert cache.put("nodes", node) == {("n", "a"), ("n", "m")}
     claim = {"metadata": {"namespace": "n", "name": "r-output", "uid": "k", "resourceVersion": "9"}}
     assert cache.put("claims", claim) == {("n", "r")}
+
+
+def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:
+    cache, labels = Cache(), {names.JOB_NAME: "j", names.JOB_UID: "u", names.ATTEMPT: "2"}
+
+    def job(attempt: int, version: int, uid: str = "u") -> JobSeen:
+        metadata = {"namespace": "n", "name": "j", "uid": uid, "resourceVersion": str(version)}
+        cache.put("jobs", {"metadata": metadata, "status": {"attempt": attempt}})
+        entry = cache.jobs.get(("n", "j"))
+        assert entry is not None
+        return entry.value
+
+    job(2, 1)
+    killed = {"name": names.WORKER_CONTAINER, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+
+    def pod(name: str, version: int, **status: object) -> dict[str, object]:
+        metadata = {"namespace": "n", "name": name, "uid": name, "resourceVersion": str(version), "labels": labels}
+        return {"metadata": metadata, "status": status}
+
+    for name in ("victim", "healthy"):
+        cache.put("pods", pod(name, 1, phase="Running"))
+    cache.put("pods", pod("victim", 2, phase="Failed", containerStatuses=[killed]))
+    cache.remove("pods", pod("healthy", 3))
+    cache.put_list("pods", Listing(items=(), version=4), cache.keys("pods", None))
+    (fallen,) = cache.fallen(job(2, 5))
+    assert (fallen.name, fallen.containers[0].ended_reason) == ("victim", "OOMKilled")
+    assert cache.fallen(job(3, 6)) == ()
+    labels[names.ATTEMPT] = "3"
+    for name, version in (("later", 7), ("too-late", 9)):
+        cache.put("pods", pod(name, version, phase="Failed", reason="Evicted"))
+        cache.remove("pods", pod(name, version + 1))
+    assert [each.name for each in cache.fallen(job(3, 11))] == ["later", "too-late"]
+
+
+def test_the_dead_pods_of_a_deleted_job_say_nothing_of_the_next_one_of_its_name() -> None:
+    cache = Cache()
+    owner = {"namespace": "n", "name": "j", "uid": "old", "resourceVersion": "1"}
+    cache.put("jobs", {"metadata": owner, "status": {"attempt": 1}})
+    labels = {names.JOB_NAME: "j", names.JOB_UID: "old", names.ATTEMPT: "1"}
+    old = cache.jobs.get(("n", "j"))
+    assert old is not None
+    for name, is_told in (("before", 1), ("after", 0)):
+        metadata = {"namespace": "n", "name": name, "uid": name, "resourceVersion": "2", "labels": labels}
+        pod = {"metadata": metadata, "status": {"phase": "Failed", "reason": "Evicted"}}
+        cache.put("pods", pod)
+        cache.remove("pods", pod)
+        assert len(cache.fallen(old.value)) == is_told
+        cache.remove("jobs", {"metadata": {**owner, "resourceVersion": "3"}})
+        assert cache.fallen(old.value) == ()
+    cache.put("jobs", {"metadata": {**owner, "uid": "new", "resourceVersion": "9"}, "status": {"attempt": 1}})
+    job = cache.jobs.get(("n", "j"))
+    assert job is not None
+    assert cache.fallen(job.value) == ()

@@ -16,7 +16,7 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.attempt import leave_exit
+from rlhf_trainer.attempt import VARIABLE, leave_exit
 from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.stopping import Stopped
 
@@ -227,17 +227,20 @@ def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
 
 
 def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
-    """As `exit_code_of`, with what was said."""
+    """As `exit_code_of`, with what was said; in a pod, where nobody can ask for it, a defect has its traceback too."""
     try:
         work()
     except (Exception, Stopped) as raised:  # noqa: BLE001 the last one that can tell the user
-        if debug:
-            traceback.print_exc()
         error = as_told(raised)
         code = getattr(error, "exit_code", None)
+        is_defect = code in (None, ExitCode.INTERNAL)
+        is_shown = debug or (is_defect and VARIABLE in os.environ)
+        if is_shown:
+            traceback.print_exc()
         if code is None:
             first = (str(error).strip().splitlines() or [""])[0]
-            typer.echo(f"internal error: {type(error).__name__}: {first} (--debug shows the traceback)", err=True)
+            hint = "" if is_shown else " (--debug shows the traceback)"
+            typer.echo(f"internal error: {type(error).__name__}: {first}{hint}", err=True)
             return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
         lines = str(error).splitlines() if isinstance(error, SpecError) else [str(error)]
         for line in lines:

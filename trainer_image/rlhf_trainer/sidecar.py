@@ -1,8 +1,8 @@
 """Beside the head of a pod's Ray: shows the trainer's log and tells the operator how far the trainer is.
 
 `python -m rlhf_trainer.sidecar JOB_FOLDER` writes the newest log of a Ray job's driver to stdout, from its beginning
-on, and serves /status.json and /healthz. Standard library only: it runs in 64 MiB. Told to end, it stays while the
-trainer still saves its checkpoint.
+on, and into a file of the run folder, which outlives the pod; and it serves /status.json and /healthz. Standard library
+only: it runs in 64 MiB. Told to end, it stays while the trainer still saves its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
-from rlhf_trainer.attempt import Watch, WrongAttempt, own_attempt, read_exit, read_object
+from rlhf_trainer.attempt import Attempt, Watch, WrongAttempt, own_attempt, read_exit, read_status
 
 PORT = 8490
 LOGS = Path("/tmp/ray/session_latest/logs")
@@ -30,25 +30,28 @@ POLL_SECONDS = 0.5
 STAY_SECONDS = 600.0
 """The longest time that it goes on when it is told to end."""
 CHUNK = 1 << 16
+KEPT_LOGS = 10
+"""Logs of so many attempts stay in the run folder."""
+MOST_KEPT = 64 << 20
+"""Bytes of a log that go there: the volume is for checkpoints."""
 SIGNALLED = 128
 """Exit codes above it are of signals."""
 
 
-def answer(job_folder: Path, attempt: int) -> dict[str, Any]:
+def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
     """What /status.json says: the trainer's own status of this attempt, and whether and how its process has ended.
 
     An end that the status does not tell, for it came before the job began, is put into it.
     """
     ended = read_exit(job_folder.parent, attempt)  # first: a status that is read after it is the last one
-    status = read_object(job_folder / "status.json")
-    if status.get("attempt") != attempt:
-        status = {}
+    status = read_status(job_folder, attempt)
     code = ended["exitCode"] if ended else None
     if ended and code and "lastFailure" not in status:
         failure = {name: ended[name] for name in ("reason", "exitCode", "message", "attempt") if name in ended}
         phase = "Stopped" if code > SIGNALLED else "Failed"
-        status = {**status, "phase": phase, "attempt": attempt, "lastFailure": failure}
-    return {"attempt": attempt, "status": status, "complete": ended is not None, "exitCode": code}
+        status = {**status, "phase": phase, "attempt": attempt.number, "lastFailure": failure}
+    whose = {"attempt": attempt.number, "jobUid": attempt.job_uid}
+    return {**whose, "status": status, "complete": ended is not None, "exitCode": code}
 
 
 class Server(ThreadingHTTPServer):
@@ -56,7 +59,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, job_folder: Path, attempt: int, port: int) -> None:
+    def __init__(self, job_folder: Path, attempt: Attempt, port: int) -> None:
         self.job_folder, self.attempt = job_folder, attempt
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
@@ -100,8 +103,9 @@ class Handler(BaseHTTPRequestHandler):
 class Follower:
     """Copies the newest driver log, whatever is added to it, and a newer one after it."""
 
-    def __init__(self, folder: Path, shown: BinaryIO) -> None:
-        self._folder, self._shown = folder, shown
+    def __init__(self, folder: Path, shown: BinaryIO, kept: BinaryIO | None) -> None:
+        self._folder, self._shown, self._kept = folder, shown, kept
+        self._room = MOST_KEPT
         self._file: BinaryIO | None = None
         self._path: Path | None = None
 
@@ -124,9 +128,25 @@ class Follower:
         while self._file and (chunk := self._file.read(CHUNK)):
             self._shown.write(chunk)
             self._shown.flush()
+            with suppress(OSError):  # a full disk
+                if self._kept and self._room > 0:
+                    self._kept.write(chunk[: self._room])
+            self._room -= len(chunk)
 
 
-def serve(job_folder: Path, attempt: int, *, port: int, logs: Path, stay: float) -> None:
+def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
+    """A new file of the run folder for the log of an attempt, in place of the oldest; None if the disk refuses."""
+    with suppress(OSError):
+        new = output / f"driver-a{attempt.number}.log"
+        new.unlink(missing_ok=True)  # of another RLHFJob, a pod of which may still write
+        older = sorted(output.glob("driver-a*.log"), key=lambda file: file.stat().st_mtime)
+        for file in older[: -KEPT_LOGS + 1]:
+            file.unlink(missing_ok=True)
+        return new.open("xb", buffering=0)
+    return None
+
+
+def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: float) -> None:
     """Serve and follow until a signal has come and the trainer has ended; `stay`: seconds of patience with it.
 
     OSError where the port cannot be had.
@@ -136,7 +156,7 @@ def serve(job_folder: Path, attempt: int, *, port: int, logs: Path, stay: float)
         signal.signal(number, lambda *_: told.set())
     server = Server(job_folder, attempt, port)
     Thread(target=partial(server.serve_forever, poll_interval=POLL_SECONDS), daemon=True).start()
-    follower = Follower(logs, sys.stdout.buffer)
+    follower = Follower(logs, sys.stdout.buffer, kept_log(job_folder.parent, attempt))
     while not told.wait(POLL_SECONDS):
         follower.copy()
     watch, until = Watch(job_folder.parent, attempt), time.monotonic() + stay

@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import get_args
 
 from rlhf_api.algorithms import REINFORCEPP, ActorCritic, Algorithm, AnyAlgorithm
-from rlhf_api.contract import FORMS, JOB_NAME
+from rlhf_api.contract import FORMS, JOB_NAME, ONE_PACKAGE, PACKAGE_URI, UPWARDS, WITHIN
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.job import Metadata
 from rlhf_api.problems import choice
-from rlhf_api.rules import MIN_COMPARED
+from rlhf_api.rules import MIN_COMPARED, OWN_VARIABLES
+from rlhf_api.runtime import ENOUGH_MEMORY, LEAST_MEMORY
 from rlhf_api.spec import Rollout, Training
 
 
@@ -255,6 +256,17 @@ def _patience() -> list[Rule]:
     ]
 
 
+URIS = (
+    *(f"spec.models.{role}.uri" for role in ("actor", "critic", "reference", "reward", "cost")),
+    "spec.models.reward.sum[].reward.uri",
+    *(f"spec.{place}.uri" for place in ("data.train", "data.pretrain", "evaluation.data")),
+)
+OF_ONE_PACKAGE = Rule(f"!self.startsWith('package://') || self.matches(r'{PACKAGE_URI}')", ONE_PACKAGE)
+WITHIN_ITSELF = Rule(f"!self.matches(r'{UPWARDS}')", WITHIN)
+SOME_CPUS = Rule("quantity(self).isGreaterThan(quantity('0'))", "expected more than 0")
+SOME_MEMORY = Rule(f"quantity(self).compareTo(quantity('{LEAST_MEMORY}')) >= 0", ENOUGH_MEMORY)
+
+
 CEL: MappingProxyType[str, list[Rule]] = MappingProxyType(
     {
         "": [
@@ -319,7 +331,19 @@ CEL: MappingProxyType[str, list[Rule]] = MappingProxyType(
                 "pools",
             )
         ],
-        "spec.runtime.env[]": [Rule("has(self.value) != has(self.secret)", "expected exactly one of value and secret")],
+        "spec.runtime.env[]": [
+            Rule("has(self.value) != has(self.secret)", "expected exactly one of value and secret"),
+            Rule(
+                f"!self.name.startsWith('{OWN_VARIABLES}')",
+                f"names that begin with {OWN_VARIABLES} are the operator's own",
+                "name",
+            ),
+        ],
+        "spec.runtime.sharedMemory": [SOME_MEMORY],
+        **{f"spec.runtime.{pod}.cpu": [SOME_CPUS] for pod in ("controller", "worker")},
+        **{f"spec.runtime.{pod}.memory": [SOME_MEMORY] for pod in ("controller", "worker")},
+        **{uri: [OF_ONE_PACKAGE, WITHIN_ITSELF] for uri in URIS},
+        "spec.checkpoint.storage": [WITHIN_ITSELF],
         "spec.runtime.tolerations[]": [
             Rule("self.operator == 'Equal' || !has(self.value)", "is for operator Equal only", "value"),
             Rule("self.operator == 'Exists' || has(self.key)", "is missing, operator Equal needs it", "key"),

@@ -21,7 +21,7 @@ COLUMNS = (
     ("Step", "integer", ".status.progress.step", 0),
     ("Total", "integer", ".status.progress.totalSteps", 0),
     ("Reward", "string", '.status.metrics[?(@.name=="reward/mean")].value', 0),
-    ("GPUs", "integer", ".status.mapping.slots", 0),
+    ("GPUs", "integer", ".status.mapping.gpus", 0),
     ("Attempt", "integer", ".status.attempt", 1),
     ("Queue", "string", ".status.queue", 1),
     ("RayJob", "string", ".status.rayJobName", 1),

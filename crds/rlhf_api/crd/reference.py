@@ -12,8 +12,8 @@ HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
 # API reference
 
 `{KIND}`, `apiVersion: {API_VERSION}`. `rlhf validate FILE` and a cluster's API server
-judge a document alike, with one exception: the names of `arguments`, which may hold any JSON, are looked at by
-`rlhf validate` and by the operator only. What jobs read of each other (`job://`) is no matter of one document:
+judge a document alike, with one exception: the names and the depth of `arguments`, which may hold any JSON, are looked
+at by `rlhf validate` and by the operator only. What jobs read of each other (`job://`) is no matter of one document:
 `rlhf validate` looks at the file, the operator at the cluster.
 
 - Fields in **bold** are needed. `[]` after a name: each entry of a list.

@@ -13,18 +13,22 @@
 {{- end }}
 
 {{- define "rlhf-operator.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "rlhf-operator.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "rlhf-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "rlhf-operator.labels" -}}
-{{- with .Values.commonLabels }}
-{{- toYaml . }}
-{{ end -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{ include "rlhf-operator.selectorLabels" . }}
+{{- include "rlhf-operator.labelsAnd" (list . dict) }}
+{{- end }}
+
+{{/* The chart's labels, those of one object and those of all, in this order where they share a key. */}}
+{{- define "rlhf-operator.labelsAnd" -}}
+{{- $root := first . }}
+{{- $own := include "rlhf-operator.selectorLabels" $root | fromYaml }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") }}
+{{- $_ := set $own "app.kubernetes.io/version" $root.Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- merge $own (last . | default dict) ($root.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
 {{- define "rlhf-operator.serviceAccountName" -}}

@@ -57,10 +57,12 @@ class Applier:
         """
         if plan.status != snapshot.job.status:
             await self._write_status(snapshot.job, plan.status)
-        for event in plan.events:
-            await self._events.tell(snapshot.job, event)
-        for action in plan.actions:
-            await self._do(snapshot.job, action)
+        try:
+            for action in plan.actions:
+                await self._do(snapshot.job, action)
+        finally:
+            for event in plan.events:
+                await self._events.tell(snapshot.job, event)
 
     async def _do(self, job: JobSeen, action: Action) -> None:
         match action:

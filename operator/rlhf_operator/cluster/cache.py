@@ -22,6 +22,8 @@ Key: TypeAlias = tuple[str, str]
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas"]
 
 REMEMBERED_DELETIONS: Final = 20_000
+MOST_FALLEN: Final = 16
+"""Pods of an attempt that are remembered; the first ones pulled the others down."""
 PLACED_LATER: Final = ("Pending", "Mapping")
 """Phases in which the nodes decide what happens next."""
 
@@ -53,9 +55,6 @@ class Table(Generic[T]):
 
     def __iter__(self) -> Iterator[tuple[Key, Entry[T]]]:
         return iter(list(self._entries.items()))
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def get(self, key: Key) -> Entry[T] | None:
         return self._entries.get(key)
@@ -125,14 +124,15 @@ def claims_of(name: str, spec: Document) -> set[str]:
 
 
 def _uris(value: object, scheme: str) -> Iterator[str]:
-    if isinstance(value, str):
-        if value.startswith(scheme):
-            yield value
-    elif isinstance(value, dict):
-        yield from _uris(list(value.values()), scheme)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _uris(each, scheme)
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str) and found.startswith(scheme):
+            yield found
+        elif isinstance(found, dict):
+            waiting += found.values()
+        elif isinstance(found, list):
+            waiting += found
 
 
 def _job(document: Document) -> tuple[JobSeen, str, frozenset[str]]:
@@ -179,6 +179,7 @@ class Cache:
         self.nodes = Table(_node)
         self.claims = Table(_claim)
         self.quotas = Table(_quota)
+        self._fallen: dict[str, tuple[PodSeen, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
         """Takes an object in; the jobs that it changes something for."""
@@ -195,7 +196,22 @@ class Cache:
             key, job = self.jobs.remove(document)
             return self._jobs_of_job(key, job, None)
         key, before = getattr(self, kind).remove(document)
+        if kind == "pods":
+            self._bury(key[0], before)
         return self._jobs_of(kind, key, before)
+
+    def fallen(self, job: JobSeen) -> tuple[PodSeen, ...]:
+        """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
+        return tuple(pod for pod in self._fallen.get(job.uid, ()) if pod.attempt == job.status.attempt)
+
+    def _bury(self, namespace: str, pod: Entry[PodSeen] | None) -> None:
+        # KubeRay may take a pod away before a pass has come to see why it ended.
+        if pod is None or not pod.value.tells_why:
+            return
+        jobs = (self.jobs.get((namespace, name)) for name in pod.under)
+        if any(job.uid == pod.owner for job in jobs if job):
+            earlier = (each for each in self._fallen.get(pod.owner, ()) if each.attempt == pod.value.attempt)
+            self._fallen[pod.owner] = (*earlier, pod.value)[:MOST_FALLEN]
 
     def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
         """Takes in what a list says: of the objects with these keys, those that it lacks are gone."""
@@ -207,6 +223,8 @@ class Cache:
             # One that is younger than the list cannot be in it.
             if entry is not None and entry.uid not in there and entry.version <= listing.version:
                 table.drop(key, entry.uid)
+                if kind == "pods":
+                    self._bury(key[0], entry)
                 changed |= self._jobs_of_job(key, entry, None) if kind == "jobs" else self._jobs_of(kind, key, entry)
         for document in listing.items:
             changed |= self.put(kind, document)
@@ -236,6 +254,8 @@ class Cache:
     def _jobs_of_job(self, key: Key, before: Entry[JobSeen] | None, now: Entry[JobSeen] | None) -> set[Key]:
         if before is now:
             return set()
+        if before is not None and (now is None or now.uid != before.uid):
+            self._fallen.pop(before.uid, None)
         return {key} if _same_to_others(before, now) else {key, *self._dependants(key)}
 
     def _dependants(self, key: Key) -> set[Key]:

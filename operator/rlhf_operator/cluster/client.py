@@ -28,7 +28,7 @@ ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
 LONGEST_PAUSE: Final = 30.0
 """Seconds; a server that asks for more is asked again by the next pass."""
-PAGE: Final = 500
+PAGE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
 
@@ -36,8 +36,8 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 40
 class ApiError(Exception):
     """The API server answered with an error, or (status 0) not at all."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        self.status, self.reason = status, reason
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
         super().__init__(message)
 
     @property
@@ -143,7 +143,11 @@ class Client:
                 items.clear()
                 del query["continue"], query["limit"]
                 continue
-            items += page.get("items") or []
+            if "items" not in page:
+                raise ApiError(0, f"GET {resource.path(namespace)}: the answer is no list")
+            for item in page["items"] or []:
+                item.get("metadata", {}).pop("managedFields", None)  # half of its bulk, and nobody reads it
+                items.append(item)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return Listing(items=tuple(items), version=int(metadata.get("resourceVersion") or 0))
@@ -179,7 +183,7 @@ class Client:
                 await self.renew_credentials()
             # Spread, so that all who were told to wait do not come back together.
             await asyncio.sleep((retry_after or min(0.2 * 2**attempt, LONGEST_PAUSE)) * random.uniform(1.0, 1.5))
-        raise ApiError(status, str(answer.get("reason", "")), _sentence(method, path, status, answer))
+        raise ApiError(status, _sentence(method, path, status, answer))
 
     async def _once(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None, content_type: str
@@ -196,7 +200,12 @@ class Client:
                     method, self._host + path, params=query, data=data, headers=headers, ssl=self._ssl
                 ) as response,
             ):
-                return response.status, _parsed(await response.text()), _seconds(response.headers.get("Retry-After"))
+                status, text = response.status, await response.text(errors="replace")
+                if (answer := _parsed(text)) is not None:
+                    return status, answer, _seconds(response.headers.get("Retry-After"))
+                if status < 400:
+                    return 0, {"message": f"an answer that cannot be read: {text[:500]}"}, 0.0
+                return status, {"message": text[:500]}, _seconds(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return 0, {"message": str(error) or type(error).__name__}, 0.0
 
@@ -215,12 +224,13 @@ def _passing(status: int) -> bool:
     return status in (0, UNAUTHORIZED, BUSY) or status >= 500
 
 
-def _parsed(text: str) -> Document:
+def _parsed(text: str) -> Document | None:
+    """A JSON object; None for anything else, and for one that is nested too deep to be read."""
     try:
         value: Any = json.loads(text)
-    except ValueError:
-        return {"message": text[:500]}
-    return value if isinstance(value, dict) else {"message": text[:500]}
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _seconds(header: str | None) -> float:

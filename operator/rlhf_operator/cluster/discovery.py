@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
@@ -31,10 +32,15 @@ class Offer:
     kinds: tuple[Kind, ...]
 
 
+NOTHING: Final = Offer(capabilities=frozenset(), kinds=())
+"""Before the server was asked."""
+
+
 async def discover(client: Client, settings: Settings) -> Offer:
     """Asks the server. NoClusterError where there is no RLHFJob, ApiError where it does not answer."""
     if not await _serves(client, JOBS):
-        raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: apply crds/rlhfjobs.yaml first")
+        what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
+        raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
     kinds = [Kind(name="jobs", resource=JOBS), Kind(name="pods", resource=PODS, selector=OURS)]
     kinds.append(Kind(name="claims", resource=CLAIMS))
     capabilities: set[Capability] = set()

@@ -17,7 +17,19 @@ from rlhf_operator.snapshot import Heartbeat, PodSeen
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
 LARGEST: Final = 2**20
 """Bytes of an answer that are read at most."""
+MOST_PARTS: Final = 5_000
+"""Lists and objects in an answer."""
 MAX_EXIT_CODE: Final = 255
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON of an answer. ValueError where it is none, or so deep that it would end this process.
+
+    main lifts Python's limit for what the API server has checked; what a user's pod says has been checked by nobody.
+    """
+    if body.count(b"[") + body.count(b"{") > MOST_PARTS:
+        raise ValueError("too many parts")
+    return json.loads(body)
 
 
 class Heartbeats:
@@ -44,6 +56,8 @@ class Heartbeats:
         answer = await self._ask(pod.ip)
         if answer is None or raw.number(answer, "attempt") != pod.attempt:
             return False
+        if raw.text(answer, "jobUid") not in ("", job_uid):  # the address has gone to another job's pod
+            return False
         heartbeat = self._heartbeat(answer, pod.attempt)
         before = self._last.get(job_uid)
         self._last[job_uid] = heartbeat
@@ -58,8 +72,8 @@ class Heartbeats:
                 body = await response.content.read(LARGEST)
                 while not response.content.at_eof() and len(body) < LARGEST:
                     body += await response.content.read(LARGEST - len(body))
-            return json.loads(body)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
+            return parsed(body)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
 
     def _heartbeat(self, answer: object, attempt: int) -> Heartbeat:

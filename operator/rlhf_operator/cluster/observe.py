@@ -13,7 +13,7 @@ from rlhf_operator import names
 from rlhf_operator.cluster import raw, seen
 from rlhf_operator.cluster.cache import Cache, Entry, Key, claims_of, inputs_of
 from rlhf_operator.cluster.client import NOT_FOUND, ApiError, Client, Listing
-from rlhf_operator.cluster.discovery import Kind, Offer
+from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
 from rlhf_operator.settings import Settings
@@ -29,17 +29,19 @@ NEVER: Final = 2**63
 class Observer:
     """Makes Snapshots. Jobs that a live look changes something for are told to `changed`."""
 
+    offer = NOTHING
+    """Set once it is known what the cluster offers."""
+
     def __init__(
         self,
         client: Client,
         cache: Cache,
         heartbeats: Heartbeats,
-        offer: Offer,
         settings: Settings,
         changed: Callable[[set[Key]], None],
     ) -> None:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
-        self._offer, self._changed = offer, changed
+        self._changed = changed
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
@@ -48,10 +50,16 @@ class Observer:
 
     async def sync(self) -> None:
         """Takes in whole lists of all kinds: at the start, and to mend what a watch has missed."""
+        failed: Exception | None = None
         # One after the other: several long lists at once would all be in memory.
-        for kind in self._offer.kinds:
+        for kind in self.offer.kinds:
             for namespace in self._namespaces if kind.namespaced else (None,):
-                await self._list(kind, namespace)
+                try:
+                    await self._list(kind, namespace)
+                except Exception as error:  # noqa: BLE001 the other kinds are listed all the same
+                    failed = error
+        if failed:
+            raise failed
         self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
@@ -65,7 +73,7 @@ class Observer:
             await self._look(key)
         if (entry := self._cache.jobs.get(key)) is None:
             return None
-        if fresh and "kuberay" in self._offer.capabilities:
+        if fresh and "kuberay" in self.offer.capabilities:
             taken = await self._taken(entry.value)
         await self._last_words(entry.value)
         return self._snapshot(entry.value, taken, fresh=fresh, since=since)
@@ -94,7 +102,7 @@ class Observer:
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
             pods = await self._client.list(PODS, namespace, selector)
             changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.under(*key)])
-            if "kuberay" in self._offer.capabilities:
+            if "kuberay" in self.offer.capabilities:
                 rayjobs = await self._client.list(RAYJOBS, namespace, selector)
                 keys = [each for each, _ in self._cache.rayjobs.under(*key)]
                 changed |= self._cache.put_list("rayjobs", rayjobs, keys)
@@ -138,18 +146,19 @@ class Observer:
         return self._heartbeats.last(job.uid, job.status.attempt)
 
     def _snapshot(self, job: JobSeen, taken: tuple[RayJobSeen, ...], *, fresh: bool, since: datetime) -> Snapshot:
-        nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self._offer.capabilities else None
+        nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in self._inputs(job)}
         return Snapshot(
             job=job,
             rayjobs=(*self._rayjobs(job), *taken),
             pods=tuple(self._pods(job)),
+            fallen=self._cache.fallen(job),
             inputs=inputs,
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=self._quota(job),
             heartbeat=self._heartbeat(job),
             nodes=nodes,
-            capabilities=self._offer.capabilities,
+            capabilities=self.offer.capabilities,
             watching_since=since,
             fresh=fresh,
         )

@@ -93,9 +93,7 @@ def rayjob(document: Document, job_uid: str) -> RayJobSeen:
         suspended=raw.at(document, "spec", "suspend") is True,
         deployment_status=raw.text(document, "status", "jobDeploymentStatus"),
         job_status=raw.text(document, "status", "jobStatus"),
-        reason=raw.text(document, "status", "reason"),
         message=raw.text(document, "status", "message"),
-        cluster_name=raw.text(document, "status", "rayClusterName"),
     )
 
 
@@ -110,7 +108,6 @@ def pod(document: Document) -> PodSeen:
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
         role=labels.get(names.ROLE, ""),
-        pool=labels.get(names.POOL, ""),
         phase=raw.text(document, "status", "phase") or "Pending",
         ready=ready.get("status") == "True",
         node=raw.text(document, "spec", "nodeName"),
@@ -144,13 +141,11 @@ def _containers(document: Document) -> Iterator[ContainerSeen]:
             )
             yield ContainerSeen(
                 name=raw.text(each, "name"),
-                ready=each.get("ready") is True,
                 running=bool(raw.mapping(each, "state", "running")),
                 waiting_reason=raw.text(each, "state", "waiting", "reason"),
                 waiting_message=raw.text(each, "state", "waiting", "message"),
                 exit_code=raw.number(ended, "exitCode"),
                 ended_reason=raw.text(ended, "reason"),
-                ended_message=raw.text(ended, "message"),
             )
 
 
@@ -168,13 +163,10 @@ def node(document: Document) -> NodeSeen:
 
 def claim(document: Document, job_uid: str) -> ClaimSeen:
     """`job_uid` is that of the job that asks."""
-    modes = raw.at(document, "spec", "accessModes")
     return ClaimSeen(
         name=raw.text(document, "metadata", "name"),
         exists=True,
         owned=bool(job_uid) and job_uid in owners(document),
-        phase=raw.text(document, "status", "phase"),
-        access_modes=tuple(each for each in modes if isinstance(each, str)) if isinstance(modes, list) else (),
     )
 
 
@@ -183,8 +175,8 @@ def quota(document: Document) -> QuotaSeen:
     evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
     return QuotaSeen(
-        reserved=reserved.get("status") == "True",
-        admitted=raw.is_true(document, "Admitted"),
+        # One whose RayJob has ended has given its quota back, and waits for none.
+        reserved=reserved.get("status") == "True" or raw.is_true(document, "Finished"),
         evicted=raw.text(evicted, "reason") if is_evicted else "",
         message=raw.text(evicted if is_evicted else reserved, "message"),
     )

@@ -1,4 +1,7 @@
-"""Where the models of a job will live: the auto-mapper, asked about the nodes that there are. Pure."""
+"""Where the models of a job will live: the auto-mapper, asked about the nodes that there are.
+
+It reads nothing but the snapshot and the config.json of models that come with an installed package.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement
 from rlhf_mapper.mapping import Infeasible, Mapping
 from rlhf_operator.placement.devices import Devices, devices_for
-from rlhf_operator.placement.mapped import TooFewError, auto, manual
+from rlhf_operator.placement.mapped import NoPlaceError, auto, have_room, manual
 from rlhf_operator.placement.shapes import origins_of
 from rlhf_operator.placement.told import told
 from rlhf_operator.settings import Settings
@@ -42,19 +45,19 @@ def placed(job: Job, snapshot: Snapshot, settings: Settings) -> Placed:
         if isinstance(answer, Infeasible):
             return Placed(mapping=None, reason="NoFeasiblePlacement", message=_nothing_fits(answer, devices))
         mapping = told(job, answer, input_hash(job, snapshot, settings))
-    except TooFewError as error:
+    except NoPlaceError as error:
         return Placed(mapping=None, reason="NoFeasiblePlacement", message=str(error))
     except SpecError as error:
         message = "; ".join(str(problem).removeprefix(f"{job.name}: ") for problem in error.problems)
         return Placed(mapping=None, reason="InvalidPlacement", message=message)
-    except Exception as error:  # noqa: BLE001 - a fault of the mapper is one job's trouble, not the operator's
+    except Exception as error:  # noqa: BLE001 - a fault in here is one job's trouble, not the operator's
         return Placed(mapping=None, reason="MapperError", message=f"{type(error).__name__}: {error}"[:1000])
     reason: Reason = "ManualPlacement" if by_hand else "ShapesUnknown" if without else "Mapped"
     return Placed(mapping=mapping, reason=reason, message=_sentence(answer, devices, without))
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Digest of all that the answer depends on: parts of the spec, matching nodes by group, where models come from."""
+    """Digests of all that the answer depends on: `<spec and where models come from>-<matching nodes by group>`."""
     spec = job.spec
     matters = {
         "format": FORMAT,
@@ -64,9 +67,23 @@ def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
         },
         "worker": spec.runtime.worker.memory or settings.worker.memory,
         "origins": origins_of(job, snapshot),
-        "devices": asdict(devices_for(job, snapshot, settings)),
     }
-    return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()
+    return f"{_digest(matters)}-{_digest(asdict(devices_for(job, snapshot, settings)))}"
+
+
+def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings) -> bool:
+    """Whether only the nodes differ from those that a mapping was made for, if anything, and these have room for it."""
+    devices = devices_for(job, snapshot, settings)
+    asked, _, _ = input_hash(job, snapshot, settings).partition("-")
+    if not have.input_hash.startswith(f"{asked}-") or have.device != devices.device:
+        return False
+    if have.device == "CPU" or not devices.seen:  # one node may have several worker pods
+        return bool(devices.machines)
+    return have_room(devices, [(pool.nodes, pool.slots_per_node, pool.gpu) for pool in have.pools])
+
+
+def _digest(matters: object) -> str:
+    return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _nothing_fits(answer: Infeasible, devices: Devices) -> str:

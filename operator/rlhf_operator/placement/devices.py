@@ -19,7 +19,10 @@ REPELS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Equal parts of nodes, each large enough for a worker pod."""
+    """Equal parts of nodes: GPUs, each part on one node, or as many CPU slots as a job asks for.
+
+    Whether a node has the CPUs and the memory for a worker pod is the scheduler's matter.
+    """
 
     product: str
     """What the nodes say of their GPU; empty for CPU slots, and where they say nothing."""
@@ -47,9 +50,19 @@ class Devices:
         if not self.machines:
             return "no node that is ready, schedulable and matches spec.runtime"
         return " and ".join(
-            f"{group.count} node{'s' * (group.count > 1)} with {group.slots} {group.product or self.device + ' slots'}"
+            f"{counted(group.count, 'node')} with {group.slots or 'no'} {group.product or self.device + ' slots'}"
             for group in self.machines
         )
+
+    @property
+    def there(self) -> str:
+        """The same as a clause: `there are 2 nodes with 8 NVIDIA-H200`."""
+        return f"there {'are' if self.count > 1 else 'is'} {self}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 node` or `2 nodes`."""
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def devices_for(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
@@ -73,6 +86,15 @@ def devices_for(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
         for _ in range(gpus[node.name] // wanted)
     ]
     return Devices(device="GPU", machines=_grouped(parts), seen=True)
+
+
+def too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
+    """The nodes that match a job which asks for GPUs, and have fewer than it asks for of a node; or none."""
+    resource, wanted = gpu_resource(job, settings), job.spec.resources.slots_per_node or 1
+    least = 1 if job.spec.placement.mode == "Manual" else wanted
+    nodes = [node for node in snapshot.nodes or () if _suits(node, job, resource)]
+    fewer = [(names.gpu_product(node.labels), gpus_of(node, resource)) for node in nodes]
+    return Devices(device="GPU", machines=_grouped(part for part in fewer if part[1] < least), seen=True)
 
 
 def choices(devices: Devices, job: Job) -> list[tuple[Machines, ...]]:

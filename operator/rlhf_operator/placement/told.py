@@ -17,10 +17,12 @@ def told(job: Job, mapping: Mapping, digest: str) -> MappedPlacement:
     """A mapping without what is only of interest to `rlhf plan`."""
     prediction = mapping.prediction
     on_gpus = prediction if mapping.device == "GPU" else None
+    slots = sum(pool.size for pool in mapping.pools)
     return MappedPlacement(
         input_hash=digest,
         device=mapping.device,
-        slots=sum(pool.size for pool in mapping.pools),
+        slots=slots,
+        gpus=slots if mapping.device == "GPU" else 0,
         pools=tuple(
             MappedPool(
                 name=pool.name,

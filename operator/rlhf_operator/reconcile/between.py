@@ -51,6 +51,8 @@ def _rest(turn: Turn, *, is_clear: bool) -> None:
 
 
 def _wake(turn: Turn) -> None:
+    if conditions.holds(turn.status.conditions, "Suspended"):
+        turn.set(mapping=None)  # other nodes may be there by now
     if conditions.found(turn.status.conditions, "Suspended") is not None:
         turn.say("Suspended", "False", "Resumed", "spec.suspend is false.")
 
@@ -76,9 +78,9 @@ def _pauses(turn: Turn) -> bool:
 
 
 def _mapped(turn: Turn, job: Job) -> MappedPlacement | None:
-    """Where the models will live: as before, unless what that depends on has changed."""
+    """Where the models will live: as before, unless the spec or the inputs have changed or the nodes have no room."""
     have = turn.status.mapping
-    if have is not None and have.input_hash == placement.input_hash(job, turn.snapshot, turn.settings):
+    if have is not None and placement.still_fits(job, have, turn.snapshot, turn.settings):
         if not conditions.holds(turn.status.conditions, "Mapped"):
             turn.say("Mapped", "True", "Mapped", _summary(have))
         return have

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rlhf_operator.plan import Plan, ReadLive
 from rlhf_operator.reconcile import between, ended, watch
-from rlhf_operator.reconcile.turn import StaleError, Turn
+from rlhf_operator.reconcile.turn import NeedsLiveError, Turn
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -23,6 +23,6 @@ def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
             watch.look(turn)
         else:
             between.advance(turn)
-    except StaleError as stale:
-        return Plan(status=snapshot.job.status, actions=(ReadLive(why=str(stale)),))
+    except NeedsLiveError as needed:
+        return Plan(status=snapshot.job.status, actions=(ReadLive(why=str(needed)),))
     return turn.plan()

@@ -10,13 +10,14 @@ from rlhf_api.status import Failure, Output
 from rlhf_operator import conditions, resources
 from rlhf_operator.failure import action_on
 from rlhf_operator.plan import DeleteJob
-from rlhf_operator.reconcile import cleanup
+from rlhf_operator.reconcile import cleanup, sight
 from rlhf_operator.reconcile.turn import Turn
 from rlhf_operator.times import parsed, timestamp
 
+UNQUEUED: Final = frozenset({sight.NOT_QUEUED[0], sight.IGNORED[0]})
+"""Reasons of QuotaReserved=True for which Kueue has given nothing."""
 LONGEST_PAUSE: Final = 300.0
 """Seconds between two attempts, at most."""
-MOST_DOUBLINGS: Final = 16
 
 
 def tidy(turn: Turn) -> None:
@@ -79,7 +80,6 @@ def fail_attempt(turn: Turn, failure: Failure) -> None:
         fail(turn, "BackoffLimitExceeded", f"{count} attempts failed, {turn.policy.backoff_limit} may. {what}")
     else:
         turn.say("Training", "False", conditions.RESTARTING, what)
-        turn.say("ClusterReady", "False", "Ended", f"The cluster of attempt {number} is taken down.")
         turn.set(next_attempt_time=timestamp(turn.now + timedelta(seconds=_pause(turn))))
         if action == "Remap" or failure.reason == "NodeLost":
             turn.set(mapping=None)
@@ -93,7 +93,6 @@ def suspend(turn: Turn) -> None:
     _end_attempt(turn, "Suspended")
     turn.set(next_attempt_time=None)
     turn.say("Training", "False", "Suspended", "No attempt is running.")
-    turn.say("ClusterReady", "False", "Ended", "The cluster is taken down.")
     turn.say("Suspended", "False", conditions.SUSPENDING, "The job saves a checkpoint and frees its slots.")
     cleanup.delete_rayjobs(turn, but=None)
 
@@ -113,11 +112,19 @@ def _end_attempt(turn: Turn, outcome: Literal["Succeeded", "Failed", "Suspended"
     turn.set_record(
         outcome=outcome, end_time=timestamp(turn.now), last_step=progress.step if progress and has_trained else None
     )
+    turn.say("ClusterReady", "False", "Ended", f"The cluster of attempt {turn.status.attempt} is taken down.")
+    if conditions.found(turn.status.conditions, "Stalled") is not None:
+        turn.say("Stalled", "False", "Ended", f"Attempt {turn.status.attempt} has ended.")
+    reserved = conditions.found(turn.status.conditions, "QuotaReserved")
+    if reserved is not None and reserved.reason not in UNQUEUED:
+        turn.say(
+            "QuotaReserved", "False", "Ended", "No attempt is running; its quota goes back when its pods are gone."
+        )
 
 
 def _pause(turn: Turn) -> float:
     """Seconds before the next attempt: twice as long each time, and not the same for two jobs that fail together."""
     failures = sum(each.outcome == "Failed" for each in turn.status.attempts)
-    pause = turn.policy.restart_backoff_seconds * 2.0 ** min(max(failures - 1, 0), MOST_DOUBLINGS)
+    pause = turn.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{turn.snapshot.job.uid}/{turn.status.attempt}"
     return min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), LONGEST_PAUSE)

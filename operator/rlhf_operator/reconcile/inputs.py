@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_operator import names, resources
 from rlhf_operator.reconcile import ended
-from rlhf_operator.reconcile.turn import Turn
+from rlhf_operator.reconcile.turn import INPUT_NOT_READY, Turn
 
 LOOK_AGAIN_SECONDS: Final = 10.0
 """No event tells that a RayJob without our labels has gone."""
@@ -66,6 +66,10 @@ def _obstacle(turn: Turn) -> tuple[str, str] | None:
         return "InvalidSpec", turn.problem
     if "kuberay" not in turn.snapshot.capabilities:
         return "KubeRayMissing", "the cluster has no RayJobs (ray.io/v1); install KubeRay 1.6 or later"
+    storage = turn.job.spec.checkpoint.storage
+    if storage is not None and storage.startswith("file://"):
+        where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
+        return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
     named, claims = resources.claims_named(turn.job), turn.snapshot.claims
     for name in sorted(named):
         seen = claims.get(name)
@@ -100,7 +104,7 @@ def _has_succeeded(turn: Turn, name: str) -> bool:
         ended.fail(turn, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
         return False
     if seen.phase != "Succeeded" or not seen.output_uri:
-        turn.say("InputsReady", "False", "InputNotReady", f"waits until {name} has succeeded")
+        turn.say("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
     claim = seen.output_uri.removeprefix("pvc://").partition("/")[0]
     if (kept := turn.snapshot.claims.get(claim)) is not None and not kept.exists:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlhf_api.status import ConditionType, Progress, SavedState, Status
+from rlhf_api.status import SavedState, Status
 from rlhf_operator import conditions, failure, names, resources
-from rlhf_operator.reconcile.turn import Turn
+from rlhf_operator.reconcile import cleanup
+from rlhf_operator.reconcile.turn import BEFORE_AN_ATTEMPT, Turn
 from rlhf_operator.snapshot import Heartbeat, PodSeen
 from rlhf_operator.times import parsed, timestamp
 
 MOST_METRICS: Final = 100
 NOT_QUEUED: Final = ("NotQueued", "The job names no queue.")
-PROVED: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
-"""Without these no RayJob is made; they are missing only from a status that was lost."""
+IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt was not held back.")
+QUEUED: Final = "Queued"
+"""Reason of ClusterReady=False while Kueue keeps the RayJob suspended."""
 SILENCE_SECONDS: Final = 60.0
 """At least so long, and four readings, nothing is heard before Training counts as Unknown."""
 
@@ -27,7 +29,7 @@ def begin(turn: Turn) -> None:
     head = failure.head_of(turn.snapshot)
     if head is not None and turn.status.head_pod is None:
         turn.set(head_pod=head.name)
-    for kind in PROVED:
+    for kind in BEFORE_AN_ATTEMPT:  # missing only from a status that was lost
         if not conditions.holds(turn.status.conditions, kind):
             turn.say(kind, "True", kind, f"Attempt {turn.status.attempt} proves it.")
 
@@ -51,10 +53,13 @@ def hear(turn: Turn) -> bool:
         if before is not None and told.progress is None:
             turn.set(progress=before.model_copy(update={"step": min(before.step, first)}))
     has_advanced = is_first
-    before = turn.status.progress
-    if told.progress is not None and (is_first or before is None or _is_later(told.progress, before)):
+    if told.progress is not None and (is_first or before is None or told.progress.step >= before.step):
         has_advanced = is_first or before is None or told.progress.step > before.step
         turn.set(progress=told.progress, metrics=told.metrics[:MOST_METRICS])
+    if (progress := turn.status.progress) is not None:
+        # By the operator's clock, as the deadline is: the pod's may be wrong.
+        stepped = timestamp(turn.now) if has_advanced else before.last_step_time if before else None
+        turn.set(progress=progress.model_copy(update={"last_step_time": stepped}))
     _hear_of_checkpoint(turn, told.checkpoint, is_first=is_first)
     return has_advanced
 
@@ -67,10 +72,6 @@ def _first_step(turn: Turn, told: Status) -> int:
         return min(saved.step, told.progress.step) if told.progress else saved.step
     known = turn.status.checkpoint.step if turn.status.checkpoint else 0
     return min(known, told.progress.step) if told.progress else 0
-
-
-def _is_later(told: Progress, before: Progress) -> bool:
-    return told != before and told.step >= before.step
 
 
 def _hear_of_checkpoint(turn: Turn, saved: SavedState | None, *, is_first: bool) -> None:
@@ -99,7 +100,19 @@ def is_queued(turn: Turn) -> bool:
     rayjob, quota = turn.snapshot.current_rayjob(), turn.snapshot.quota
     if rayjob is None or rayjob.deleting or turn.became("ClusterReady") is not None:
         return False
-    return rayjob.suspended or (quota is not None and not quota.reserved)
+    return rayjob.suspended or (quota is not None and not quota.reserved) or _leaving(turn) is not None
+
+
+def _leaving(turn: Turn) -> PodSeen | None:
+    """A pod of an earlier admission that has time left to end: beside those of the next one it is no loss."""
+    if conditions.holds(turn.status.conditions, "QuotaReserved"):
+        return None
+    for pod in failure.current_pods(turn.snapshot):
+        rest = pod.grace_seconds + cleanup.FORCE_SECONDS - turn.age(pod.deleting_since) if pod.deleting_since else 0.0
+        if rest > 0:
+            turn.again(rest)
+            return pod
+    return None
 
 
 def queue(turn: Turn) -> None:
@@ -108,16 +121,19 @@ def queue(turn: Turn) -> None:
     turn.set(head_pod=None)
     evicted = quota.evicted if quota and quota.evicted.isalpha() and quota.evicted.isascii() else ""
     message = (quota.message if quota else "") or f"waits to be admitted by queue {name}"
+    if quota and quota.reserved and not evicted and (pod := _leaving(turn)):
+        message = f"waits until pod {pod.name} of an earlier admission is gone"
     turn.say("QuotaReserved", "False", evicted or "Pending", message)
-    turn.say("ClusterReady", "False", "Queued", "No pods before the quota is reserved.")
+    turn.say("ClusterReady", "False", QUEUED, "No pods before the quota is reserved.")
 
 
 def reserve(turn: Turn) -> None:
     """The attempt has its quota, or needs none."""
-    reserved = conditions.found(turn.status.conditions, "QuotaReserved")
-    if reserved is None or reserved.status != "True":
-        is_asked = turn.status.queue is not None or turn.snapshot.quota is not None
-        turn.say("QuotaReserved", "True", *(("QuotaReserved", "Kueue has admitted it.") if is_asked else NOT_QUEUED))
+    held = conditions.found(turn.status.conditions, "ClusterReady")
+    if turn.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
+        turn.say("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
+    elif not conditions.holds(turn.status.conditions, "QuotaReserved"):
+        turn.say("QuotaReserved", "True", *(IGNORED if turn.status.queue else NOT_QUEUED))
 
 
 def run(turn: Turn) -> None:
@@ -157,14 +173,15 @@ def _hindrance(pod: PodSeen) -> tuple[str, str] | None:
 def _training(turn: Turn) -> None:
     beat, record = heartbeat(turn), turn.record
     limit = max(4 * turn.settings.status_interval_seconds, SILENCE_SECONDS)
-    heard = max(turn.snapshot.watching_since, beat.received) if beat else turn.snapshot.watching_since
+    silence = turn.age(max(turn.snapshot.watching_since, beat.received) if beat else turn.snapshot.watching_since)
     has_trained = record is not None and record.first_step is not None
-    if has_trained and (beat is None or turn.age(heard) >= limit):
+    if has_trained and silence < limit:
+        turn.again(max(limit - silence, limit / 4))
+    if has_trained and silence >= limit:
         message = "Nothing is heard from the head pod; the attempt ends if that lasts."
         turn.say("Training", "Unknown", "HeartbeatMissing", message)
     elif beat is not None and beat.status.phase == "Running":
         turn.say("Training", "True", "Training", f"Attempt {turn.status.attempt} trains.")
-        turn.again(max(limit - turn.age(heard), limit / 4))
     elif conditions.holds(turn.status.conditions, "ClusterReady") and not has_trained:
         turn.say("Training", "False", "Initializing", "The cluster is there; the trainer loads models and data.")
 

@@ -29,7 +29,6 @@ MOST_ATTEMPTS: Final = 10
 FINAL: Final = frozenset({"Succeeded", "Failed"})
 TOLD_BY: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
     {
-        "Mapping": ("Mapped",),
         "Queued": ("QuotaReserved",),
         "Provisioning": ("ClusterReady",),
         "Suspending": ("Suspended",),
@@ -40,8 +39,15 @@ TOLD_BY: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
 )
 """The condition whose message explains a phase; of the others it is Training."""
 
+BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
+"""Without these no RayJob is made."""
+TOLD_BY_OBSTACLES: Final = frozenset({"Pending", "Mapping"})
+"""Phases in which one of these conditions is False; its reason is the event."""
+INPUT_NOT_READY: Final = "InputNotReady"
+"""The only obstacle that asks nothing of anybody."""
 
-class StaleError(Exception):
+
+class NeedsLiveError(Exception):
     """The next step cannot be taken back, and what was seen came from a cache."""
 
 
@@ -77,7 +83,8 @@ class Turn:
             phase = conditions.phase_of(self.status.conditions)
             generation = self.snapshot.job.generation
             self.set(phase=phase, observed_generation=generation if generation >= 0 else None)
-        if self.status.phase != before:
+        self._tell_obstacles()
+        if self.status.phase != before and self.status.phase not in TOLD_BY_OBSTACLES:
             kind: Literal["Normal", "Warning"] = "Warning" if self.status.phase == "Failed" else "Normal"
             self.events.append(Event(kind=kind, reason=self.status.phase, message=self._sentence(before)))
         waits = [max(wait, SOONEST) for wait in self.waits]
@@ -88,12 +95,19 @@ class Turn:
             again_after=min(waits, default=None),
         )
 
+    def _tell_obstacles(self) -> None:
+        """An event for each new reason why no attempt can begin."""
+        refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # told when it was
+        for kind in BEFORE_AN_ATTEMPT:
+            was = conditions.found(self.snapshot.job.status.conditions, kind)
+            now = conditions.found(self.status.conditions, kind)
+            is_new = was is None or now is None or (was.status, was.reason) != (now.status, now.reason)
+            if now is not None and now.status == "False" and is_new and now.reason != refused:
+                self.tell("Normal" if now.reason == INPUT_NOT_READY else "Warning", now.reason, now.message)
+
     def _sentence(self, before: str) -> str:
         """Of the event that tells a new phase: the message of the condition that it follows from."""
         kinds = TOLD_BY.get(self.status.phase, ("Training",))
-        if self.status.phase == "Pending":
-            accepted = conditions.holds(self.status.conditions, "Accepted")
-            kinds = ("InputsReady",) if accepted else ("Accepted",)
         told = [conditions.found(self.status.conditions, kind) for kind in kinds]
         return next((each.message for each in told if each and each.message), f"The job was {before} before.")
 
@@ -146,7 +160,7 @@ class Turn:
     def need_live(self, why: str) -> None:
         """Go on only with what the server says now."""
         if not self.snapshot.fresh:
-            raise StaleError(why)
+            raise NeedsLiveError(why)
 
     def age(self, moment: datetime | None) -> float:
         """Seconds since a moment."""

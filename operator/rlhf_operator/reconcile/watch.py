@@ -81,7 +81,7 @@ def _starts_too_slowly(turn: Turn) -> Failure | None:
     if turn.record is None or turn.record.first_step is not None:
         return None
     limit = turn.policy.startup_deadline_seconds
-    waited = turn.age(_latest(turn, parsed(turn.record.start_time), turn.became("QuotaReserved")))
+    waited = turn.age(_began(turn))
     if waited < limit:
         turn.again(limit - waited)
         return None
@@ -96,10 +96,7 @@ def _hangs(turn: Turn, *, has_advanced: bool) -> Failure | None:
     if turn.record is None or turn.record.first_step is None:
         return None
     limit = turn.policy.progress_deadline_seconds
-    training = conditions.found(turn.status.conditions, "Training")
-    stepped = parsed(turn.status.progress.last_step_time) if turn.status.progress else None
-    began = parsed(training.last_transition_time) if training else None
-    waited = 0.0 if has_advanced else turn.age(_latest(turn, stepped, began))
+    waited = 0.0 if has_advanced else _silence(turn)
     sight.stalled(turn, waited, limit)
     if waited < limit:
         turn.again(limit - waited if waited >= limit / 2 else limit / 2 - waited)
@@ -107,6 +104,21 @@ def _hangs(turn: Turn, *, has_advanced: bool) -> Failure | None:
     step = turn.status.progress.step if turn.status.progress else 0
     message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds"
     return failure.failed(turn.snapshot, turn.now, "Hang", message, failure.head_of(turn.snapshot))
+
+
+def _began(turn: Turn) -> datetime:
+    """When the attempt could begin."""
+    return _latest(turn, parsed(turn.record.start_time) if turn.record else None, turn.became("QuotaReserved"))
+
+
+def _silence(turn: Turn) -> float:
+    """Seconds since the last step, or before the first one since the trainer's first word."""
+    if turn.status.progress and (stepped := parsed(turn.status.progress.last_step_time)):
+        return turn.age(_latest(turn, stepped))
+    training = conditions.found(turn.status.conditions, "Training")
+    said = _latest(turn, parsed(training.last_transition_time) if training else None)
+    # Whenever Training was Unknown it begins anew, but the first word had a deadline.
+    return max(turn.age(said), turn.age(_began(turn)) - turn.policy.startup_deadline_seconds)
 
 
 def _latest(turn: Turn, *moments: datetime | None) -> datetime:

@@ -23,7 +23,15 @@ def for_attempt(
 
     All jobs that this one reads have succeeded: the snapshot says where their models are.
     """
-    pods = Pods(snapshot=snapshot, job=job, mapping=mapping, settings=settings, attempt=attempt)
+    job_file = config_map(snapshot, job, mapping)
+    pods = Pods(
+        snapshot=snapshot,
+        job=job,
+        mapping=mapping,
+        settings=settings,
+        attempt=attempt,
+        config_map=job_file["metadata"]["name"],
+    )
     own_claim = run_folder(job).claim == names.output_claim(job.name)
     claims = (output_claim(snapshot.job, settings),) if own_claim else ()
-    return (*claims, config_map(snapshot, job, mapping, attempt), rayjob(pods))
+    return (*claims, job_file, rayjob(pods))

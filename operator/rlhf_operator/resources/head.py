@@ -39,14 +39,14 @@ def group(pods: Pods) -> dict[str, Any]:
 
 
 def _driver_log(pods: Pods) -> dict[str, Any]:
-    """Shows the controller's log to `kubectl logs`, and its status to the operator."""
+    """Shows the controller's log to `kubectl logs`, keeps it on the claim, and tells its status to the operator."""
     folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
     output = [each for each in storage.of_container(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
     return {
         "name": names.LOG_CONTAINER,
         **pods.image,
         "command": ["python", "-m", "rlhf_trainer.sidecar", folder, "--port", str(names.STATUS_PORT)],
-        "env": environment(pods.job, {"RLHF_ATTEMPT": str(pods.attempt)}),
+        "env": environment(pods.job, pods.whose),
         "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
         "resources": {
             "requests": {"cpu": "50m", "memory": "64Mi"},
@@ -55,6 +55,6 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
         "securityContext": identity.of_container(),
         "volumeMounts": [
             {"name": "scratch", "mountPath": SCRATCH, "readOnly": True},
-            *({**each, "readOnly": True} for each in output),
+            *output,
         ],
     }

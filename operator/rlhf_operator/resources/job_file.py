@@ -20,15 +20,15 @@ FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime")
 """Parts of the spec that a pod has no use for."""
 
 
-def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement, attempt: int) -> Manifest:
-    """The ConfigMap of an attempt."""
-    name = names.rayjob(job.name, attempt)
+def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manifest:
+    """The ConfigMap for this mapping; never another document under the same name, for a mapping may be made anew."""
+    text = kubectl_yaml.write(placed(job, mapping, snapshot.inputs))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": identity.metadata(snapshot.job, name, attempt=attempt),
+        "metadata": identity.metadata(snapshot.job, names.config_map(job.name, text)),
         "immutable": True,
-        "data": {KEY: kubectl_yaml.write(placed(job, mapping, snapshot.inputs))},
+        "data": {KEY: text},
     }
 
 

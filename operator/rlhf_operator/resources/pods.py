@@ -19,6 +19,7 @@ from rlhf_operator.snapshot import Snapshot
 SCRATCH = "/tmp"
 """Writable by everybody; Ray keeps its session and its logs below it."""
 SHARED_MEMORY = "/dev/shm"
+"""Names of variables that begin so are the operator's."""
 LAST_SECONDS = 15
 """Of the grace period, left to processes after save-now."""
 
@@ -32,6 +33,8 @@ class Pods:
     mapping: MappedPlacement
     settings: Settings
     attempt: int
+    config_map: str
+    """The one with job.yaml."""
 
     @property
     def image(self) -> dict[str, str]:
@@ -81,13 +84,18 @@ class Pods:
         return [
             {"name": "scratch", "emptyDir": {}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
-            {"name": "job", "configMap": {"name": names.rayjob(self.job.name, self.attempt)}},
+            {"name": "job", "configMap": {"name": self.config_map}},
             *storage.of_pod(self.mounts),
         ]
 
+    @property
+    def whose(self) -> dict[str, str]:
+        """Variables that say which attempt of which job this is."""
+        return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
+
     def _told(self) -> dict[str, str]:
         """What the trainer is told by variables; Ray would kill it three seconds after asking it to stop."""
-        return {"RLHF_ATTEMPT": str(self.attempt), "RAY_JOB_STOP_WAIT_TIME_S": str(self._saving_seconds)}
+        return {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": str(self._saving_seconds)}
 
     @property
     def _saving_seconds(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.attempt import EXIT, LIFE, SILENCE_SECONDS, Watch, WrongAttempt, leave_exit, marked_attempt
+from rlhf_trainer.attempt import EXIT, LIFE, SILENCE_SECONDS, Attempt, Watch, WrongAttempt, leave_exit, owner, read_exit
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run import inspect
 from rlhf_trainer.run.fence import SETTLE_SECONDS
@@ -17,28 +17,14 @@ from rlhf_trainer.run.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_sum
 from rlhf_trainer.run.inspect import save_now
 from rlhf_trainer.run.lock import only_run_in
 from tests.trainer.jobs import job
+from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT
 
 RECORD = {"step": 3, "loss/sft": 0.5, "time/step": 2.0, "tokens_per_second": 100.0}
 
 
-class Attempt:
-    """Makes this process one of an attempt."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._patch = patch
-
-    def __call__(self, number: object) -> None:
-        self._patch.setenv("RLHF_ATTEMPT", str(number))
-
-
 @pytest.fixture
-def attempt(monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    return Attempt(monkeypatch)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, attempt: Attempt) -> JobFolder:
+def folder(tmp_path: Path, attempt: Become) -> JobFolder:
     """Of attempt 1, with a step."""
     attempt(1)
     with only_run_in(tmp_path / "run"):
@@ -48,26 +34,20 @@ def folder(tmp_path: Path, attempt: Attempt) -> JobFolder:
     return begun
 
 
-def begin(output: Path, attempt: Attempt, number: object) -> None:
-    attempt(number)
-    with only_run_in(output):
-        pass
-
-
-def test_a_newer_attempt_takes_the_folder_and_an_older_one_does_not_begin(tmp_path: Path, attempt: Attempt) -> None:
+def test_a_newer_attempt_takes_the_folder_and_an_older_one_does_not_begin(tmp_path: Path, attempt: Become) -> None:
     begin(tmp_path, attempt, 2)
-    assert marked_attempt(tmp_path) == 2
+    assert owner(tmp_path) == Attempt(2)
     begin(tmp_path, attempt, 3)
-    assert marked_attempt(tmp_path) == 3
+    assert owner(tmp_path) == Attempt(3)
     with pytest.raises(
         EnvironmentProblem, match="attempt 3 of this job has begun, so attempt 2 writes no more"
     ) as told:
         begin(tmp_path, attempt, 2)
     assert told.value.exit_code == ExitCode.ENVIRONMENT
-    assert marked_attempt(tmp_path) == 3
+    assert owner(tmp_path) == Attempt(3)
 
 
-def test_the_lock_of_an_older_attempt_is_none_but_one_attempt_runs_once(tmp_path: Path, attempt: Attempt) -> None:
+def test_the_lock_of_an_older_attempt_is_none_but_one_attempt_runs_once(tmp_path: Path, attempt: Become) -> None:
     attempt(1)
     with only_run_in(tmp_path):
         with pytest.raises(EnvironmentProblem, match="another rlhf run"):
@@ -75,7 +55,7 @@ def test_the_lock_of_an_older_attempt_is_none_but_one_attempt_runs_once(tmp_path
         begin(tmp_path, attempt, 2)
 
 
-def test_what_belongs_to_a_newer_attempt_is_not_touched(folder: JobFolder, attempt: Attempt) -> None:
+def test_what_belongs_to_a_newer_attempt_is_not_touched(folder: JobFolder, attempt: Become) -> None:
     begin(folder.path.parent, attempt, 2)
     attempt(1)
     before = {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file()}
@@ -101,7 +81,7 @@ def test_what_belongs_to_a_newer_attempt_is_not_touched(folder: JobFolder, attem
 
 
 def test_what_an_older_attempt_writes_at_the_last_moment_is_gone(
-    folder: JobFolder, attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, attempt: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had looked at the mark before that changed, and writes while the newer one waits for it."""
 
@@ -120,7 +100,7 @@ def test_what_an_older_attempt_writes_at_the_last_moment_is_gone(
 
 
 def test_an_attempt_waits_for_no_older_one_that_has_ended(
-    tmp_path: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, attempt: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr("rlhf_trainer.run.fence.time.sleep", waits.append)
@@ -144,7 +124,7 @@ def test_a_status_says_whose_it_is_and_at_what_pace(folder: JobFolder) -> None:
     assert (failure["attempt"], failure["exitCode"], failure["time"][-1]) == (1, 3, "Z")
 
 
-def test_a_job_that_has_succeeded_belongs_to_the_attempt_that_finds_it_so(folder: JobFolder, attempt: Attempt) -> None:
+def test_a_job_that_has_succeeded_belongs_to_the_attempt_that_finds_it_so(folder: JobFolder, attempt: Become) -> None:
     folder.model.mkdir()
     folder.succeed()
     attempt(2)
@@ -155,38 +135,40 @@ def test_a_job_that_has_succeeded_belongs_to_the_attempt_that_finds_it_so(folder
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
-def test_a_number_that_is_none_is_a_sentence(tmp_path: Path, attempt: Attempt, text: str) -> None:
+def test_a_number_that_is_none_is_a_sentence(tmp_path: Path, attempt: Become, text: str) -> None:
     attempt(text)
     with pytest.raises(WrongAttempt, match="RLHF_ATTEMPT is"):
         begin(tmp_path, attempt, text)
 
 
-def test_a_trainer_is_alive_until_it_says_otherwise_or_is_silent(tmp_path: Path, attempt: Attempt) -> None:
+def test_a_trainer_is_alive_until_it_says_otherwise_or_is_silent(tmp_path: Path, attempt: Become) -> None:
     now = 0.0
-    assert not Watch(tmp_path, 1, lambda: now).is_alive(), "none has begun"
+    assert not Watch(tmp_path, Attempt(1), lambda: now).is_alive(), "none has begun"
     begin(tmp_path, attempt, 1)
-    watch = Watch(tmp_path, 1, lambda: now)
+    watch = Watch(tmp_path, Attempt(1), lambda: now)
     assert watch.is_alive()
     now = SILENCE_SECONDS - 1
-    (tmp_path / LIFE).write_text("1 99")
+    (tmp_path / LIFE).write_text("1 99 another-machine")
     assert watch.is_alive()
     now = 2 * SILENCE_SECONDS - 2
     assert watch.is_alive()
     now = 2 * SILENCE_SECONDS
     assert not watch.is_alive()
-    assert Watch(tmp_path, 1, lambda: now).is_alive()
-    assert not Watch(tmp_path, 2, lambda: now).is_alive()
+    assert Watch(tmp_path, Attempt(1), lambda: now).is_alive()
+    assert not Watch(tmp_path, Attempt(2), lambda: now).is_alive()
     leave_exit(tmp_path, 0, reason="Ok", message="")
-    assert not Watch(tmp_path, 1, lambda: now).is_alive()
+    assert not Watch(tmp_path, Attempt(1), lambda: now).is_alive()
 
 
 def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
-    folder: JobFolder, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, attempt: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = folder.path.parent
     monkeypatch.setattr(inspect, "POLL_SECONDS", 0.01)
     monkeypatch.setattr("rlhf_trainer.attempt.SILENCE_SECONDS", 0.2)
+    (output / LIFE).write_text("1 99 another-machine")
     assert "the trainer has ended; step 0 is saved" in save_now(output), "it was killed: no exit.json, no more beats"
+    assert read_exit(output, Attempt(1)) is None, "nobody here can know for sure"
     (output / SAVE_REQUEST).unlink()
     leave_exit(output, 8, reason="Communication", message="lost")
     assert "no trainer of attempt 1 is active" in save_now(output)
@@ -194,6 +176,27 @@ def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
     assert "no trainer of attempt 2 is active" in save_now(output)
     assert not (output / SAVE_REQUEST).exists()
     assert "no trainer of attempt 2 is active" in save_now(output / "nowhere")
+
+
+def test_a_killed_trainer_is_found_dead_by_its_lock(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = folder.path.parent
+    monkeypatch.setattr("rlhf_trainer.attempt.FREED_SECONDS", 0.2)
+    program = (
+        "from pathlib import Path; from rlhf_trainer.run.lock import only_run_in; import time\n"
+        f"with only_run_in(Path({str(output)!r})):\n    print('in', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "in\n"
+        watch = Watch(output, Attempt(1), lambda: 1.0)
+        assert watch.is_alive()
+        assert not watch.has_freed_its_lock()
+        trainer.kill()
+    assert watch.has_freed_its_lock()
+    assert "the trainer has ended; step 0 is saved" in save_now(output)
+    ended = read_exit(output, Attempt(1))
+    assert ended is not None
+    assert (ended["exitCode"], ended["reason"]) == (137, "Killed")
 
 
 def test_a_trainer_that_ends_while_a_pod_asks_has_the_last_word(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,9 +19,10 @@ from urllib.request import urlopen
 import pytest
 
 from rlhf_trainer import attempt as attempts
-from rlhf_trainer.attempt import EXIT, leave_exit
+from rlhf_trainer.attempt import EXIT, Attempt, leave_exit
 from rlhf_trainer.run.fence import marked
 from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.sidecar import Follower, kept_log
 
 PATIENCE = 60
 
@@ -94,7 +96,7 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
 
 
 def test_a_status_is_told_only_if_this_attempt_wrote_it(side_car: SideCar) -> None:
-    nothing = {"attempt": 2, "status": {}, "complete": False, "exitCode": None}
+    nothing = {"attempt": 2, "jobUid": "", "status": {}, "complete": False, "exitCode": None}
     assert side_car.answers() == nothing
     status = side_car.job / "status.json"
     for text in ('{"attempt": 1, "phase": "Running"}', '{"attempt": 2, "ph', "[]", '{"phase": "Running"}', "\xff"):
@@ -137,6 +139,28 @@ def test_the_driver_log_is_shown_from_its_beginning_and_a_newer_one_after_it(sid
     second.write_bytes(b"three\n")
     os.utime(second, (time.time() + 10, time.time() + 10))
     until(lambda: side_car.shown.read_bytes() == b"one\ntwo\n\xff\nthree\n")
+    until(lambda: (side_car.output / "driver-a2.log").read_bytes() == side_car.shown.read_bytes())
+
+
+def test_the_logs_of_the_latest_attempts_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 13):
+        (tmp_path / f"driver-a{number}.log").write_text("old")
+        os.utime(tmp_path / f"driver-a{number}.log", (number, number))
+    kept = kept_log(tmp_path, Attempt(12, "new"))
+    assert kept
+    with kept:
+        kept.write(b"new")
+    assert {file.name for file in tmp_path.iterdir()} == {f"driver-a{number}.log" for number in range(3, 13)}
+    assert (tmp_path / "driver-a12.log").read_text() == "new"
+    assert kept_log(tmp_path / "nowhere", Attempt(1)) is None
+
+
+def test_a_log_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job-driver-a.log").write_bytes(b"one\n")
+    shown = BytesIO()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        Follower(tmp_path, shown, full).copy()
+    assert shown.getvalue() == b"one\n"
 
 
 def test_anything_else_is_not_there(side_car: SideCar) -> None:

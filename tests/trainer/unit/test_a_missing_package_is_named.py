@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.attempt import read_exit
+from rlhf_trainer.attempt import Attempt, read_exit
 from rlhf_trainer.cli import ending
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
@@ -25,7 +25,7 @@ def test_a_run_without_torch_says_so_in_one_sentence(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     sentence = "the Python package torch is not installed"
     assert (ended.returncode, ended.stderr) == (ExitCode.ENVIRONMENT, f"error: {sentence}\n")
-    left = read_exit(output, 1)
+    left = read_exit(output, Attempt(1))
     assert left is not None
     assert (left["exitCode"], left["reason"], left["message"]) == (4, "Environment", sentence)
 

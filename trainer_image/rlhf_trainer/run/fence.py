@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,7 +10,18 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
-from rlhf_trainer.attempt import BEAT_SECONDS, EXIT, LIFE, MARK, marked_attempt, own_attempt, read_exit, replace
+from rlhf_trainer.attempt import (
+    BEAT_SECONDS,
+    EXIT,
+    LIFE,
+    Attempt,
+    mark,
+    newer_attempt,
+    own_attempt,
+    owner,
+    read_exit,
+    replace,
+)
 from rlhf_trainer.errors import EnvironmentProblem
 
 SETTLE_SECONDS: Final = 1.0
@@ -18,9 +30,12 @@ SETTLE_SECONDS: Final = 1.0
 
 def require_newest(output: Path) -> None:
     """EnvironmentProblem if a newer attempt than that of this process has begun in the run folder."""
-    mine, newest = own_attempt(), marked_attempt(output)
-    if mine is not None and newest > mine:
-        raise EnvironmentProblem(f"{output}: attempt {newest} of this job has begun, so attempt {mine} writes no more")
+    mine = own_attempt()
+    newer = newer_attempt(output, mine) if mine else None
+    if mine and newer:
+        whose = "this job" if newer.job_uid == mine.job_uid else "a newer job of this name"
+        begun = f"attempt {newer.number} of {whose} has begun"
+        raise EnvironmentProblem(f"{output}: {begun}, so attempt {mine.number} writes no more")
 
 
 @contextmanager
@@ -34,10 +49,10 @@ def marked(output: Path) -> Iterator[None]:
         yield
         return
     require_newest(output)
-    older = marked_attempt(output)
-    may_live = older not in (0, attempt) and read_exit(output, older) is None
+    older = owner(output)
+    may_live = older not in (None, attempt) and read_exit(output, older) is None
     (output / EXIT).unlink(missing_ok=True)
-    replace(output / MARK, f"{attempt}\n")
+    mark(output, attempt)
     if may_live:
         time.sleep(SETTLE_SECONDS)
     ended = Event()
@@ -50,12 +65,12 @@ def marked(output: Path) -> Iterator[None]:
         beats.join()
 
 
-def _beat(output: Path, attempt: int, ended: Event) -> None:
+def _beat(output: Path, attempt: Attempt, ended: Event) -> None:
     """Show again and again that this process lives, until it ends or its attempt is over."""
     count = 0
-    while marked_attempt(output) <= attempt:
+    while not newer_attempt(output, attempt):
         with suppress(OSError):  # a full disk is told by whoever has something to write
-            replace(output / LIFE, f"{attempt} {count}\n")
+            replace(output / LIFE, f"{attempt} {count} {socket.gethostname()}\n")
         count += 1
         if ended.wait(BEAT_SECONDS):
             return

@@ -21,7 +21,7 @@ from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import Mapping as PlacedModels
-from rlhf_trainer.attempt import own_attempt, replace
+from rlhf_trainer.attempt import STATUS, mark, own_attempt, owner, replace
 from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
@@ -30,7 +30,6 @@ from rlhf_trainer.run.fence import require_newest
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
-STATUS = "status.json"
 MAPPING = "mapping.json"
 SAVE_REQUEST = "save-now"
 """A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
@@ -115,6 +114,12 @@ def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str) ->
     )
 
 
+def own_number() -> int | None:
+    """The number of this process's attempt."""
+    own = own_attempt()
+    return own.number if own else None
+
+
 def now() -> str:
     """The time, RFC 3339, in UTC."""
     return rfc3339(datetime.now(UTC))
@@ -155,7 +160,7 @@ class JobFolder:
         self.path = output / job.name
         self.model = self.path / "model"
         self._job = job
-        self._status = Status(phase="Pending", attempt=own_attempt())
+        self._status = Status(phase="Pending", attempt=own_number())
 
     def finished(self) -> bool:
         """Whether a job of this name has succeeded here before."""
@@ -235,7 +240,7 @@ class JobFolder:
     def adopt(self) -> None:
         """The job has succeeded here in an earlier attempt: its status is now that of this one, too."""
         self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
-        self._write_status(attempt=own_attempt())
+        self._write_status(attempt=own_number())
 
     @property
     def save_request(self) -> Path:
@@ -281,7 +286,7 @@ class JobFolder:
                 phase="Stopped" if stopped else "Failed",
                 completion_time=now(),
                 last_failure=Failure(
-                    reason=reason, exit_code=exit_code, message=message, attempt=own_attempt(), time=now()
+                    reason=reason, exit_code=exit_code, message=message, attempt=own_number(), time=now()
                 ),
             )
             self.event(message)
@@ -290,3 +295,6 @@ class JobFolder:
         """Replace status.json in one piece, so that a reader never sees half of it."""
         self._status = self._status.model_copy(update=changes)
         replace(self.path / STATUS, json.dumps(self._status.document(), indent=2) + "\n")
+        own = own_attempt()
+        if own and own != owner(self.path):
+            mark(self.path, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,14 @@ from rich.table import Table
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.attempt import Watch, own_attempt, read_object
+from rlhf_trainer.attempt import STATUS, Attempt, Watch, leave_exit, own_attempt, read_exit, read_status
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, STATUS, JobFolder, written
+from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
 from rlhf_trainer.run.lock import is_running
 
 POLL_SECONDS = 0.2
+KILLED = 128 + signal.SIGKILL
 
 
 def job_folders(output: Path) -> list[JobFolder]:
@@ -75,17 +77,17 @@ def save_now(output: Path | None) -> str:
     return max(found, key=lambda checkpoint: str(checkpoint.saved_at)).uri
 
 
-def _save_before_the_end(output: Path, attempt: int) -> str:
+def _save_before_the_end(output: Path, attempt: Attempt) -> str:
     """Wait until every step that this attempt has done now is saved, or its trainer has ended; returns a sentence.
 
     Other pods may ask at the same time: whoever asked, what counts is the step of the newest checkpoint.
     """
     watch = Watch(output, attempt)
     if not watch.is_alive():
-        return f"{output}: no trainer of attempt {attempt} is active, nothing to save"
+        return f"{output}: no trainer of attempt {attempt.number} is active, nothing to save"
     done, saved = _steps(output, attempt)
     if saved >= done:
-        return f"{output}: every step of attempt {attempt} is saved"
+        return f"{output}: every step of attempt {attempt.number} is saved"
     with written(output):
         (output / SAVE_REQUEST).touch()
     while saved < done:
@@ -93,15 +95,17 @@ def _save_before_the_end(output: Path, attempt: int) -> str:
         alive = watch.is_alive()  # first: what is read after the end is the last word
         saved = _steps(output, attempt)[1]
         if saved < done and not alive:
+            if watch.has_freed_its_lock() and read_exit(output, attempt) is None:
+                leave_exit(output, KILLED, reason="Killed", message="killed")  # other pods wait for it
             return f"{output}: the trainer has ended; step {saved} is saved"
     return f"{output}: step {saved} is saved"
 
 
-def _steps(output: Path, attempt: int) -> tuple[int, int]:
+def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
     """(steps done, steps saved) by the status of the job of this attempt; zeros while it has done none."""
     for file in output.glob(f"*/{STATUS}"):
-        status = read_object(file)
-        if status.get("attempt") == attempt and "progress" in status:
+        status = read_status(file.parent, attempt)
+        if "progress" in status:
             return status["progress"]["step"], status.get("checkpoint", {}).get("step", 0)
     return 0, 0
 

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from rlhf_trainer.attempt import own_attempt
+from rlhf_trainer.attempt import LOCK, lock_file, own_attempt
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.fence import marked, require_newest
 
-LOCK = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -27,7 +26,7 @@ def only_run_in(output: Path) -> Iterator[None]:
     try:
         output.mkdir(parents=True, exist_ok=True)
         require_newest(output)
-        lock = (output / (f"{LOCK}-{attempt}" if attempt else LOCK)).open("a")
+        lock = lock_file(output, attempt).open("a")
     except OSError as error:
         raise EnvironmentProblem(f"--output {output}: cannot be written: {error.strerror}") from error
     with lock:
@@ -54,7 +53,7 @@ def _forget_older(output: Path, held: TextIOWrapper) -> None:
 def is_running(output: Path) -> bool:
     """Whether a run of this machine is using the folder now."""
     try:
-        with (output / LOCK).open() as lock:
+        with lock_file(output, None).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -1,0 +1,108 @@
+"""What the conditions and events of a job say where it waits, and when its attempt has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhf_operator import conditions, names
+from rlhf_operator.reconcile import decide
+from rlhf_operator.snapshot import ClaimSeen, RayJobSeen, Refusal
+from tests.operator.played import START
+from tests.operator.simulated import SFT, World
+from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
+
+
+def test_a_queue_that_nobody_manages_is_told_as_such() -> None:
+    world = World(labels={names.QUEUE: "team"}, has_kueue=False)
+    world.settle()
+    assert (world.phase, world.made) == ("Provisioning", ["job-a1"])
+    assert reason(world, "QuotaReserved") == "QueueIgnored"
+
+
+def test_kueue_is_believed_by_its_deeds_where_its_workloads_cannot_be_read() -> None:
+    world = World(labels={names.QUEUE: "team"})
+    world.operate()
+    world.quota = None
+    world.settle()
+    assert world.phase == "Queued"
+    world.admit()
+    world.quota = None
+    world.settle()
+    assert (world.phase, reason(world, "QuotaReserved")) == ("Provisioning", "QuotaReserved")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Restarting", "Suspending", "Suspended"])
+def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
+    policy = {"progressDeadlineSeconds": 1000, "backoffLimit": int(phase == "Restarting")}
+    world = World(labels={names.QUEUE: "team"}, spec={**SFT, "runPolicy": policy})
+    world.settle()
+    world.admit()
+    world.run_to(49)
+    world.wait(600)
+    world.settle()
+    holding = {each.type for each in world.status.conditions if each.status == "True"}
+    assert {"ClusterReady", "Training", "Stalled", "QuotaReserved"} <= holding
+    if phase == "Succeeded":
+        world.train(1)
+    if phase.startswith("Suspend"):
+        world.edit(suspend=True)
+    else:
+        world.end(0 if phase == "Succeeded" else 5)
+    world.settle()
+    if phase == "Suspended":
+        world.collect()
+        world.collect()
+        world.settle()
+    assert world.phase == phase
+    for kind in ("ClusterReady", "Stalled", "QuotaReserved"):
+        ended = conditions.found(world.status.conditions, kind)
+        assert ended
+        assert (ended.type, ended.status, ended.reason) == (kind, "False", "Ended")
+
+
+def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
+    world = World(spec={**PPO_LIKE, "checkpoint": {"storage": "pvc://mine"}})
+
+    def events() -> list[tuple[str, str]]:
+        for _ in range(3):
+            world.operate()
+            world.wait(10)
+        told: list[tuple[str, str]] = [(each.kind, each.reason) for each in world.events]
+        world.events.clear()
+        return told
+
+    assert events() == [("Warning", "ClaimMissing")]
+    assert world.phase == "Pending"
+    world.claims["mine"] = ClaimSeen(name="mine", exists=True)
+    assert events() == [("Warning", "InputMissing")]
+    world.inputs["first"] = first()
+    assert events() == [("Normal", "InputNotReady")]
+    world.inputs["first"] = first(phase="Succeeded", output_uri="pvc://first-output/first/model")
+    world.nodes = ()
+    assert events() == [("Warning", "NoFeasiblePlacement")]
+    assert world.phase == "Mapping"
+    world.nodes = None
+    world.rayjobs["job-a1"] = RayJobSeen(name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False)
+    assert events() == [("Normal", "Mapped"), ("Warning", "NameConflict")]
+    world.rayjobs.clear()
+    assert events() == [("Normal", "Provisioning")]
+
+
+def test_what_the_server_refused_was_told_when_it_was() -> None:
+    world = World()
+    refused = Refusal(reason="CreateRefused", message="RayJob job-a1 was refused: exceeded quota")
+    plan = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
+    assert plan.status.phase == "Pending"
+    assert "CreateRefused" not in [each.reason for each in plan.events]
+
+
+def test_checkpoints_in_a_folder_of_a_pod_are_not_accepted() -> None:
+    world = World(spec={**SFT, "checkpoint": {"storage": "file:///checkpoints"}})
+    world.settle()
+    assert (world.phase, reason(world, "Accepted"), world.made) == ("Pending", "InvalidSpec", [])
+    assert "spec.checkpoint.storage" in message(world, "Accepted")
+    world.edit(checkpoint={"storage": "s3://bucket"})
+    world.settle()
+    assert world.made == ["job-a1"]

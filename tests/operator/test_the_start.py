@@ -1,0 +1,94 @@
+"""The start of the operator's program: what its port answers meanwhile, and how it ends."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_api.problems import SpecError
+from rlhf_operator import main
+from rlhf_operator.settings import Settings
+from tests.operator.test_metrics import fetched, free_port
+
+
+def kubeconfig(folder: Path, port: int) -> Path:
+    """A way to an API server on this machine."""
+    file = folder / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+    }
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def start() -> None:
+        with socket.socket() as deaf:  # it takes connections and says nothing
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            operating = asyncio.create_task(
+                main._operate(Settings(), kubeconfig(tmp_path, deaf.getsockname()[1]), port)
+            )
+            try:
+                async with asyncio.timeout(10):
+                    while not await answers(port):  # noqa: ASYNC110 nothing tells when a port opens
+                        await asyncio.sleep(0.02)
+                assert await fetched(port, "/healthz") == (200, "ok\n")
+                status, why = await fetched(port, "/readyz")
+                assert (status, why) == (503, "what is in the cluster has not been listed yet\n")
+                assert not operating.done()
+                os.kill(os.getpid(), signal.SIGTERM)
+                async with asyncio.timeout(10):
+                    await operating
+            finally:
+                operating.cancel()
+                await asyncio.gather(operating, return_exceptions=True)
+
+    asyncio.run(start())
+
+
+async def answers(port: int) -> bool:
+    try:
+        return (await fetched(port, "/metrics"))[0] == 200
+    except OSError:
+        return False
+
+
+def test_without_a_way_to_the_server_the_program_says_so_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("{}\n")
+    arguments = ["--config", str(config), "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]
+    assert main.run([*arguments, "--port", str(free_port())]) == 1
+    said = capsys.readouterr().err
+    assert "no way to the API server" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("worker: {cpu: '0', memory: 1Gi}", 'worker.cpu: is "0", expected more than 0'),
+        ("worker: {cpu: '1', memory: '64'}", 'worker.memory: is "64", expected at least 1Mi; a number without a unit'),
+        ("sharedMemory: 100m", 'sharedMemory: is "100m", expected at least 1Mi'),
+        ("storage: {size: '50'}", 'storage.size: is "50", expected at least 1Mi'),
+    ],
+)
+def test_a_size_that_no_pod_can_have_is_refused_with_its_path(tmp_path: Path, written: str, told: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"{written}\n")
+    with pytest.raises(SpecError) as refused:
+        Settings.read(config)
+    assert f"{config}: {told}" in str(refused.value)
