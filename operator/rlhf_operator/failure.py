@@ -302,7 +302,11 @@ def _lost_head(seen: Snapshot) -> Cause | None:
 
 
 def _lost_worker(seen: Snapshot, *, ready_since: datetime | None) -> tuple[str, PodSeen | None] | None:
-    """A worker that ended, or, of a cluster that was whole, one that is missing; and what to say of it."""
+    """A worker that ended, or, of a cluster that was whole, one that is missing; and what to say of it.
+
+    Kubernetes' times are whole seconds: one replaced in the second in which the cluster became whole is not missed,
+    and need not be, for no trainer has begun by then.
+    """
     workers, mapping = workers_of(seen), seen.job.status.mapping
     for pod in workers:
         if how := _ended(pod):

@@ -47,7 +47,8 @@ class Hands(NamedTuple):
         self.jobs.server.set_pod_status(self.jobs.namespace, name, {"conditions": [condition]})
 
     def take(self, job: str, *, head: bool) -> None:
-        """A pod is gone without a trace."""
+        """A pod is gone without a trace, and not in the second in which the cluster became whole."""
+        time.sleep(1)
         name = self.pod(job, head=head)["metadata"]["name"]
         path = f"/api/v1/namespaces/{self.jobs.namespace}/pods/{name}?gracePeriodSeconds=0"
         self.jobs.server.expect("DELETE", path)
