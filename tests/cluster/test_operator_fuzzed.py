@@ -130,12 +130,12 @@ def storm(server: Cluster, namespace: str, folder: Path, count: int) -> None:
         played(server, namespace) as lives,
     ):
         server.offer_volumes(count)
+        lives.apply(small_job("ordinary", namespace))
+        lives.jobs.wait_for_pods("ordinary", 1)  # from KubeRay, whom the others keep busy
         with ThreadPoolExecutor(AT_ONCE) as threads:
             path = JOBS.format(namespace)
             codes = list(threads.map(lambda spec: server.request("POST", path, spec)[0], specs))
         assert codes.count(CREATED) > count / 2
-        lives.apply(small_job("ordinary", namespace))
-        lives.jobs.wait_for_pods("ordinary", 1)  # from KubeRay, whom the rubbish keeps busy
         with Vandal(server, namespace, lives.kubelets, SEED) as vandal:
             assert lives.through("ordinary")["attempt"] == 1
             server.until(lambda: min(vandal.taken.values()) >= count // 2, 60, "rubbish has been taken")
