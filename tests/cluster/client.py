@@ -56,7 +56,8 @@ class Cluster:
         if user_or_token in self.settings.tokens:
             return self.folder / f"{user_or_token}.kubeconfig"
         path = self.folder / f"{hashlib.sha256(user_or_token.encode()).hexdigest()[:16]}.kubeconfig"
-        path.write_text(kubeconfig(self.settings, user_or_token))
+        authority = (self.folder / "pki/ca.crt").read_bytes()
+        path.write_text(kubeconfig(self.settings.url, user_or_token, authority))
         return path
 
     def token(self, namespace: str, service_account: str) -> str:

@@ -25,14 +25,17 @@ def write_credentials(settings: Settings) -> None:
     _certificates(folder / "pki")
     rows = [f'{settings.tokens[name]},{user},{name},"{groups}"\n' for name, (user, groups) in USERS.items()]
     (folder / "tokens.csv").write_text("".join(rows))
+    authority = (folder / "pki/ca.crt").read_bytes()
     for name in USERS:
-        (folder / f"{name}.kubeconfig").write_text(kubeconfig(settings, settings.tokens[name]))
+        text = kubeconfig(settings.url, settings.tokens[name], authority)
+        (folder / f"{name}.kubeconfig").write_text(text)
 
 
-def kubeconfig(settings: Settings, token: str) -> str:
-    """The text of a kubeconfig for whom a token stands."""
-    authority = base64.b64encode((Path(settings.folder) / "pki/ca.crt").read_bytes()).decode()
-    cluster = {"server": settings.url, "certificate-authority-data": authority}
+def kubeconfig(server: str, token: str, authority: bytes | None = None) -> str:
+    """The text of a kubeconfig: an API server's URL, for whom a token stands, and the CA's certificate for https."""
+    cluster = {"server": server}
+    if authority is not None:
+        cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
     document = {
         "apiVersion": "v1",
         "kind": "Config",

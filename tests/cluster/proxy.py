@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
-import yaml
 from aiohttp import web
 
 from tests.cluster.client import Cluster
+from tests.cluster.credentials import kubeconfig
 
 PASSED_ON = ("Authorization", "Content-Type", "Accept")
 CUT = 0
@@ -48,16 +48,8 @@ class Proxy:
     def kubeconfig(self, folder: Path) -> Path:
         """The administrator's way through this proxy."""
         token = self._server.settings.tokens["admin"]
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-            "users": [{"name": "u", "user": {"token": token}}],
-        }
         path = folder / "proxy.kubeconfig"
-        path.write_text(yaml.safe_dump(document))
+        path.write_text(kubeconfig(f"http://127.0.0.1:{self.port}", token))
         return path
 
     def cut(self) -> None:

@@ -21,6 +21,7 @@ from rlhf_operator.engine import Engine
 from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import JobSeen, Snapshot
+from tests.cluster.credentials import kubeconfig
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 JOB = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/n/rlhfjobs/a"
@@ -79,7 +80,7 @@ def run(tmp_path: Path, test: Callable[[Parts], Awaitable[None]]) -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         config = tmp_path / "kubeconfig"
-        config.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        config.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}", "secret"))
         client = await Client.connect(config)
         try:
             await asyncio.wait_for(test(Parts(server, client)), 30)
@@ -88,19 +89,6 @@ def run(tmp_path: Path, test: Callable[[Parts], Awaitable[None]]) -> None:
             await runner.cleanup()
 
     asyncio.run(main())
-
-
-def kubeconfig(server: str) -> str:
-    return yaml.safe_dump(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": server}}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-        }
-    )
 
 
 def snapshot() -> Snapshot:

@@ -7,27 +7,12 @@ import socket
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rlhf_api.problems import SpecError
 from rlhf_operator import main
 from rlhf_operator.settings import Settings
+from tests.cluster.credentials import kubeconfig
 from tests.operator.test_metrics import fetched, free_port
-
-
-def kubeconfig(folder: Path, port: int) -> Path:
-    """A way to an API server on this machine."""
-    file = folder / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
-    }
-    file.write_text(yaml.safe_dump(document))
-    return file
 
 
 def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_path: Path) -> None:
@@ -37,9 +22,9 @@ def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_pa
         with socket.socket() as deaf:  # it takes connections and says nothing
             deaf.bind(("127.0.0.1", 0))
             deaf.listen()
-            operating = asyncio.create_task(
-                main._operate(Settings(), kubeconfig(tmp_path, deaf.getsockname()[1]), port)
-            )
+            way_in = tmp_path / "kubeconfig"
+            way_in.write_text(kubeconfig(f"http://127.0.0.1:{deaf.getsockname()[1]}", "secret"))
+            operating = asyncio.create_task(main._operate(Settings(), way_in, port))
             try:
                 async with asyncio.timeout(10):
                     while not await answers(port):  # noqa: ASYNC110 nothing tells when a port opens

@@ -38,7 +38,7 @@ class RankServer:
         atexit.register(self._door.close)  # it ends the server, which Python waits for afterwards
 
     def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What each rank's `function(*arguments)` returned; the first error of a rank fails the test."""
+        """What each rank's `function(*arguments)` returned; errors of ranks fail the test."""
         self._door.send((world_size, dict(os.environ), function, arguments))
         error, returned = self._door.recv()
         assert not error, error
