@@ -76,7 +76,7 @@ class LocalModel:
         if batch is None or not transfer.adds:
             return LocalValues(result, counted)
         require_declared(result, rows=batch.size)
-        return batch.having(result)
+        return batch.with_fields(result)
 
 
 class SpmdRuntime:

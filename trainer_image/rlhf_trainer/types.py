@@ -38,13 +38,13 @@ class Batch:
     def __getitem__(self, name: str) -> Tensor:
         return self.fields[name]
 
-    def having(self, added: Fields) -> Batch:
+    def with_fields(self, added: Fields) -> Batch:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
-    def beside(self, **others: Batch) -> Batch:
+    def with_prefixed(self, **others: Batch) -> Batch:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
-        return self.having(prefixed(others))
+        return self.with_fields(prefixed(others))
 
     @property
     def rows(self) -> Tensor:

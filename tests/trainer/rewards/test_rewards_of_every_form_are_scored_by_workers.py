@@ -72,7 +72,7 @@ def score(job: Job, folder: Path, sampled: float = 1.0) -> tuple[list[float], di
     role: Role = "reward" if "reward" in job.models() else "actor"
     worker = worker_of(job, "reward")(setting(job, folder, role))
     batch = batch_here()
-    batch = batch.having({"sampled": torch.full((batch.size,), sampled)})
+    batch = batch.with_fields({"sampled": torch.full((batch.size,), sampled)})
     scores = worker.compute_reward(batch)["scores"].tolist()
     return scores, recorder.drain().means
 
@@ -140,7 +140,7 @@ def judge(job: Job, folder: Path) -> list[dict[str, float]]:
     assert job.spec.evaluation is not None
     worker = JudgeWorker(setting(job, folder, "actor"), functions=job.spec.evaluation.functions)
     batch = batch_here(step=0)
-    return [row.scores for row in worker.judge(batch.having({"scores": torch.ones(batch.size)}))]
+    return [row.scores for row in worker.judge(batch.with_fields({"scores": torch.ones(batch.size)}))]
 
 
 def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:

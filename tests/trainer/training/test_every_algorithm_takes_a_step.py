@@ -62,7 +62,7 @@ def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report]
     for step in (1, 2):
         recorder.drain()
         blank = Batch(step=step, start=rows.start, size=len(rows))
-        stage.step(blank.having(data.load_batch(blank)), **models)
+        stage.step(blank.with_fields(data.load_batch(blank)), **models)
         reports.append(recorder.drain())
     return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
 

@@ -19,7 +19,7 @@ class Names:
 
     fields: dict[str, str] = field(default_factory=dict)
 
-    def beside(self, **others: Names) -> Names:
+    def with_prefixed(self, **others: Names) -> Names:
         return Names({**self.fields, **prefixed(others)})
 
 

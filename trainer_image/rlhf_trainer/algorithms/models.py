@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, TypeVar
 class Rows(Protocol):
     """What an algorithm may do with a batch."""
 
-    def beside(self, **others: Self) -> Self: ...
+    def with_prefixed(self, **others: Self) -> Self: ...
 
 
 B = TypeVar("B", bound=Rows)

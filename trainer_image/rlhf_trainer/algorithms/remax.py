@@ -16,5 +16,5 @@ def step(prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward
     batch = reference.compute_log_prob(batch)
     batch = reward.compute_reward(batch)
     greedy = reward.compute_reward(greedy)
-    batch = advantage.compute_advantage(batch.beside(greedy=greedy))
+    batch = advantage.compute_advantage(batch.with_prefixed(greedy=greedy))
     actor.update_actor(batch)

@@ -62,13 +62,13 @@ class BatchFuture:
     size: int
     fields: Mapping[str, Sequence[Piece]] = field(default_factory=dict)
 
-    def having(self, added: Mapping[str, Sequence[Piece]]) -> BatchFuture:
+    def with_fields(self, added: Mapping[str, Sequence[Piece]]) -> BatchFuture:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
-    def beside(self, **others: BatchFuture) -> BatchFuture:
+    def with_prefixed(self, **others: BatchFuture) -> BatchFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
-        return self.having(prefixed(others))
+        return self.with_fields(prefixed(others))
 
     def slice(self, rows: range, names: Sequence[str], *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
         """What a rank needs of the named fields for its rows, and the references to it.

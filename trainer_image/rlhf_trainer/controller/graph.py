@@ -37,7 +37,7 @@ class Moved:
     name: str
     """As it is read."""
     added_as: str
-    """Its name where it was added; another one if `beside` gave it a prefix."""
+    """Its name where it was added; another one if `with_prefixed` gave it a prefix."""
     bytes: int
     """What all ranks of the consumer fetch of it together, at most."""
 
@@ -100,7 +100,7 @@ class ShapeFuture:
 
     fields: Mapping[str, Origin] = field(default_factory=dict)
 
-    def beside(self, **others: ShapeFuture) -> ShapeFuture:
+    def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
         return replace(self, fields={**self.fields, **prefixed(others)})
 

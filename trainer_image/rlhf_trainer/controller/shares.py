@@ -93,9 +93,9 @@ def result_of(
     """The batch, or that of each rank, with the fields that the ranks give to the result."""
     pieces = [share.pieces(references) for share, references in zip(shares, outputs, strict=True)]
     if not isinstance(batch, BatchFuture):
-        return [one.having(mine) for one, mine in zip(batch, pieces, strict=True)]
+        return [one.with_fields(mine) for one, mine in zip(batch, pieces, strict=True)]
     ranks = [rank for part in transfer.protocol.collect(layout) for rank in part]
-    return batch.having(
+    return batch.with_fields(
         {
             name: sorted(
                 (piece for rank in ranks for piece in pieces[rank][name]), key=lambda piece: (piece.start, piece.stop)

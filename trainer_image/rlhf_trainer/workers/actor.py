@@ -54,7 +54,7 @@ class ActorWorker(GeneratingActor):
         if not self._pretrain:
             return
         tokens, attention, mask = (batch[name] for name in PRETRAIN_FIELDS)
-        text = batch.having({"tokens": tokens, "attention_mask": attention})
+        text = batch.with_fields({"tokens": tokens, "attention_mask": attention})
         log_probs = log_probs_by(self.trainer, text, temperature=1.0)
         recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
 

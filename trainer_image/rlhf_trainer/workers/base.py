@@ -171,7 +171,7 @@ def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
 
 def side_log_probs(engine: Engine, batch: Batch, side: str) -> Tensor:
     """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
-    texts = batch.having({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
+    texts = batch.with_fields({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
     return row_sums(log_probs_by(engine, texts, temperature=1.0), batch[f"{side}_response_mask"])
 
 
