@@ -33,12 +33,12 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT))  # tests.cluster is not installed
 
 from seen_by_api_server import GROUP_PATH, JOBS, NAMESPACE, Requests, Watched  # noqa: E402
 
 from rlhf_api import kubectl_yaml  # noqa: E402
-from tests.cluster.client import Cluster  # noqa: E402 the test cluster is no installed package
+from tests.cluster.client import Cluster  # noqa: E402
 from tests.cluster.launch import cluster  # noqa: E402
 from tests.cluster.processes import die_with_parent  # noqa: E402
 from tests.cluster.settings import free_ports  # noqa: E402

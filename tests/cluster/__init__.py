@@ -1,4 +1,12 @@
-"""A real Kubernetes on one machine, for tests: no Docker, no registry, no systemd.
+"""A real Kubernetes on one machine, for tests and benchmarks: no Docker, no registry, no systemd.
+
+This folder is a library without tests; those are in `api/` and `pods/`, one folder a level. A program outside of the
+tests (`benchmarks/operators.py`, `make cluster-demo`, `make accept`) imports it with the repository's root on its path:
+
+    from tests.cluster.launch import cluster
+
+    with cluster("api") as running:  # a client.Cluster
+        running.kubectl("get", "nodes")
 
 Two levels:
 

@@ -10,12 +10,12 @@ from typing import Any, Self
 import pytest
 
 from tests.api.cases import RIGHT, made
+from tests.cluster.api.test_the_server_judges_as_validate_does import CREATED, as_kubectl_sends
 from tests.cluster.client import Cluster
 from tests.cluster.kubelets import Kubelets
 from tests.cluster.lifecycle import JOBS, PODS, RAYJOBS, Document
 from tests.cluster.operator_process import operator
 from tests.cluster.stage import ROOM_FOR_ALL, played, small_job
-from tests.cluster.test_the_server_judges_as_validate_does import CREATED, as_kubectl_sends
 
 SEED = 11
 AT_ONCE = 6

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.cluster.client import Cluster
+from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,7 +70,7 @@ def ended_status(server: Cluster, path: str, seconds: float = 300) -> dict[str, 
 
 
 def test_a_rayjob_runs_to_its_end_and_leaves_nothing(pods_cluster: Cluster, pods_namespace: str) -> None:
-    document = yaml.safe_load(Path(__file__).with_name("rayjob.yaml").read_text())
+    document = yaml.safe_load((ROOT / "tests" / "cluster" / "rayjob.yaml").read_text())
     path = RAYJOBS.format(pods_namespace)
     pods_cluster.expect("POST", path + "?fieldValidation=Strict", document)
     status = ended_status(pods_cluster, f"{path}/real")

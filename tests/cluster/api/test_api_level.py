@@ -14,12 +14,12 @@ from tests.cluster.launch import PREFIX, remove_leftovers
 from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
 
-RAYJOB = Path(__file__).with_name("rayjob.yaml")
+RAYJOB = ROOT / "tests" / "cluster" / "rayjob.yaml"
 RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
 
 
 def rayjob(name: str = "real") -> dict[str, Any]:
-    """The RayJob of this folder."""
+    """The RayJob that both levels run."""
     document: dict[str, Any] = yaml.safe_load(RAYJOB.read_text())
     document["metadata"]["name"] = name
     return document
