@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_mapper.mapping import Infeasible, MappedPool, Mapping, ModelPrediction, Prediction, Rejected, Sizes
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction, Rejected, Sizes
 
 SCHEMA_VERSION = 1
 
 
-def as_json(mapping: Mapping | Infeasible) -> dict[str, Any]:
+def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     """Seconds, bytes of a GPU and numbers of GPUs under the same keys in every case.
 
     Without a mapping there are no pools and `infeasible` says why; without a prediction `predicted` is null, and

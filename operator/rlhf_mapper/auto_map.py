@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as Map
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -19,7 +18,7 @@ from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.explained import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.infeasible import infeasible
-from rlhf_mapper.mapping import Device, Infeasible, MappedPool, Mapping, Sizes
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, MappedPool, Sizes
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
@@ -27,7 +26,7 @@ from rlhf_mapper.search.tables import Found, total
 from rlhf_mapper.strategy import Indices, Setting, Wanted
 from rlhf_mapper.workload import Workload, workload_of
 
-RIDERS: Map[Role, Role] = MappingProxyType({"cost_critic": "critic"})
+RIDERS: Mapping[Role, Role] = MappingProxyType({"cost_critic": "critic"})
 """Models that are not placed by themselves, and the one that each lives with."""
 KEPT = 4
 """Placements to keep: the best, and three to compare it with."""
@@ -37,7 +36,7 @@ KEPT = 4
 class Task:
     """What is to be mapped: the models of a job, their work in a step, and the programs that do it."""
 
-    wanted: Map[Role, Wanted]
+    wanted: Mapping[Role, Wanted]
     load: Workload
     software: Software
     correction: Correction
@@ -56,13 +55,13 @@ class Task:
 def auto_map(
     job: Job,
     cluster: Cluster,
-    shapes: Map[Role, Architecture],
+    shapes: Mapping[Role, Architecture],
     *,
     device: Device,
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
-) -> Mapping | Infeasible:
+) -> DeviceMapping | Infeasible:
     """The best mapping of a job's models onto a cluster, or why there is none.
 
     shapes: of every model of the job; responses: tokens of a sample of responses, without which all are as long as
@@ -78,13 +77,13 @@ def auto_map(
 
 def predicted(
     job: Job,
-    placed: Mapping,
+    placed: DeviceMapping,
     cluster: Cluster,
-    shapes: Map[Role, Architecture],
+    shapes: Mapping[Role, Architecture],
     *,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
-) -> Mapping | Infeasible:
+) -> DeviceMapping | Infeasible:
     """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
     wanted = {role: _pinned(task.wanted[role], sizes) for role, sizes in placed.sizes.items()}
@@ -120,7 +119,7 @@ def predicted(
 
 def task_of(
     job: Job,
-    shapes: Map[Role, Architecture],
+    shapes: Mapping[Role, Architecture],
     *,
     device: Device,
     correction: Correction | None = None,
@@ -135,17 +134,17 @@ def task_of(
     return Task(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
 
-def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> Mapping:
+def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
     """The first of the placements found, with the others as those that lost."""
     ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     if len(pools) == 1:
         pools = [replace(pools[0], name="all")]
-    mapping = _explained(costs, found[0], Mapping(device=device, pools=tuple(pools), sizes={}))
+    mapping = _explained(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
     return replace(mapping, rejected=rejected_of(costs, found, objective))
 
 
-def _explained(costs: PoolCosts, found: Found, mapping: Mapping) -> Mapping:
+def _explained(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
     """A mapping whose pools are those that were found, with sizes and prediction."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes: dict[Role, Sizes] = {role: cuts[role].sizes for role in costs.wanted}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Map
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -11,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.mapping import Kind, Phase
 
-KIND_OF: Map[Phase, Kind] = MappingProxyType(
+KIND_OF: Mapping[Phase, Kind] = MappingProxyType(
     {"reshard": "transition", "generation": "generation", "scoring": "inference", "update": "training"}
 )
 """What a correction of a phase corrects."""
@@ -30,7 +29,7 @@ class Compared(NamedTuple, Generic[Name]):
     ratio: float
 
 
-def apart(predicted: Map[Name, float], rows: Sequence[Map[str, float]]) -> list[Compared[Name]]:
+def apart(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, float]]) -> list[Compared[Name]]:
     """Prediction and measurement side by side, for the phases that have both.
 
     predicted: seconds of a step by phase: `phases` of a Prediction (or `predicted.phases` of mapping.json), and `step`
@@ -48,7 +47,7 @@ def apart(predicted: Map[Name, float], rows: Sequence[Map[str, float]]) -> list[
 
 
 def correction_of(
-    predicted: Map[Phase, float], rows: Sequence[Map[str, float]], *, before: Correction | None = None
+    predicted: Mapping[Phase, float], rows: Sequence[Mapping[str, float]], *, before: Correction | None = None
 ) -> Correction:
     """The factors with which the prediction would have been what was measured; arguments as of `apart`.
 

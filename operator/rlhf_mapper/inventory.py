@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from collections.abc import Mapping as Map
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -147,7 +146,7 @@ def _merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
     return tuple(replace(one, count=count) for one, count in counts.items())
 
 
-def _conflicts(inventory: InventoryFile, types: Map[str, Gpu]) -> list[Problem]:
+def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Problem]:
     """What is wrong with fields that are right each by itself."""
     own = [each.name for each in inventory.gpus]
     problems = [

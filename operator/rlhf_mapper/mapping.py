@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Map
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +17,7 @@ PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """What a run measures as time/<phase>."""
 RESIDENT = ("weights", "gradients", "optimizer")
 """Parts of a model's memory that stay on the GPU unless they are offloaded."""
-STAGE_OF: Map[Phase, Stage] = {
+STAGE_OF: Mapping[Phase, Stage] = {
     "reshard": "generation",
     "generation": "generation",
     "scoring": "preparation",
@@ -81,9 +80,9 @@ class ModelPrediction:
     """Sequences of a forward pass."""
     offload: str
     """What waits in host memory while the model is not in use, as `models.<role>.offload` names it."""
-    seconds: Map[Phase, float]
+    seconds: Mapping[Phase, float]
     """Of a step; phases without work are left out."""
-    memory: Map[Stage, Map[str, float]]
+    memory: Mapping[Stage, Mapping[str, float]]
     """Bytes of a GPU that are this model's while it is its turn in each stage, by part: weights, gradients, optimizer,
     activations, generator (its copy of the weights) and kv_cache."""
 
@@ -100,16 +99,16 @@ class Prediction:
     step_seconds: float
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""
-    phases: Map[Phase, float]
+    phases: Mapping[Phase, float]
     """Seconds of a step; of the slowest pool, where pools work at the same time."""
-    stages: Map[Stage, float]
+    stages: Mapping[Stage, float]
     """The same by stage; they add up to the step."""
-    models: Map[Role, ModelPrediction]
-    memory_limit: Map[str, float]
+    models: Mapping[Role, ModelPrediction]
+    memory_limit: Mapping[str, float]
     """Bytes of a GPU that may be used, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
-    correction: Map[Kind, float] = field(default_factory=dict)
+    correction: Mapping[Kind, float] = field(default_factory=dict)
     """The factors of the kinds that are in these seconds; none where nothing was measured before."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
@@ -150,7 +149,7 @@ class Infeasible:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapping:
+class DeviceMapping:
     """The answer: every model of the job is in exactly one pool."""
 
     device: Device

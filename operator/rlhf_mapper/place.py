@@ -7,10 +7,10 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Parallelism, Pool
-from rlhf_mapper.mapping import Device, Inventory, MappedPool, Mapping, Sizes
+from rlhf_mapper.mapping import Device, DeviceMapping, Inventory, MappedPool, Sizes
 
 
-def place(job: Job, inventory: Inventory) -> Mapping:
+def place(job: Job, inventory: Inventory) -> DeviceMapping:
     """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it."""
     device = device_of(job, inventory)
     if job.spec.placement.mode == "Manual":
@@ -32,7 +32,7 @@ def place(job: Job, inventory: Inventory) -> Mapping:
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
     if problems:
         raise SpecError(problems)
-    return Mapping(device=device, pools=pools, sizes=sizes)
+    return DeviceMapping(device=device, pools=pools, sizes=sizes)
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> Sizes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Map
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -48,7 +47,7 @@ class Choice:
     """[3, K] of the stages; inf where it does not fit."""
 
 
-def moves(wanted: Wanted, parts: Map[memory.Part, Numbers], setting: Setting) -> Numbers:
+def moves(wanted: Wanted, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
     """[3, K]: seconds in which an offloaded model comes from host memory and goes back: weights, to train also moments.
 
     parts: bytes of a GPU of its states.
@@ -65,10 +64,10 @@ class PoolCosts:
 
     def __init__(
         self,
-        wanted: Map[Role, Wanted],
+        wanted: Mapping[Role, Wanted],
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
-        riders: Map[Role, Role] = MappingProxyType({}),
+        riders: Mapping[Role, Role] = MappingProxyType({}),
     ) -> None:
         """settings and sizes: of each node group; sizes: GPUs that a pool may have there.
 

@@ -6,8 +6,7 @@ run; 1024 prompts of 1024 tokens, responses of 1024 tokens, 8 mini-batches. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping as Map
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -48,7 +47,7 @@ def _llama(layers: int, hidden: int, kv_heads: int, ffn: int) -> Architecture:
     )
 
 
-MODELS: Map[Size, Architecture] = MappingProxyType(
+MODELS: Mapping[Size, Architecture] = MappingProxyType(
     {
         "7B": _llama(32, 4096, 32, 11008),
         "13B": _llama(40, 5120, 40, 13824),
@@ -56,12 +55,12 @@ MODELS: Map[Size, Architecture] = MappingProxyType(
         "70B": _llama(80, 8192, 8, 28672),
     }
 )
-LAYOUTS: Map[Size, tuple[int, int, int]] = MappingProxyType(
+LAYOUTS: Mapping[Size, tuple[int, int, int]] = MappingProxyType(
     {"7B": (1, 8, 2), "13B": (1, 8, 4), "34B": (4, 8, 8), "70B": (8, 8, 8)}
 )
 """p, t and t_g of the trained models (Figure 14); p_g is 1."""
 
-THROUGHPUT: Map[tuple[Size, int], float] = MappingProxyType(
+THROUGHPUT: Mapping[tuple[Size, int], float] = MappingProxyType(
     {
         ("7B", 8): 5.7e3,
         ("7B", 16): 11.0e3,
@@ -75,12 +74,12 @@ THROUGHPUT: Map[tuple[Size, int], float] = MappingProxyType(
 )
 """(size, GPUs) -> tokens/s of PPO with HybridFlow (Figure 9)."""
 
-PLACEMENTS: Map[str, tuple[frozenset[Role], ...]] = {
+PLACEMENTS: Mapping[str, tuple[frozenset[Role], ...]] = {
     "colocate": (frozenset({"actor", "critic", "reference", "reward"}),),
     "split": (frozenset({"actor", "reference"}), frozenset({"critic", "reward"})),
     "standalone": tuple(frozenset({role}) for role in ("actor", "critic", "reference", "reward")),
 }
-PLACED: Map[int, Map[str, float]] = {
+PLACED: Mapping[int, Mapping[str, float]] = {
     16: {"colocate": 6.4e3, "split": 5.3e3, "standalone": 3.8e3},
     24: {"colocate": 7.4e3, "split": 6.7e3, "standalone": 5.3e3},
     32: {"colocate": 10.1e3, "split": 8.3e3, "standalone": 7.4e3},
@@ -90,7 +89,7 @@ PLACED: Map[int, Map[str, float]] = {
 }
 """GPUs -> tokens/s of PPO with 13B models in each placement (Figure 12)."""
 
-TRANSITION: Map[tuple[Size, int], float] = {
+TRANSITION: Mapping[tuple[Size, int], float] = {
     **{("7B", gpus): seconds for gpus, seconds in zip((8, 16, 32, 64, 128), (2.7, 2.7, 2.7, 3.0, 3.8), strict=True)},
     **{("13B", gpus): seconds for gpus, seconds in zip((16, 32, 64, 128), (2.9, 2.9, 3.1, 3.2), strict=True)},
     **{("34B", gpus): 4.7 for gpus in (32, 64, 128)},
@@ -98,7 +97,7 @@ TRANSITION: Map[tuple[Size, int], float] = {
 }
 """(size, GPUs) -> seconds of HybridFlow's transition (Figure 14)."""
 
-GENERATION: Map[Size, Map[int, float]] = {
+GENERATION: Mapping[Size, Mapping[int, float]] = {
     "7B": {8: 86.1, 4: 43.9, 2: 33.9, 1: 31.3},
     "13B": {8: 223.8, 4: 141.9, 2: 159.1, 1: 230.0},
 }

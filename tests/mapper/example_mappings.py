@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Map
+from collections.abc import Mapping
 
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import (
     PHASES,
     Device,
+    DeviceMapping,
     Infeasible,
     MappedPool,
-    Mapping,
     ModelPrediction,
     Phase,
     Prediction,
@@ -50,13 +50,13 @@ def memory_of(role: Role, weights: float) -> dict[Stage, dict[str, float]]:
 def mapping(
     pools: tuple[MappedPool, ...],
     cut: dict[Role, Sizes],
-    seconds: Map[Role, Map[Phase, float]],
+    seconds: Mapping[Role, Mapping[Phase, float]],
     *,
     weights: float,
     limits: dict[str, float],
     device: Device = "GPU",
     rejected: tuple[Rejected, ...] = (),
-) -> Mapping:
+) -> DeviceMapping:
     """A mapping whose stages last as long as their slowest pools; `weights` are those of each model on a slot."""
     work = {
         stage: max(sum(seconds[role].get(phase, 0.0) for role in pool.models for phase in phases) for pool in pools)
@@ -84,7 +84,7 @@ def mapping(
         memory_limit=limits,
         gpu_memory_utilization=0.62,
     )
-    return Mapping(device=device, pools=pools, sizes=cut, prediction=prediction, rejected=rejected)
+    return DeviceMapping(device=device, pools=pools, sizes=cut, prediction=prediction, rejected=rejected)
 
 
 COLOCATED = mapping(
@@ -177,7 +177,7 @@ LAPTOP = mapping(
     limits={"all": 8e9},
     device="CPU",
 )
-UNKNOWN = Mapping(device="CPU", pools=LAPTOP.pools, sizes=LAPTOP.sizes)
+UNKNOWN = DeviceMapping(device="CPU", pools=LAPTOP.pools, sizes=LAPTOP.sizes)
 TOO_BIG = Infeasible(
     short_bytes=412.5e9,
     smallest=(("a100-80g", 24), ("h200-141g", 16)),

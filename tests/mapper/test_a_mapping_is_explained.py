@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import STAGE_OF, STAGES, Infeasible, Mapping, Prediction
+from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction
 from rlhf_trainer.run.mapping_text import TIMES, explain
 from rlhf_trainer.run.timeline import Timeline, marks_of, seconds_text, timeline_of
 from rlhf_trainer.run.timeline_svg import svg_of
@@ -23,16 +23,16 @@ KEYS = {"schema_version", "predicted", "pools", "models", "rejected", "infeasibl
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def predicted(mapping: Mapping) -> Prediction:
+def predicted(mapping: DeviceMapping) -> Prediction:
     assert mapping.prediction
     return mapping.prediction
 
 
-def timeline(mapping: Mapping) -> Timeline:
+def timeline(mapping: DeviceMapping) -> Timeline:
     return timeline_of(mapping.pools, predicted(mapping))
 
 
-def text_of(mapping: Mapping | Infeasible, columns: int) -> str:
+def text_of(mapping: DeviceMapping | Infeasible, columns: int) -> str:
     """What a pipe gets."""
     console = Console(width=columns, file=io.StringIO())
     explain(mapping, title="a [job] of PPO", console=console)
@@ -45,7 +45,7 @@ each_answer = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 
 
 @each_mapping
-def test_the_bars_of_the_slowest_pool_fill_a_stage(mapping: Mapping) -> None:
+def test_the_bars_of_the_slowest_pool_fill_a_stage(mapping: DeviceMapping) -> None:
     drawn, begin = timeline(mapping), 0.0
     for stage in STAGES:
         start, end = drawn.stages[stage]
@@ -59,7 +59,7 @@ def test_the_bars_of_the_slowest_pool_fill_a_stage(mapping: Mapping) -> None:
 
 
 @each_mapping
-def test_models_of_a_pool_work_in_turn_and_every_phase_has_its_bar(mapping: Mapping) -> None:
+def test_models_of_a_pool_work_in_turn_and_every_phase_has_its_bar(mapping: DeviceMapping) -> None:
     drawn = timeline(mapping)
     for pool in mapping.pools:
         bars = sorted((bar.start, bar.end) for bar in drawn.bars if bar.pool == pool.name)
@@ -96,7 +96,7 @@ def test_a_time_has_a_minus_that_every_terminal_has() -> None:
 
 
 @each_answer
-def test_the_json_has_the_keys_of_the_contract(answer: Mapping | Infeasible) -> None:
+def test_the_json_has_the_keys_of_the_contract(answer: DeviceMapping | Infeasible) -> None:
     document = as_json(answer)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document.keys() == KEYS
@@ -138,7 +138,7 @@ def test_the_json_where_nothing_is_predicted_or_nothing_fits() -> None:
 
 @pytest.mark.parametrize("columns", [80, 100])
 @each_mapping
-def test_the_text_names_everything_and_cuts_nothing(mapping: Mapping, columns: int) -> None:
+def test_the_text_names_everything_and_cuts_nothing(mapping: DeviceMapping, columns: int) -> None:
     text = text_of(mapping, columns)
     words = " ".join(text.split())
     assert text.startswith("a [job] of PPO\n")
@@ -213,7 +213,7 @@ def test_what_is_short_and_what_would_do_is_said() -> None:
 
 
 @each_mapping
-def test_the_drawing_is_xml_with_every_bar_inside(mapping: Mapping) -> None:
+def test_the_drawing_is_xml_with_every_bar_inside(mapping: DeviceMapping) -> None:
     root = ET.fromstring(svg_of(timeline(mapping), title='<job> & "co"'))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     boxes = [box for box in root.iter(f"{SVG}rect") if "class" in box.attrib]

@@ -13,7 +13,7 @@ from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.calibration import KIND_OF, apart, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, Kind, Mapping, Phase, Prediction
+from rlhf_mapper.mapping import PHASES, DeviceMapping, Kind, Phase, Prediction
 
 JOB = load(Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml")[2]
 ONE_SLOT = Cluster((NodeGroup(gpu=CPU_SLOT, count=1, gpus_per_node=1),))
@@ -36,7 +36,7 @@ def shape(role: Role) -> Architecture:
 def plan(correction: Correction) -> Prediction:
     """Of the demo's PPO on one slot, where there is one mapping only."""
     mapping = auto_map(JOB, ONE_SLOT, {role: shape(role) for role in JOB.models()}, device="CPU", correction=correction)
-    assert isinstance(mapping, Mapping)
+    assert isinstance(mapping, DeviceMapping)
     assert mapping.prediction
     return mapping.prediction
 

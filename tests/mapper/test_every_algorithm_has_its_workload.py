@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_mapper.auto_map import auto_map
-from rlhf_mapper.mapping import Mapping
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.workload import workload_of
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
@@ -91,7 +91,7 @@ def test_online_dpo_learns_from_the_best_and_the_worst() -> None:
 def test_it_can_be_mapped_and_every_phase_takes_time(name: str) -> None:
     one = job(name)
     mapping = auto_map(one, cluster_of(("h100-80g", 2, 8)), shapes_of(one), device="GPU")
-    assert isinstance(mapping, Mapping)
+    assert isinstance(mapping, DeviceMapping)
     assert mapping.prediction
     assert mapping.sizes.keys() == one.models().keys()
     work = workload_of(one).work

@@ -16,7 +16,7 @@ from hypothesis.strategies import integers
 from rlhf_api.job import Job
 from rlhf_mapper.auto_map import auto_map, task_of
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, Infeasible, MappedPool, Mapping, Prediction
+from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasible, MappedPool, Prediction
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.exhaustive import exhaustive
 from rlhf_mapper.search.objective import Objective
@@ -37,23 +37,23 @@ def each_seed(examples: int = 30) -> Callable[[Callable[[int], None]], Callable[
 
 
 @cache
-def plan(seed: int) -> Mapping | Infeasible:
+def plan(seed: int) -> DeviceMapping | Infeasible:
     job, cluster, shapes = drawn(seed)
     return auto_map(job, cluster, shapes, device="GPU")
 
 
-def planned(seed: int) -> tuple[Job, Cluster, Mapping, Prediction]:
+def planned(seed: int) -> tuple[Job, Cluster, DeviceMapping, Prediction]:
     """A job, what there is, and the plan for it."""
     job, cluster, _ = drawn(seed)
     mapping = plan(seed)
-    assume(isinstance(mapping, Mapping))
-    assert isinstance(mapping, Mapping)
+    assume(isinstance(mapping, DeviceMapping))
+    assert isinstance(mapping, DeviceMapping)
     assert mapping.prediction
     return job, cluster, mapping, mapping.prediction
 
 
 def test_these_jobs_are_mapped_in_many_ways() -> None:
-    fits = [found for found in map(plan, range(40)) if isinstance(found, Mapping)]
+    fits = [found for found in map(plan, range(40)) if isinstance(found, DeviceMapping)]
     assert len(fits) > 30
     assert {len(found.pools) for found in fits} >= {1, 2}
     assert {pool.size for found in fits for pool in found.pools} >= {1, 2, 4, 8, 16}
@@ -176,7 +176,8 @@ def test_more_nodes_never_predict_a_worse_optimum(seed: int) -> None:
     clusters = [cluster, with_more_nodes(cluster), with_more_nodes(with_more_nodes(cluster))]
     found = [plan(seed), *(auto_map(job, larger, shapes, device="GPU") for larger in clusters[1:])]
     seconds = [
-        each.prediction.step_seconds if isinstance(each, Mapping) and each.prediction else np.inf for each in found
+        each.prediction.step_seconds if isinstance(each, DeviceMapping) and each.prediction else np.inf
+        for each in found
     ]
     assert all(more <= fewer for fewer, more in pairwise(seconds))
 
@@ -200,7 +201,7 @@ def test_the_order_of_models_does_not_matter(seed: int) -> None:
 def test_the_order_of_node_groups_does_not_matter(seed: int) -> None:
     job, cluster, mapping, prediction = planned(seed)
     turned = auto_map(job, Cluster(cluster.groups[::-1]), drawn(seed)[2], device="GPU")
-    assert isinstance(turned, Mapping)
+    assert isinstance(turned, DeviceMapping)
     assert turned.prediction
     assert turned.prediction.step_seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
     assert {(pool.models, pool.size) for pool in turned.pools} == {(pool.models, pool.size) for pool in mapping.pools}
@@ -224,7 +225,7 @@ def test_the_pruned_search_finds_what_trying_everything_finds(seed: int) -> None
         assert [(one.seconds, one.gpus) for one in found] == [(one.seconds, one.gpus) for one in every[:4]]
 
 
-def price_of(mapping: Mapping, cluster: Cluster) -> float:
+def price_of(mapping: DeviceMapping, cluster: Cluster) -> float:
     prices = {group.gpu.name: group.gpu_hour_price or 0.0 for group in cluster.groups}
     assert mapping.prediction
     return mapping.prediction.step_seconds * sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
@@ -238,14 +239,14 @@ def test_other_objectives_are_met(seed: int) -> None:
     for factor in (1.0, 2.0):
         limit = factor * prediction.step_seconds
         small = auto_map(job, cluster, shapes, device="GPU", objective=Objective.fewest_gpus(limit))
-        assert isinstance(small, Mapping)
+        assert isinstance(small, DeviceMapping)
         assert small.prediction
         assert small.prediction.step_seconds <= limit
         used, gpus = gpus, sum(pool.size for pool in small.pools)
         assert gpus <= used, "more time needs no more GPUs"
     prices = tuple(group.gpu_hour_price or 0.0 for group in cluster.groups)
     cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective.lowest_cost(prices))
-    assert isinstance(cheap, Mapping)
+    assert isinstance(cheap, DeviceMapping)
     assert price_of(cheap, cluster) <= price_of(fastest, cluster)
 
 
@@ -253,7 +254,7 @@ def test_a_pool_never_spans_types_and_the_better_type_is_taken() -> None:
     job = job_of("PPO", training={"promptBatchSize": 128})
     cluster = cluster_of(("a10-24g", 4, 8), ("h100-80g", 1, 8))
     mapping = auto_map(job, cluster, shapes_of(job), device="GPU")
-    assert isinstance(mapping, Mapping)
+    assert isinstance(mapping, DeviceMapping)
     assert {pool.gpu for pool in mapping.pools if "actor" in pool.models} == {"h100-80g"}
 
 
@@ -262,7 +263,7 @@ def test_copies_of_the_weights_take_memory() -> None:
         parallelism = {"replicas": replicas, "data": 8}
         job = job_of("SFT", models={"actor": {"parallelism": parallelism}})
         mapping = auto_map(job, cluster_of(("h200-141g", 1, 8)), shapes_of(job), device="GPU")
-        assert isinstance(mapping, Mapping)
+        assert isinstance(mapping, DeviceMapping)
         assert mapping.prediction
         assert mapping.sizes["actor"].replicas == replicas
         return whole / mapping.prediction.models["actor"].memory["training"]["weights"]
@@ -282,13 +283,13 @@ def test_an_objective_changes_the_plan() -> None:
     job, shapes = job_of("PPO"), shapes_of(job_of("PPO"))
     cluster = cluster_of(("h100-80g", 4, 8))
     fast = auto_map(job, cluster, shapes, device="GPU")
-    assert isinstance(fast, Mapping)
+    assert isinstance(fast, DeviceMapping)
     assert fast.prediction
     slow = 4 * fast.prediction.step_seconds
     small = auto_map(job, cluster, shapes, device="GPU", objective=Objective.fewest_gpus(slow))
     cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective.lowest_cost((2.0,)))
-    assert isinstance(small, Mapping)
-    assert isinstance(cheap, Mapping)
+    assert isinstance(small, DeviceMapping)
+    assert isinstance(cheap, DeviceMapping)
     assert cheap.prediction
     used = [sum(pool.size for pool in found.pools) for found in (fast, small, cheap)]
     assert used[1] < used[0]

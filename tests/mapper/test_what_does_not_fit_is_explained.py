@@ -9,7 +9,7 @@ import pytest
 from rlhf_api.job import Job
 from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Infeasible, Inventory, Mapping
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
 from rlhf_mapper.place import place
 from rlhf_mapper.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
@@ -22,7 +22,7 @@ def recomputed(batch: int) -> Job:
     return job_of("SFT", models={"actor": {"gradientCheckpointing": True}}, training={"batchSize": batch})
 
 
-def answer(job: Job, cluster: Cluster) -> Mapping | Infeasible:
+def answer(job: Job, cluster: Cluster) -> DeviceMapping | Infeasible:
     return auto_map(job, cluster, shapes_of(job, MODELS["70B"]), device="GPU")
 
 
@@ -44,7 +44,7 @@ def test_the_smallest_cluster_does_and_one_node_less_does_not(gpu: str, gpus_per
     ((name, gpus),) = refused(job, cluster_of((gpu, 1, gpus_per_node))).smallest
     nodes, rest = divmod(gpus, gpus_per_node)
     assert (name, rest) == (gpu, 0)
-    assert isinstance(answer(job, cluster_of((gpu, nodes, gpus_per_node))), Mapping)
+    assert isinstance(answer(job, cluster_of((gpu, nodes, gpus_per_node))), DeviceMapping)
     less = refused(job, cluster_of((gpu, nodes - 1, gpus_per_node)))
     assert less.smallest == ((gpu, gpus),)
 
@@ -112,7 +112,9 @@ LEFT, RIGHT = ["actor", "reference"], ["critic", "reward"]
 TWO_NODES = cluster_of(("h100-80g", 2, 8))
 
 
-def prediction_of(job: Job, cluster: Cluster, size: Any = "7B", gpus: tuple[int, ...] = (8, 8)) -> Mapping | Infeasible:
+def prediction_of(
+    job: Job, cluster: Cluster, size: Any = "7B", gpus: tuple[int, ...] = (8, 8)
+) -> DeviceMapping | Infeasible:
     placed = place(job, Inventory(gpus_per_machine=gpus))
     return predicted(job, placed, cluster, shapes_of(job, MODELS[size]))
 
@@ -121,7 +123,7 @@ def test_pools_made_by_hand_are_predicted_as_they_are() -> None:
     asked = {"actor": {"parallelism": {"tensor": 2}}}
     job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 8), models=asked, rollout={"tensorParallel": 1})
     mapping = prediction_of(job, TWO_NODES)
-    assert isinstance(mapping, Mapping)
+    assert isinstance(mapping, DeviceMapping)
     assert mapping.prediction
     assert [(pool.name, pool.models, pool.size, pool.gpu) for pool in mapping.pools] == [
         ("left", ("actor", "reference"), 8, "h100-80g"),
@@ -135,7 +137,7 @@ def test_pools_made_by_hand_are_predicted_as_they_are() -> None:
     }
     assert mapping.sizes["actor"].generation_tensor == 1
     best = auto_map(job_of("PPO"), TWO_NODES, shapes_of(job), device="GPU")
-    assert isinstance(best, Mapping)
+    assert isinstance(best, DeviceMapping)
     assert best.prediction
     assert mapping.prediction.step_seconds >= best.prediction.step_seconds
 
@@ -143,9 +145,9 @@ def test_pools_made_by_hand_are_predicted_as_they_are() -> None:
 def test_a_mapping_predicts_the_same_when_it_is_made_by_hand() -> None:
     job = job_of("PPO")
     best = auto_map(job, TWO_NODES, shapes_of(job), device="GPU")
-    assert isinstance(best, Mapping)
+    assert isinstance(best, DeviceMapping)
     again = predicted(job, best, TWO_NODES, shapes_of(job))
-    assert isinstance(again, Mapping)
+    assert isinstance(again, DeviceMapping)
     assert again.prediction
     assert best.prediction
     assert again.prediction.step_seconds == pytest.approx(best.prediction.step_seconds)
@@ -163,10 +165,10 @@ def test_a_pool_made_by_hand_lies_on_one_type_of_gpu() -> None:
     job = by_hand(("small", RIGHT, 1, 4), ("large", LEFT, 1, 8))
     types = cluster_of(("h100-80g", 1, 8), ("h200-141g", 1, 4))
     mapping = prediction_of(job, types, gpus=(8, 4))
-    assert isinstance(mapping, Mapping)
+    assert isinstance(mapping, DeviceMapping)
     assert [(pool.name, pool.gpu) for pool in mapping.pools] == [("small", "h200-141g"), ("large", "h100-80g")]
     halves = cluster_of(("h100-80g", 1, 4), ("h200-141g", 2, 4))
-    assert isinstance(prediction_of(job, halves, gpus=(4, 4, 4)), Mapping)
+    assert isinstance(prediction_of(job, halves, gpus=(4, 4, 4)), DeviceMapping)
     parts = cluster_of(("h100-80g", 1, 4), ("h200-141g", 1, 4), ("a100-80g", 1, 4))
     found = prediction_of(job, parts, gpus=(4, 4, 4))
     assert isinstance(found, Infeasible)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Map
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -36,14 +36,14 @@ def states(model: Architecture, software: Software, *, trains: bool) -> dict[Par
 
 
 def parts_of_gpu(
-    states: Map[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers
+    states: Mapping[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers
 ) -> dict[Part, Numbers]:
     """Bytes of a GPU: what data-parallel ranks share is cut over all GPUs of the pool, the rest over p t of them."""
     shared = {part for part in states if software.shards_weights or part == "optimizer"}
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
 
-def of_gpu(states: Map[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers) -> Numbers:
+def of_gpu(states: Mapping[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers) -> Numbers:
     """The same, added up."""
     whole: Numbers = np.sum(list(parts_of_gpu(states, software, replica=replica, gpus=gpus).values()), axis=0)
     return whole

@@ -13,7 +13,7 @@ from typing import Literal
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement
-from rlhf_mapper.mapping import Infeasible, Mapping
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_operator.placement.devices import Devices, devices_for
 from rlhf_operator.placement.mapped import NoPlaceError, auto, have_room, manual
 from rlhf_operator.placement.shapes import origins_of
@@ -90,7 +90,7 @@ def _nothing_fits(answer: Infeasible, devices: Devices) -> str:
     return f"no mapping onto {devices} fits: {answer}"
 
 
-def _sentence(answer: Mapping, devices: Devices, without: str) -> str:
+def _sentence(answer: DeviceMapping, devices: Devices, without: str) -> str:
     pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools)
     unseen = "" if devices.seen else "; the nodes are not known, spec.resources was believed"
     if without:

@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.hardware import gpu_of_product
-from rlhf_mapper.mapping import Infeasible, Inventory, Mapping
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
 from rlhf_mapper.place import place
 from rlhf_operator.placement.devices import Devices, Machines, choices, cluster_of, counted, too_small
 from rlhf_operator.placement.shapes import UnknownShapeError, shapes_of
@@ -25,7 +25,7 @@ class NoPlaceError(Exception):
 class Answer(NamedTuple):
     """A mapping, or why there is none."""
 
-    mapping: Mapping | Infeasible
+    mapping: DeviceMapping | Infeasible
     without: str = ""
     """Why nothing is predicted; empty where something is."""
 
@@ -75,10 +75,10 @@ def manual(job: Job, devices: Devices, snapshot: Snapshot, settings: Settings) -
     if cluster is None:
         return Answer(by_hand, "the figures of the GPUs are not known")
     kept = predicted(job, by_hand, cluster, shapes)
-    return Answer(kept) if isinstance(kept, Mapping) else Answer(by_hand, str(kept))
+    return Answer(kept) if isinstance(kept, DeviceMapping) else Answer(by_hand, str(kept))
 
 
-def _together(job: Job, offers: Sequence[Sequence[Machines]], devices: Devices) -> Mapping:
+def _together(job: Job, offers: Sequence[Sequence[Machines]], devices: Devices) -> DeviceMapping:
     """All models in one pool, by data parallelism, on as many machines as the batch divides over. Raises SpecError."""
     equal = [machines for machines in offers if len({each.slots for each in machines}) == 1]
     if not equal:
@@ -157,7 +157,7 @@ def _too_few(job: Job, devices: Devices, snapshot: Snapshot, settings: Settings)
     return f"spec.resources asks for {asked}, but {there}; {would_do}"
 
 
-def _seconds(answer: Mapping | Infeasible) -> float:
+def _seconds(answer: DeviceMapping | Infeasible) -> float:
     if isinstance(answer, Infeasible):
         return float("inf")
     assert answer.prediction, "the mapper predicts what it maps"

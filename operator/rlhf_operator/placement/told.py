@@ -7,13 +7,13 @@ from typing import cast, get_args
 from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
-from rlhf_mapper.mapping import Mapping, Prediction, Sizes
+from rlhf_mapper.mapping import DeviceMapping, Prediction, Sizes
 
 ENGINE_SHARE, MOST_SHARE = 0.05, 0.95
 """Of a GPU's memory: what the generator needs besides its weights and KV cache, and the most that it may take."""
 
 
-def told(job: Job, mapping: Mapping, digest: str) -> MappedPlacement:
+def told(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
     """A mapping without what is only of interest to `rlhf plan`."""
     prediction = mapping.prediction
     on_gpus = prediction if mapping.device == "GPU" else None

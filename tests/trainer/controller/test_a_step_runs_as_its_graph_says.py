@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_mapper.mapping import MappedPool, Mapping, Sizes
+from rlhf_mapper.mapping import DeviceMapping, MappedPool, Sizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import Edge, Graph
 from rlhf_trainer.controller.resource_pool import ResourcePool
@@ -62,7 +62,7 @@ def standing_in(transfer: Transfer) -> Any:
     return call
 
 
-def placed(job: Job) -> Mapping:
+def placed(job: Job) -> DeviceMapping:
     """The saved model on the left, and every other one of the rest."""
     saved = stage_of(job).saved
     others = [role for role in job.models() if role != saved]
@@ -72,7 +72,7 @@ def placed(job: Job) -> Mapping:
     )
     by_data = {"pipeline": 1, "tensor": 1, "replicas": 1, "generation_pipeline": 1, "generation_tensor": 1}
     sizes = {role: Sizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
-    return Mapping(device="CPU", pools=pools, sizes=sizes)
+    return DeviceMapping(device="CPU", pools=pools, sizes=sizes)
 
 
 class Pools:

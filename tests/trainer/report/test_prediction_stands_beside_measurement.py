@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import Mapping
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.run.chain import tell_mapping
 from rlhf_trainer.run.folder import JobFolder
 from rlhf_trainer.run.outputs.display import Display
@@ -19,7 +19,7 @@ from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
 TITLE = "Predicted and measured"
 
 
-def told(folder: JobFolder, mapping: Mapping) -> str:
+def told(folder: JobFolder, mapping: DeviceMapping) -> str:
     """What the terminal shows when a job with this mapping starts."""
     console = Console(file=StringIO(), width=200)
     tell_mapping(mapping, Publisher(PPO, folder, Display(console)))
@@ -30,7 +30,7 @@ def told(folder: JobFolder, mapping: Mapping) -> str:
 @pytest.mark.parametrize(
     "mapping", [COLOCATED, SPLIT, LAPTOP, UNKNOWN], ids=["colocated", "split", "laptop", "unknown"]
 )
-def test_every_job_leaves_its_mapping(tmp_path: Path, mapping: Mapping) -> None:
+def test_every_job_leaves_its_mapping(tmp_path: Path, mapping: DeviceMapping) -> None:
     folder = run_job(tmp_path, PPO, [])
     told(folder, mapping)
     assert json.loads((folder.path / "mapping.json").read_text()) == as_json(mapping)

@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import Inventory, Mapping
+from rlhf_mapper.mapping import DeviceMapping, Inventory
 from rlhf_trainer.attempt import own_attempt
 from rlhf_trainer.report.numbers import duration
 from rlhf_trainer.report.page import write_report
@@ -133,7 +133,7 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
-def tell_mapping(placed: Mapping, publisher: Publisher) -> None:
+def tell_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
     """Leave the mapping in the job's folder, and say what a step is predicted to take."""
     publisher.folder.tell_mapping(placed)
     if prediction := placed.prediction:

@@ -20,7 +20,7 @@ from rlhf_api.names import Role
 from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.attempt import STATUS, mark, own_attempt, owner, replace
 from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
@@ -216,7 +216,7 @@ class JobFolder:
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
 
     @writes
-    def tell_mapping(self, placed: PlacedModels) -> None:
+    def tell_mapping(self, placed: DeviceMapping) -> None:
         """Write mapping.json: where the models live, and what a step is predicted to take."""
         replace(self.path / MAPPING, json.dumps(as_json(placed), indent=2) + "\n")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from rlhf_api.job import Job
-from rlhf_mapper.mapping import MappedPool
-from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
 from rlhf_trainer.protocols import Layout
 from rlhf_trainer.run.stages import layout_of, stage_of, worker_of
 
 
-def graph_of(job: Job, placed: PlacedModels) -> Graph:
+def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """One step of a job on these pools, the loading of its batch included; nothing runs."""
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
@@ -29,7 +28,7 @@ def graph_of(job: Job, placed: PlacedModels) -> Graph:
     return tracer.graph()
 
 
-def _place(placed: PlacedModels, worker: str, pool: MappedPool) -> Place:
+def _place(placed: DeviceMapping, worker: str, pool: MappedPool) -> Place:
     """Where a worker lives; one that holds no model is data-parallel on its pool."""
     sizes = {str(role): each for role, each in placed.sizes.items()}.get(worker)
     return Place(pool=pool.name, layout=layout_of(sizes) if sizes else Layout(data=pool.size))

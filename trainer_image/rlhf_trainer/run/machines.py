@@ -12,7 +12,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, SAME_MEMORY, Cluster, Gpu, NodeGroup
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
-from rlhf_mapper.mapping import Device, Mapping
+from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.errors import EnvironmentProblem
 
 
@@ -73,7 +73,7 @@ def this_machine(job: Job) -> Cluster:
     return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
 
 
-def slots_of(placed: Mapping) -> Cluster:
+def slots_of(placed: DeviceMapping) -> Cluster:
     """The slots that a placement takes, as one group of equal nodes.
 
     EnvironmentProblem where these are GPUs whose figures are not known.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhf_mapper.mapping import Mapping
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.workers.base import WorkerSetting
 
 ENGINE_SHARE = 0.05
 """Of a GPU's memory, what the generator needs besides its weights and KV cache."""
 
 
-def as_mapped(setting: WorkerSetting, placed: Mapping) -> WorkerSetting:
+def as_mapped(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:
     """On GPUs, with the mapper's micro-batch, offload and cache.
 
     What the manifest says itself stays; micro-batches only become smaller, so that they fit.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Mapping as Map
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Literal
 
@@ -19,9 +18,9 @@ from rlhf_mapper.mapping import (
     PHASES,
     STAGES,
     Device,
+    DeviceMapping,
     Infeasible,
     MappedPool,
-    Mapping,
     ModelPrediction,
     Phase,
     Prediction,
@@ -64,7 +63,7 @@ WIDE = 88
 
 
 def explain(
-    mapping: Mapping | Infeasible, *, title: str, console: Console, prices: Map[str, float] | None = None
+    mapping: DeviceMapping | Infeasible, *, title: str, console: Console, prices: Mapping[str, float] | None = None
 ) -> None:
     """Print where each model is, what that is predicted to take, and why it won; or why nothing fits.
 
@@ -92,7 +91,7 @@ def explain(
         writer.line("No time or memory is predicted: the shapes of the models are not known.")
 
 
-def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Map[str, float]) -> float:
+def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping[str, float]) -> float:
     """What a step costs; pools: (type, GPUs) of each, all held until the step ends."""
     return sum(prices[gpu] * gpus for gpu, gpus in pools) * seconds / 3600
 
@@ -131,7 +130,7 @@ class Writer:
         self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
-def _pools(mapping: Mapping) -> Table:
+def _pools(mapping: DeviceMapping) -> Table:
     table = _table(left=("pool", "models"), right=(NOUNS[mapping.device],), gap=2)
     table.add_column("machines x slots")
     if named := any(pool.gpu for pool in mapping.pools):
@@ -147,7 +146,7 @@ def _machines(pool: MappedPool) -> str:
     return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
 
 
-def _models(mapping: Mapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
+def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
     """A row a model: how it is cut, and the seconds of a step, or one of the two."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
     generates = "generation" in phases
@@ -176,7 +175,7 @@ def _cut(sizes: Sizes, model: ModelPrediction, *, generates: bool) -> list[str]:
     return [str(sizes), *generation, str(model.micro_batch), model.offload]
 
 
-def _cuts(mapping: Mapping) -> Table:
+def _cuts(mapping: DeviceMapping) -> Table:
     """How each model is cut, where no more is known."""
     table = _table(left=("model", "p-t-d"), gap=2)
     for role in _roles(mapping):
@@ -184,12 +183,12 @@ def _cuts(mapping: Mapping) -> Table:
     return table
 
 
-def _roles(mapping: Mapping) -> list[Role]:
+def _roles(mapping: DeviceMapping) -> list[Role]:
     """The models by pool."""
     return [role for pool in mapping.pools for role in pool.models]
 
 
-def _memory(writer: Writer, mapping: Mapping, prediction: Prediction) -> None:
+def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
     """A table a pool: the fullest moment of a slot in each stage, against what it may hold."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
@@ -212,7 +211,7 @@ def _bar_cells(columns: int) -> int:
     return columns - MEMORY_COLUMNS if columns >= NARROW else 0
 
 
-def _stages(held: Map[Stage, Map[str, float]], limit: float, *, scale: float, cells: int) -> Table:
+def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
     """Bytes of a slot by stage and part; the bar takes so many cells, and is left out with none."""
     table = _table(gap=1)
     table.add_column("", min_width=STAGE_COLUMNS)
@@ -236,7 +235,7 @@ def _filled(share: float, cells: int) -> Text:
     return Text.assemble(("█" * full, "cyan"), ("░" * (length - full), "dim"), percentage)
 
 
-def _times(writer: Writer, mapping: Mapping, prediction: Prediction, prices: Map[str, float]) -> None:
+def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     """What a step takes and costs, and who works when."""
     seconds = prediction.step_seconds
     told = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
@@ -253,12 +252,12 @@ def _times(writer: Writer, mapping: Mapping, prediction: Prediction, prices: Map
     writer.line(Text("  ") + legend_of(timeline))
 
 
-def _listed(seconds: Map[Any, float], order: Iterable[str]) -> str:
+def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:
     """`generation 4.1 s, scoring 20 ms`; what takes no time is left out."""
     return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
 
 
-def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices: Map[str, float]) -> None:
+def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices: Mapping[str, float]) -> None:
     """The best of the others, and why each lost."""
     if not placements:
         return

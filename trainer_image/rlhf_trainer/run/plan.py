@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping as Map
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Device, Infeasible, Inventory, Mapping
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, Inventory
 from rlhf_mapper.place import place
 from rlhf_mapper.search.objective import Objective
 from rlhf_trainer.errors import EnvironmentProblem
@@ -61,10 +60,10 @@ class Answer:
     """What is told about a job."""
 
     job: Job
-    mapping: Mapping | Infeasible
+    mapping: DeviceMapping | Infeasible
     measured: Measured | None
     """By which the prediction is corrected."""
-    prices: Map[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
     """Of a GPU for an hour, by type; none where one is not known."""
 
     @property
@@ -136,7 +135,7 @@ def _inventory(cluster: Cluster, device: Device) -> Inventory:
     )
 
 
-def _too_slow(fastest: Mapping | Infeasible, most_seconds: float) -> Infeasible:
+def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infeasible:
     """Why no mapping takes so few seconds; fastest: the best one without that limit."""
     if isinstance(fastest, Infeasible):
         return fastest
@@ -193,7 +192,7 @@ def _chosen(jobs: Sequence[Job], question: Question) -> list[Job]:
 
 def _tell(answers: Sequence[Answer], question: Question) -> None:
     """Print what was found, in the form that is asked for."""
-    found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, Mapping)]
+    found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
     if question.in_json:
         documents = [{"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in answers]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
@@ -204,7 +203,7 @@ def _tell(answers: Sequence[Answer], question: Question) -> None:
             _explain(each, question.svg)
 
 
-def _priced(document: dict[str, Any], prices: Map[str, float]) -> dict[str, Any]:
+def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, Any]:
     """The JSON of an answer; where prices are known, the best placement and each that was rejected have theirs."""
     for each in (document, *document["rejected"]) if prices and document["predicted"] else ():
         pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
@@ -212,7 +211,7 @@ def _priced(document: dict[str, Any], prices: Map[str, float]) -> dict[str, Any]
     return document
 
 
-def _draw(found: Sequence[tuple[Job, Mapping]], svg: Path | None) -> None:
+def _draw(found: Sequence[tuple[Job, DeviceMapping]], svg: Path | None) -> None:
     try:
         from rlhf_trainer.run.draw import draw
     except ModuleNotFoundError as error:
@@ -228,7 +227,7 @@ def _explain(answer: Answer, svg: Path | None) -> None:
         explain(answer.mapping, title=answer.title, console=console, prices=answer.prices)
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
     typer.echo(f"{answer.measured}\n" if answer.measured else "")
-    if svg and isinstance(answer.mapping, Mapping):
+    if svg and isinstance(answer.mapping, DeviceMapping):
         assert answer.mapping.prediction, "the shapes are known"
         timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
         with written(svg):

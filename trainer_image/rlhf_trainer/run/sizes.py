@@ -12,8 +12,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
 from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.config_file import made_from
-from rlhf_mapper.mapping import Inventory
-from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_mapper.mapping import DeviceMapping, Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.folder import model_folder
@@ -26,7 +25,7 @@ from rlhf_trainer.training.tensor_parallel import impossible_sizes
 class Placed(NamedTuple):
     """Where the models of a job live."""
 
-    mapping: PlacedModels
+    mapping: DeviceMapping
     unmapped: str = ""
     """Why the mapper was not used; empty where it was."""
 
@@ -44,7 +43,7 @@ def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: 
     return placed
 
 
-def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path) -> Placed:
+def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path) -> Placed:
     """What the mapper makes of a job on the slots of a placement: of all models together, or one made by hand.
 
     The placement as it is, and the reason, where the mapper does not know the shape of a model or the figures of the
@@ -56,9 +55,9 @@ def _mapped(job: Job, together: PlacedModels, jobs: Sequence[Job], output: Path)
         return Placed(together, str(error))
     if job.spec.placement.mode == "Manual":
         kept = predicted(job, together, cluster, shapes)
-        return Placed(kept) if isinstance(kept, PlacedModels) else Placed(together, str(kept))
+        return Placed(kept) if isinstance(kept, DeviceMapping) else Placed(together, str(kept))
     answer = auto_map(job, cluster, shapes, device=together.device)
-    if isinstance(answer, PlacedModels):
+    if isinstance(answer, DeviceMapping):
         return Placed(answer)
     raise EnvironmentProblem(f"{job.name}: {answer}")
 

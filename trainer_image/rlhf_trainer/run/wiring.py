@@ -12,8 +12,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import MappedPool
-from rlhf_mapper.mapping import Mapping as PlacedModels
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
@@ -36,7 +35,7 @@ POOL_DEADLINE_SECONDS = 300.0
 class RayRuntime:
     """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
 
-    def __init__(self, job: Job, placed: PlacedModels, folders: Mapping[Role, str], *, stacks: Path) -> None:
+    def __init__(self, job: Job, placed: DeviceMapping, folders: Mapping[Role, str], *, stacks: Path) -> None:
         """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang."""
         self.models: dict[str, Any] = {}
         self._job, self._placed, self._folders = job, placed, folders
