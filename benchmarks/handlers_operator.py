@@ -19,13 +19,13 @@ import kopf
 
 from rlhf_api.names import GROUP, VERSION
 from rlhf_operator import names
-from rlhf_operator.cluster import seen
+from rlhf_operator.actions import Create, Plan
+from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.client import CONFLICT, ApiError, Client
 from rlhf_operator.cluster.resources import CLAIMS, CREATED, NODES, PODS, RAYJOBS
-from rlhf_operator.plan import Create, Plan
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Document, JobSeen, Snapshot
+from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
 
 PLURAL = "rlhfjobs"
 TIMER_SECONDS = 15.0
@@ -68,7 +68,7 @@ async def reconcile(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
     means = MEANS[0]
     document: dict[str, Any] = dict(body)
     for _pass in range(MOST_PASSES):
-        job = seen.job(document)
+        job = parse.job(document)
         plan = decide(await look(means.client, job), datetime.now(UTC), means.settings)
         for event in plan.events:
             kopf.event(body, type=event.kind, reason=event.reason, message=event.message)
@@ -81,7 +81,7 @@ async def reconcile(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
             return
 
 
-async def look(client: Client, job: JobSeen) -> Snapshot:
+async def look(client: Client, job: ObservedJob) -> Snapshot:
     """The job with all that belongs to it, as the server says now."""
     selector = f"{names.JOB_NAME}={job.name}"
     rayjobs = await client.list(RAYJOBS, job.namespace, selector)
@@ -90,10 +90,10 @@ async def look(client: Client, job: JobSeen) -> Snapshot:
     nodes = await client.list(NODES, None)
     return Snapshot(
         job=job,
-        rayjobs=tuple(seen.rayjob(each, job.uid) for each in rayjobs.items),
-        pods=tuple(seen.pod(each) for each in pods.items),
-        claims={(claim := seen.claim(each, job.uid)).name: claim for each in claims.items},
-        nodes=tuple(seen.node(each) for each in nodes.items),
+        rayjobs=tuple(parse.rayjob(each, job.uid) for each in rayjobs.items),
+        pods=tuple(parse.pod(each) for each in pods.items),
+        claims={(claim := parse.claim(each, job.uid)).name: claim for each in claims.items},
+        nodes=tuple(parse.node(each) for each in nodes.items),
         watching_since=BEGAN,
         fresh=True,
     )

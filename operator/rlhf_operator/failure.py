@@ -12,7 +12,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import names
-from rlhf_operator.snapshot import ContainerSeen, NodeSeen, PodSeen, RayJobSeen, Snapshot
+from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedPod, ObservedRayJob, Snapshot
 from rlhf_operator.times import since, timestamp
 
 DEFAULT_ACTIONS: Final[Mapping[Reason, Action]] = MappingProxyType(
@@ -41,7 +41,7 @@ DEFAULT_ACTIONS: Final[Mapping[Reason, Action]] = MappingProxyType(
 """What follows a failure that no rule of the job's matches. What would fail again in the same way fails the job; what
 the cluster did to it is not held against it; the rest is tried again, runPolicy.backoffLimit times."""
 
-TOLD_BY_TRAINER: Final[Mapping[int, Reason]] = MappingProxyType(
+CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
     {
         ExitCode.SPEC: "Spec",
         ExitCode.DATA: "Data",
@@ -51,7 +51,7 @@ TOLD_BY_TRAINER: Final[Mapping[int, Reason]] = MappingProxyType(
     }
 )
 """Exit codes that say enough; no event in the cluster makes a trainer end with one of them."""
-TOLD_FOR_WANT_OF_EVIDENCE: Final[Mapping[int, Reason]] = MappingProxyType(
+INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
     {
         ExitCode.INTERNAL: "Internal",
         ExitCode.ENVIRONMENT: "Environment",
@@ -86,7 +86,7 @@ NODE_SECONDS: Final = 60.0
 EVIDENCE_SECONDS: Final = 60.0
 """A node counts as lost only after 40 to 50 s; a trainer that ends for that reason ends earlier."""
 EVICTION_SECONDS: Final = 10.0
-"""So long Kueue's Workload may say why later than the RayJob that Kueue has suspended is seen."""
+"""So long Kueue's Workload may say why later than the RayJob that Kueue has suspended is snapshot."""
 LAST_WORDS_SECONDS: Final = 30.0
 """So long the trainer's last status may take to be read once Ray has said that the job ended."""
 
@@ -108,134 +108,136 @@ def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
     return next((action for reason, action in DEFAULT_ACTIONS.items() if reason == failure.reason), "Restart"), None
 
 
-def classify(seen: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
+def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
     """Why the current attempt has failed; None as long as nothing says that it has.
 
     ready_since: when all its pods were ready for the first time. Deadlines are not looked at.
     """
     cause = (
-        _told(seen)
-        or _evidence(seen, now, ready_since)
-        or _silent_end(seen, ready_since=ready_since)
-        or _stuck(seen, now)
+        _reported(snapshot)
+        or _disruption(snapshot, now, ready_since)
+        or _unreported_end(snapshot, ready_since=ready_since)
+        or _start_failure(snapshot, now)
     )
     if cause is None:
         return None
     reason, message, pod = cause
-    if reason in UNEXPLAINED and (explained := _strongest(seen.fallen, seen, now)):
+    if reason in UNEXPLAINED and (explained := _strongest_disruption(snapshot.lost_pods, snapshot, now)):
         reason, message, pod = explained
-    if reason in ("Communication", "Unknown") and (lost := _lost_worker(seen, ready_since=ready_since)):
+    if reason in ("Communication", "Unknown") and (lost := _lost_worker(snapshot, ready_since=ready_since)):
         reason, message, pod = "WorkerLost", lost[0], lost[1]
-    return failed(seen, now, reason, message, pod)
+    return failed(snapshot, now, reason, message, pod)
 
 
-def failed(seen: Snapshot, now: datetime, reason: Reason, message: str, pod: PodSeen | None = None) -> Failure:
+def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod: ObservedPod | None = None) -> Failure:
     """A failure of the current attempt."""
     return Failure(
         reason=reason,
-        exit_code=exit_code(seen),
+        exit_code=exit_code(snapshot),
         message=message[:1000],
-        attempt=seen.job.status.attempt,
+        attempt=snapshot.job.status.attempt,
         pod=pod.name if pod else None,
         node=pod.node or None if pod else None,
         time=timestamp(now),
     )
 
 
-def patience(failure: Failure, seen: Snapshot) -> float:
+def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
     """Seconds after the end of an attempt in which a better explanation than this may come."""
     if failure.reason == "Communication":
         return EVIDENCE_SECONDS
-    if failure.reason == "Evicted" and failure.pod is None and seen.quota and not seen.quota.evicted:
+    if failure.reason == "Evicted" and failure.pod is None and snapshot.quota and not snapshot.quota.evicted:
         return EVICTION_SECONDS
-    head = head_of(seen)
+    head = head_of(snapshot)
     can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
     if failure.reason == "Unknown" and failure.exit_code is None and can_speak:
         return LAST_WORDS_SECONDS
     return 0.0
 
 
-def exit_code(seen: Snapshot) -> int | None:
+def exit_code(snapshot: Snapshot) -> int | None:
     """The trainer's exit code: its process's, else the one that it wrote itself, else the one that Ray tells."""
-    beat, rayjob = seen.heartbeat, seen.current_rayjob()
+    beat, rayjob = snapshot.heartbeat, snapshot.current_rayjob()
     codes: list[int | None] = []
-    if beat is not None and beat.attempt == seen.job.status.attempt:
+    if beat is not None and beat.attempt == snapshot.job.status.attempt:
         last = beat.status.last_failure
         codes = [beat.exit_code if beat.complete else None, last.exit_code if last else None]
-    if rayjob is not None and _has_failed(rayjob) and (told := EXIT_CODE.search(rayjob.message)):
-        codes.append(int(told[1]))
+    if rayjob is not None and _has_failed(rayjob) and (match := EXIT_CODE.search(rayjob.message)):
+        codes.append(int(match[1]))
     code = next((each for each in codes if each is not None), None)
     if code is not None and code < 0:
         code = 128 - code  # killed by a signal, in Python's words; now in the shell's
     return code if code is not None and 0 <= code <= 255 else None
 
 
-def head_of(seen: Snapshot) -> PodSeen | None:
+def head_of(snapshot: Snapshot) -> ObservedPod | None:
     """The head pod of the current attempt; of two, the older one, in which the trainer ran."""
-    heads = [pod for pod in current_pods(seen) if pod.role == names.CONTROLLER]
+    heads = [pod for pod in current_pods(snapshot) if pod.role == names.CONTROLLER]
     return min(heads, key=lambda pod: (pod.created, pod.name), default=None)
 
 
-def current_pods(seen: Snapshot) -> tuple[PodSeen, ...]:
+def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
     """The pods of the current attempt."""
-    return tuple(pod for pod in seen.pods if pod.attempt == seen.job.status.attempt)
+    return tuple(pod for pod in snapshot.pods if pod.attempt == snapshot.job.status.attempt)
 
 
-def workers_of(seen: Snapshot) -> tuple[PodSeen, ...]:
+def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
     """The worker pods of the current attempt."""
-    return tuple(pod for pod in current_pods(seen) if pod.role == names.WORKER)
+    return tuple(pod for pod in current_pods(snapshot) if pod.role == names.WORKER)
 
 
-def node_of(pod: PodSeen, seen: Snapshot) -> NodeSeen | None:
+def node_of(pod: ObservedPod, snapshot: Snapshot) -> ObservedNode | None:
     """The node of a pod, if it is known and there."""
-    return next((node for node in seen.nodes or () if node.name == pod.node), None)
+    return next((node for node in snapshot.nodes or () if node.name == pod.node), None)
 
 
-def node_is_gone(pod: PodSeen, seen: Snapshot) -> bool:
+def node_is_gone(pod: ObservedPod, snapshot: Snapshot) -> bool:
     """Whether a pod was bound to a node that has been removed."""
-    return bool(pod.node) and seen.nodes is not None and node_of(pod, seen) is None
+    return bool(pod.node) and snapshot.nodes is not None and node_of(pod, snapshot) is None
 
 
-Cause = tuple[Reason, str, PodSeen | None]
+Cause = tuple[Reason, str, ObservedPod | None]
 
 
-def _told(seen: Snapshot) -> Cause | None:
+def _reported(snapshot: Snapshot) -> Cause | None:
     """What the trainer itself says, where its word is enough."""
-    code = exit_code(seen)
-    if code is None or (reason := TOLD_BY_TRAINER.get(code)) is None:
+    code = exit_code(snapshot)
+    if code is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
         return None
-    return reason, _words(seen) or f"the trainer ended with exit code {code}", head_of(seen)
+    return reason, _trainer_message(snapshot) or f"the trainer ended with exit code {code}", head_of(snapshot)
 
 
-def _words(seen: Snapshot) -> str:
+def _trainer_message(snapshot: Snapshot) -> str:
     """The trainer's last message."""
-    beat = seen.heartbeat
-    if beat is None or beat.attempt != seen.job.status.attempt or beat.status.last_failure is None:
+    beat = snapshot.heartbeat
+    if beat is None or beat.attempt != snapshot.job.status.attempt or beat.status.last_failure is None:
         return ""
     return beat.status.last_failure.message
 
 
-def _evidence(seen: Snapshot, now: datetime, ready_since: datetime | None) -> Cause | None:
+def _disruption(snapshot: Snapshot, now: datetime, ready_since: datetime | None) -> Cause | None:
     """What was done to a pod of the attempt, or by Kueue to all of them."""
-    if ready_since and seen.quota and seen.quota.evicted == "Preempted":  # the quota stays reserved until all has ended
-        return "Preempted", f"Kueue took the quota away: {seen.quota.message}", None
-    return _strongest(current_pods(seen), seen, now)
+    if (
+        ready_since and snapshot.quota and snapshot.quota.evicted == "Preempted"
+    ):  # still reserved until all pods are gone
+        return "Preempted", f"Kueue took the quota away: {snapshot.quota.message}", None
+    return _strongest_disruption(current_pods(snapshot), snapshot, now)
 
 
-def _strongest(pods: Iterable[PodSeen], seen: Snapshot, now: datetime) -> Cause | None:
-    causes = [cause for pod in pods if (cause := _done_to(pod, seen, now))]
+def _strongest_disruption(pods: Iterable[ObservedPod], snapshot: Snapshot, now: datetime) -> Cause | None:
+    causes = [cause for pod in pods if (cause := _pod_disruption(pod, snapshot, now))]
     return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
 
 
-def _done_to(pod: PodSeen, seen: Snapshot, now: datetime) -> Cause | None:
+def _pod_disruption(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> Cause | None:
     what = f"pod {pod.name}"
     if pod.disruption and (reason := DISRUPTIONS.get(pod.disruption)):
         return reason, f"{what} on node {pod.node or '(none)'} was ended: {pod.disruption} {pod.message}".rstrip(), pod
-    if node_is_gone(pod, seen):
+    if node_is_gone(pod, snapshot):
         return "NodeLost", f"node {pod.node} of {what} is gone", pod
-    node = node_of(pod, seen)
+    node = node_of(pod, snapshot)
     is_silent = node is not None and not node.ready and not pod.ready
-    if is_silent and since(_latest(pod.not_ready_since or pod.created, seen), now) >= NODE_SECONDS:
+    if is_silent and since(_latest(pod.not_ready_since or pod.created, snapshot), now) >= NODE_SECONDS:
         return "NodeLost", f"node {pod.node} of {what} is not ready", pod
     if pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown"):
         return "NodeLost", f"node {pod.node} of {what} does not answer: {pod.message}", pod
@@ -249,51 +251,53 @@ def _done_to(pod: PodSeen, seen: Snapshot, now: datetime) -> Cause | None:
     return None
 
 
-def _silent_end(seen: Snapshot, *, ready_since: datetime | None) -> Cause | None:
+def _unreported_end(snapshot: Snapshot, *, ready_since: datetime | None) -> Cause | None:
     """An end that nothing in the cluster explains, or a pod that was lost without a trace."""
-    rayjob, code, head = seen.current_rayjob(), exit_code(seen), head_of(seen)
-    has_ended = (code not in (None, 0) and _is_complete(seen)) or (rayjob is not None and _has_failed(rayjob))
+    rayjob, code, head = snapshot.current_rayjob(), exit_code(snapshot), head_of(snapshot)
+    has_ended = (code not in (None, 0) and _is_complete(snapshot)) or (rayjob is not None and _has_failed(rayjob))
     if has_ended:
-        return _unexplained(rayjob, code, _words(seen), head)
+        return _unexplained(rayjob, code, _trainer_message(snapshot), head)
     if (
         rayjob is not None
         and ready_since
         and (rayjob.suspended or rayjob.deployment_status in ("Suspending", "Suspended"))
     ):
-        why = seen.quota.message if seen.quota else ""
+        why = snapshot.quota.message if snapshot.quota else ""
         return "Evicted", f"RayJob {rayjob.name} was suspended while it ran: {why}".rstrip(": "), None
-    if lost := _lost_head(seen):
+    if lost := _lost_head(snapshot):
         return lost
-    if seen.job.status.ray_job_name and (rayjob is None or rayjob.deleting):
-        return "HeadLost", f"RayJob {seen.job.status.ray_job_name} was deleted, and not by the operator", None
-    if lost_worker := _lost_worker(seen, ready_since=ready_since):
+    if snapshot.job.status.ray_job_name and (rayjob is None or rayjob.deleting):
+        return "HeadLost", f"RayJob {snapshot.job.status.ray_job_name} was deleted, and not by the operator", None
+    if lost_worker := _lost_worker(snapshot, ready_since=ready_since):
         return "WorkerLost", *lost_worker
     return None
 
 
-def _is_complete(seen: Snapshot) -> bool:
-    return bool(seen.heartbeat and seen.heartbeat.attempt == seen.job.status.attempt and seen.heartbeat.complete)
+def _is_complete(snapshot: Snapshot) -> bool:
+    return bool(
+        snapshot.heartbeat and snapshot.heartbeat.attempt == snapshot.job.status.attempt and snapshot.heartbeat.complete
+    )
 
 
-def _has_failed(rayjob: RayJobSeen) -> bool:
+def _has_failed(rayjob: ObservedRayJob) -> bool:
     """Whether KubeRay says that the job is over, and not well."""
     is_over = rayjob.deployment_status in ("Failed", "ValidationFailed", "Complete")
     return rayjob.job_status != "SUCCEEDED" and (is_over or rayjob.job_status in ("FAILED", "STOPPED"))
 
 
-def _unexplained(rayjob: RayJobSeen | None, code: int | None, words: str, head: PodSeen | None) -> Cause:
-    told = rayjob.message if rayjob else ""
-    if code is not None and (reason := TOLD_FOR_WANT_OF_EVIDENCE.get(code)):
-        return reason, words or told or f"the trainer ended with exit code {code}", head
+def _unexplained(rayjob: ObservedRayJob | None, code: int | None, from_trainer: str, head: ObservedPod | None) -> Cause:
+    message = rayjob.message if rayjob else ""
+    if code is not None and (reason := INCONCLUSIVE_EXIT_CODES.get(code)):
+        return reason, from_trainer or message or f"the trainer ended with exit code {code}", head
     if rayjob is not None and rayjob.deployment_status == "ValidationFailed":
-        return "Internal", f"KubeRay refused RayJob {rayjob.name}: {told}", None
+        return "Internal", f"KubeRay refused RayJob {rayjob.name}: {message}", None
     if code is not None and code > 128:
-        return "Unknown", words or f"the trainer was ended by signal {code - 128}", head
-    return "Unknown", words or told or "the trainer ended and left no word", head
+        return "Unknown", from_trainer or f"the trainer was ended by signal {code - 128}", head
+    return "Unknown", from_trainer or message or "the trainer ended and left no word", head
 
 
-def _lost_head(seen: Snapshot) -> Cause | None:
-    head, known = head_of(seen), seen.job.status.head_pod
+def _lost_head(snapshot: Snapshot) -> Cause | None:
+    head, known = head_of(snapshot), snapshot.job.status.head_pod
     if known and (head is None or head.name != known):
         return "HeadLost", f"head pod {known} is gone", None
     if head is not None and (how := _ended(head)):
@@ -301,13 +305,13 @@ def _lost_head(seen: Snapshot) -> Cause | None:
     return None
 
 
-def _lost_worker(seen: Snapshot, *, ready_since: datetime | None) -> tuple[str, PodSeen | None] | None:
+def _lost_worker(snapshot: Snapshot, *, ready_since: datetime | None) -> tuple[str, ObservedPod | None] | None:
     """A worker that ended, or, of a cluster that was whole, one that is missing; and what to say of it.
 
     Kubernetes' times are whole seconds: one replaced in the second in which the cluster became whole is not missed,
     and need not be, for no trainer has begun by then.
     """
-    workers, mapping = workers_of(seen), seen.job.status.mapping
+    workers, mapping = workers_of(snapshot), snapshot.job.status.mapping
     for pod in workers:
         if how := _ended(pod):
             return f"worker pod {pod.name} {how}", pod
@@ -319,7 +323,7 @@ def _lost_worker(seen: Snapshot, *, ready_since: datetime | None) -> tuple[str, 
     return None
 
 
-def _ended(pod: PodSeen) -> str:
+def _ended(pod: ObservedPod) -> str:
     """How a pod ended; empty if it has not."""
     if pod.deleting_since is not None:
         return "was deleted"
@@ -329,28 +333,28 @@ def _ended(pod: PodSeen) -> str:
     return f"ended: container {ended.name}, exit code {ended.exit_code}" if ended else ""
 
 
-def _has_ended(container: ContainerSeen) -> bool:
+def _has_ended(container: ObservedContainer) -> bool:
     return container.exit_code is not None and not container.running
 
 
-def _stuck(seen: Snapshot, now: datetime) -> Cause | None:
+def _start_failure(snapshot: Snapshot, now: datetime) -> Cause | None:
     """A pod that cannot start and has had its time."""
-    return next((cause for pod in current_pods(seen) for cause in _hindrances(pod, seen, now)), None)
+    return next((cause for pod in current_pods(snapshot) for cause in _start_problems(pod, snapshot, now)), None)
 
 
-def _hindrances(pod: PodSeen, seen: Snapshot, now: datetime) -> Iterator[Cause]:
-    waited = since(_latest(pod.not_ready_since or pod.created, seen), now)
+def _start_problems(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> Iterator[Cause]:
+    waited = since(_latest(pod.not_ready_since or pod.created, snapshot), now)
     for each in pod.containers:
-        told = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
+        message = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
         if each.waiting_reason in PULLING and waited >= PULL_SECONDS:
-            yield "ImagePull", told, pod
+            yield "ImagePull", message, pod
         is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
         if each.waiting_reason == "CreateContainerConfigError" and is_missing and waited >= MISSING_SECONDS:
-            yield "SecretMissing", told, pod
+            yield "SecretMissing", message, pod
     if (claim := CLAIM.search(pod.unschedulable)) and waited >= MISSING_SECONDS:
         yield "ClaimMissing", f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs", pod
 
 
-def _latest(moment: datetime, seen: Snapshot) -> datetime:
+def _latest(moment: datetime, snapshot: Snapshot) -> datetime:
     """When a grace period begins: not before the operator was there to see."""
-    return max(moment, seen.watching_since)
+    return max(moment, snapshot.watching_since)

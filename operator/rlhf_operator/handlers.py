@@ -25,13 +25,13 @@ Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 class Watcher(Protocol):
     """Who is told what kopf sees."""
 
-    def saw(self, kind: KindName, document: Document) -> None:
+    def changed(self, kind: KindName, document: Document) -> None:
         """An object is there, or has changed."""
 
-    def saw_end(self, kind: KindName, document: Document) -> None:
+    def deleted(self, kind: KindName, document: Document) -> None:
         """An object has been deleted."""
 
-    def saw_list(self) -> None:
+    def relisted(self) -> None:
         """kopf had to list anew: what has been deleted meanwhile is not in the list, and no event says so."""
 
 
@@ -67,11 +67,11 @@ def _watch(made: kopf.OperatorRegistry, kind: Kind, watcher: Watcher) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=made)
     async def saw(event: Any, **_: Any) -> None:
         if event["type"] == DELETED:
-            watcher.saw_end(kind.name, event["object"])
+            watcher.deleted(kind.name, event["object"])
             return
-        watcher.saw(kind.name, event["object"])
+        watcher.changed(kind.name, event["object"])
         if event["type"] is LISTED:
-            watcher.saw_list()
+            watcher.relisted()
 
 
 def settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:

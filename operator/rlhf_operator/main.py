@@ -26,14 +26,14 @@ from rlhf_operator.cluster.apply import Applier
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Offer, discover
-from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leases import Leases
 from rlhf_operator.cluster.observe import Observer
-from rlhf_operator.engine import Engine
-from rlhf_operator.lease import Elector, LostLeaseError
+from rlhf_operator.leader_election import Elector, LostLeaseError
 from rlhf_operator.metrics import OperatorMetrics, Result, Server
 from rlhf_operator.reconcile import decide
+from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document
 
@@ -116,12 +116,12 @@ class _Operator:
         self.elector = _elector(settings, client)
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
-        self.observer = Observer(client, self.cache, heartbeats, settings, self._look_at)
-        self.engine = Engine(
+        self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
+        self.engine = Reconciler(
             decide,
             settings,
             observer=self.observer,
-            applier=Applier(client, self.cache, Events(client, may_write, _now), may_write, self._look_at),
+            applier=Applier(client, self.cache, EventRecorder(client, may_write, _now), may_write, self._enqueue),
             heartbeats=heartbeats,
             reconciled=self._reconciled,
         )
@@ -151,17 +151,17 @@ class _Operator:
                 logger.info("the cluster offers %s", _named(self.offer))
                 return
 
-    def saw(self, kind: KindName, document: Document) -> None:
-        self.engine.look_at(self.cache.put(kind, document))
+    def changed(self, kind: KindName, document: Document) -> None:
+        self.engine.enqueue(self.cache.put(kind, document))
 
-    def saw_end(self, kind: KindName, document: Document) -> None:
-        self.engine.look_at(self.cache.remove(kind, document))
+    def deleted(self, kind: KindName, document: Document) -> None:
+        self.engine.enqueue(self.cache.remove(kind, document))
 
-    def saw_list(self) -> None:
-        self.engine.mend()
+    def relisted(self) -> None:
+        self.engine.relist()
 
-    def _look_at(self, keys: set[Key]) -> None:
-        self.engine.look_at(keys)
+    def _enqueue(self, keys: set[Key]) -> None:
+        self.engine.enqueue(keys)
 
     def _reconciled(self, result: Result, seconds: float) -> None:
         self.metrics.reconciled(result, seconds)

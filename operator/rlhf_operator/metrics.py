@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from rlhf_api.status import Phase, Progress
-from rlhf_operator.snapshot import JobSeen
+from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, since
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -75,7 +75,7 @@ class JobMetric:
     unit: str
     own_labels: tuple[str, ...]
     meaning: str
-    samples: Callable[[JobSeen, datetime], Iterable[Sample]]
+    samples: Callable[[ObservedJob, datetime], Iterable[Sample]]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -88,44 +88,44 @@ def _value(value: float | None) -> Iterator[Sample]:
         yield (), float(value)
 
 
-def _info(job: JobSeen, _: datetime) -> Iterator[Sample]:
+def _info(job: ObservedJob, _: datetime) -> Iterator[Sample]:
     algorithm = job.spec.get("algorithm")
     name = str(algorithm.get("name", "")) if isinstance(algorithm, Mapping) else ""
     yield (job.uid, name, job.status.queue or ""), 1.0
 
 
-def _phases(job: JobSeen, _: datetime) -> Iterator[Sample]:
+def _phases(job: ObservedJob, _: datetime) -> Iterator[Sample]:
     # Stopped is no phase of a cluster.
     return (((phase,), float(phase == job.status.phase)) for phase in get_args(Phase) if phase != "Stopped")
 
 
-def _last_failure(job: JobSeen, _: datetime) -> Iterator[Sample]:
+def _last_failure(job: ObservedJob, _: datetime) -> Iterator[Sample]:
     if job.status.last_failure:
         yield (job.status.last_failure.reason,), 1.0
 
 
-def _progress(value: Callable[[Progress], float | None]) -> Callable[[JobSeen, datetime], Iterator[Sample]]:
+def _progress(value: Callable[[Progress], float | None]) -> Callable[[ObservedJob, datetime], Iterator[Sample]]:
     return lambda job, _: _value(value(job.status.progress) if job.status.progress else None)
 
 
-def _predicted(job: JobSeen, _: datetime) -> Iterator[Sample]:
+def _predicted(job: ObservedJob, _: datetime) -> Iterator[Sample]:
     return _value(job.status.mapping.predicted_step_seconds if job.status.mapping else None)
 
 
-def _gpus(job: JobSeen, _: datetime) -> Iterator[Sample]:
+def _gpus(job: ObservedJob, _: datetime) -> Iterator[Sample]:
     mapping = job.status.mapping
     if mapping and job.status.phase in WITH_PODS:
         yield (), float(mapping.gpus)
 
 
-def _queued(job: JobSeen, now: datetime) -> Iterator[Sample]:
+def _queued(job: ObservedJob, now: datetime) -> Iterator[Sample]:
     asked = [each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved"]
     asked += [each.start_time for each in job.status.attempts[-1:]]  # between two attempts there was no quota either
     ages = [age for each in asked if (age := _age(each, now)) is not None]
     return _value(min(ages, default=None) if job.status.phase == "Queued" else None)
 
 
-def _checkpoint_age(job: JobSeen, now: datetime) -> Iterator[Sample]:
+def _checkpoint_age(job: ObservedJob, now: datetime) -> Iterator[Sample]:
     checkpoint = job.status.checkpoint
     return _value(_age(checkpoint.time, now) if checkpoint and job.status.phase not in ENDED else None)
 
@@ -218,7 +218,7 @@ JOB_METRICS = (
 class JobCollector(Collector):
     """The series of the jobs that there are now."""
 
-    def __init__(self, jobs: Callable[[], Iterable[JobSeen]], now: Callable[[], datetime]) -> None:
+    def __init__(self, jobs: Callable[[], Iterable[ObservedJob]], now: Callable[[], datetime]) -> None:
         self._jobs, self._now = jobs, now
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -239,7 +239,7 @@ class OperatorMetrics:
         self,
         *,
         version: str,
-        jobs: Callable[[], Iterable[JobSeen]],
+        jobs: Callable[[], Iterable[ObservedJob]],
         queue_depth: Callable[[], int],
         leads: Callable[[], bool],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSeen:
+class ObservedJob:
     """The RLHFJob."""
 
     namespace: str
@@ -32,7 +32,7 @@ class JobSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayJobSeen:
+class ObservedRayJob:
     """A RayJob with the job's label, or with the name that its next attempt will have, whosever it is."""
 
     name: str
@@ -53,7 +53,7 @@ class RayJobSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerSeen:
+class ObservedContainer:
     """A container of a pod, init containers too."""
 
     name: str
@@ -68,7 +68,7 @@ class ContainerSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSeen:
+class ObservedPod:
     """A pod with the job's label."""
 
     name: str
@@ -92,16 +92,16 @@ class PodSeen:
     not_ready_since: datetime | None = None
     deleting_since: datetime | None = None
     grace_seconds: int = 30
-    containers: tuple[ContainerSeen, ...] = ()
+    containers: tuple[ObservedContainer, ...] = ()
 
     @property
-    def tells_why(self) -> bool:
+    def was_disrupted(self) -> bool:
         """Whether it tells of something that was done to it."""
         return bool(self.disruption or self.reason) or any(each.ended_reason == "OOMKilled" for each in self.containers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSeen:
+class ObservedNode:
     """A node: what the mapper and the classification of failures need to know."""
 
     name: str
@@ -115,7 +115,7 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputSeen:
+class ObservedInput:
     """Another RLHFJob of the namespace, whose output this one reads."""
 
     name: str
@@ -128,7 +128,7 @@ class InputSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimSeen:
+class ObservedClaim:
     """A PersistentVolumeClaim that the job names or that was made for it."""
 
     name: str
@@ -137,7 +137,7 @@ class ClaimSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuotaSeen:
+class ObservedQuota:
     """Kueue's Workload of an attempt's RayJob."""
 
     reserved: bool
@@ -179,18 +179,18 @@ Capability = Literal["kuberay", "kueue", "nodes"]
 class Snapshot:
     """Everything that a decision about one job depends on, besides the time."""
 
-    job: JobSeen
-    rayjobs: tuple[RayJobSeen, ...] = ()
-    pods: tuple[PodSeen, ...] = ()
-    fallen: tuple[PodSeen, ...] = ()
+    job: ObservedJob
+    rayjobs: tuple[ObservedRayJob, ...] = ()
+    pods: tuple[ObservedPod, ...] = ()
+    lost_pods: tuple[ObservedPod, ...] = ()
     """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
-    inputs: Mapping[str, InputSeen] = field(default_factory=dict)
+    inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
     """By name; every job that a job:// of the spec names is here."""
-    claims: Mapping[str, ClaimSeen] = field(default_factory=dict)
+    claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """By name; every claim that the spec names or that is made for the job is here."""
-    quota: QuotaSeen | None = None
+    quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
-    nodes: tuple[NodeSeen, ...] | None = None
+    nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     """What the cluster offers and the operator may use."""
@@ -201,7 +201,7 @@ class Snapshot:
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
 
-    def current_rayjob(self) -> RayJobSeen | None:
+    def current_rayjob(self) -> ObservedRayJob | None:
         """The RayJob of the attempt that the status names, if it is this job's."""
         number = self.job.status.attempt
         return next((each for each in self.rayjobs if each.owned and each.attempt == number), None)

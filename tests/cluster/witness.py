@@ -8,7 +8,7 @@ from rlhf_api.status import Status
 from rlhf_operator import names
 from tests.cluster.client import Cluster
 from tests.cluster.lifecycle import JOBS, RAYJOBS, Document
-from tests.operator.promises import InvariantError, check, check_step
+from tests.operator.invariants import InvariantError, check, check_step
 
 GONE = "DELETED"
 

@@ -14,10 +14,10 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import resources
+from rlhf_operator.actions import Manifest
 from rlhf_operator.placement import Placed, placed
-from rlhf_operator.plan import Manifest
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import InputSeen, JobSeen, NodeSeen, Snapshot
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel"}
@@ -46,29 +46,29 @@ def changed(name: str, changes: Mapping[str, object]) -> Job:
     return Job.parse(document)
 
 
-def node(name: str, *, gpus: int = 0, product: str = "", resource: str = "nvidia.com/gpu", **more: Any) -> NodeSeen:
-    """A node that is ready; `more`: fields of NodeSeen."""
+def node(name: str, *, gpus: int = 0, product: str = "", resource: str = "nvidia.com/gpu", **more: Any) -> ObservedNode:
+    """A node that is ready; `more`: fields of ObservedNode."""
     labels = {**more.pop("labels", {}), **({"nvidia.com/gpu.product": product} if product else {})}
     allocatable = {"cpu": "64", "memory": "512Gi", **({resource: str(gpus)} if gpus else {})}
     fields: dict[str, Any] = {"ready": True, "schedulable": True, **more}
-    return NodeSeen(name=name, labels=labels, allocatable=allocatable, **fields)
+    return ObservedNode(name=name, labels=labels, allocatable=allocatable, **fields)
 
 
-def nodes(count: int, gpus: int = 0, product: str = "", prefix: str = "n") -> tuple[NodeSeen, ...]:
+def nodes(count: int, gpus: int = 0, product: str = "", prefix: str = "n") -> tuple[ObservedNode, ...]:
     """Equal ones."""
     return tuple(node(f"{prefix}{place}", gpus=gpus, product=product) for place in range(count))
 
 
 def snapshot(
     job: Job,
-    there: Sequence[NodeSeen] | None = (),
+    there: Sequence[ObservedNode] | None = (),
     *,
     labels: Mapping[str, str] | None = None,
     namespace: str = "default",
     uid: str = "",
 ) -> Snapshot:
     """What is seen of a job all of whose inputs have succeeded."""
-    seen = JobSeen(
+    seen = ObservedJob(
         namespace=namespace,
         name=job.name,
         uid=uid or f"uid-of-{job.name}",
@@ -84,7 +84,7 @@ def snapshot(
     return Snapshot(job=seen, inputs=inputs, nodes=None if there is None else tuple(there), watching_since=THEN)
 
 
-def place(job: Job, there: Sequence[NodeSeen] | None, settings: Settings = SETTINGS) -> Placed:
+def place(job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS) -> Placed:
     """Where it lives; asked once a question."""
     question = repr((job, there, settings))
     if question not in _ANSWERS:
@@ -92,7 +92,7 @@ def place(job: Job, there: Sequence[NodeSeen] | None, settings: Settings = SETTI
     return _ANSWERS[question]
 
 
-def mapped(job: Job, there: Sequence[NodeSeen] | None, settings: Settings = SETTINGS) -> MappedPlacement:
+def mapped(job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS) -> MappedPlacement:
     """The same where there is a place."""
     found = place(job, there, settings)
     assert found.mapping, found
@@ -100,7 +100,7 @@ def mapped(job: Job, there: Sequence[NodeSeen] | None, settings: Settings = SETT
 
 
 def made(
-    job: Job, there: Sequence[NodeSeen] | None, settings: Settings = SETTINGS, *, attempt: int = 1, **more: Any
+    job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS, *, attempt: int = 1, **more: Any
 ) -> dict[str, Manifest]:
     """The manifests of an attempt by kind; `more`: of `snapshot`."""
     seen = snapshot(job, there, **more)
@@ -142,8 +142,8 @@ def _read_by(job: Job) -> set[str]:
     return direct.union(*(_read_by(example_jobs()[name]) for name in direct))
 
 
-def _input(job: Job) -> InputSeen:
-    return InputSeen(
+def _input(job: Job) -> ObservedInput:
+    return ObservedInput(
         name=job.name,
         exists=True,
         algorithm=job.spec.algorithm.name,

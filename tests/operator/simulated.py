@@ -13,24 +13,24 @@ from typing import Any
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan, ReadLive
+from rlhf_operator.actions import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan, ReadLive
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconcile.cleanup import FORCE_SECONDS
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     Capability,
-    ClaimSeen,
     Heartbeat,
-    InputSeen,
-    JobSeen,
-    NodeSeen,
-    PodSeen,
-    QuotaSeen,
-    RayJobSeen,
+    ObservedClaim,
+    ObservedInput,
+    ObservedJob,
+    ObservedNode,
+    ObservedPod,
+    ObservedQuota,
+    ObservedRayJob,
     Snapshot,
 )
-from tests.operator.played import START, TOTAL_STEPS, Trainer, containers, words
-from tests.operator.promises import InvariantError, check, check_step
+from tests.operator.fake_trainer import START, TOTAL_STEPS, Trainer, containers, words
+from tests.operator.invariants import InvariantError, check, check_step
 
 UID = "11111111-2222-3333-4444-555555555555"
 SFT: Mapping[str, Any] = {
@@ -54,14 +54,14 @@ class World:
     generation: int = 1
     version: int = 1
     is_deleted: bool = False
-    rayjobs: dict[str, RayJobSeen] = field(default_factory=dict)
+    rayjobs: dict[str, ObservedRayJob] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
-    pods: dict[str, PodSeen] = field(default_factory=dict)
-    nodes: tuple[NodeSeen, ...] | None = None
-    inputs: dict[str, InputSeen] = field(default_factory=dict)
-    claims: dict[str, ClaimSeen] = field(default_factory=dict)
-    quota: QuotaSeen | None = None
-    seen_quota: QuotaSeen | None = None
+    pods: dict[str, ObservedPod] = field(default_factory=dict)
+    nodes: tuple[ObservedNode, ...] | None = None
+    inputs: dict[str, ObservedInput] = field(default_factory=dict)
+    claims: dict[str, ObservedClaim] = field(default_factory=dict)
+    quota: ObservedQuota | None = None
+    seen_quota: ObservedQuota | None = None
     is_quota_lagging: bool = False
     has_kueue: bool = True
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
@@ -90,7 +90,7 @@ class World:
         self._listen()
         if not self.is_quota_lagging:
             self.seen_quota = self.quota
-        job = JobSeen(
+        job = ObservedJob(
             namespace="team",
             name="job",
             uid=UID,
@@ -185,7 +185,7 @@ class World:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
-            self.claims.setdefault(name, ClaimSeen(name=name, exists=True, owned=True))
+            self.claims.setdefault(name, ObservedClaim(name=name, exists=True, owned=True))
         if kind != "RayJob" or name in self.rayjobs:
             return
         check(not [each for each in self.rayjobs.values() if each.owned], f"{name} is the only RayJob of the job")
@@ -195,7 +195,7 @@ class World:
         workers = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
         self.workers[name] = sum(each["replicas"] * each.get("numOfHosts", 1) for each in workers)
         is_queued = self.has_kueue and names.QUEUE in manifest["metadata"].get("labels", {})
-        self.rayjobs[name] = RayJobSeen(
+        self.rayjobs[name] = ObservedRayJob(
             name=name,
             uid=self._uid(),
             attempt=attempt,
@@ -205,7 +205,7 @@ class World:
             suspended=is_queued,
         )
         if is_queued:
-            self.quota, self.seen_quota = QuotaSeen(reserved=False), None
+            self.quota, self.seen_quota = ObservedQuota(reserved=False), None
 
     # Time and users
 
@@ -221,20 +221,20 @@ class World:
     # KubeRay, Kueue, kubelets
 
     @property
-    def live(self) -> RayJobSeen | None:
+    def live(self) -> ObservedRayJob | None:
         """The RayJob of the job that is not being deleted."""
         return next((each for each in self.rayjobs.values() if each.owned and not each.deleting), None)
 
     def admit(self) -> None:
         """Kueue reserves the quota; after an eviction only when the last one is free."""
         if self.live and self.live.suspended and not (self.quota and self.quota.reserved):
-            self.quota = QuotaSeen(reserved=True)
+            self.quota = ObservedQuota(reserved=True)
             self.rayjobs[self.live.name] = replace(self.live, suspended=False)
 
     def take_quota(self) -> None:
         """Kueue evicts the workload; the quota stays reserved until the cluster is taken down."""
         if self.live and self.quota and self.quota.reserved and not self.live.suspended:
-            self.quota = QuotaSeen(reserved=True, evicted="Preempted", message="a job of higher priority came")
+            self.quota = ObservedQuota(reserved=True, evicted="Preempted", message="a job of higher priority came")
             self.rayjobs[self.live.name] = replace(self.live, suspended=True, deployment_status="Suspending")
 
     def take_down(self) -> None:
@@ -272,25 +272,25 @@ class World:
             if pod.deleting_since and (self._runs_on_a_live_node(pod) or not pod.node):
                 del self.pods[pod.name]
 
-    def _end_pods(self, rayjob: RayJobSeen) -> None:
+    def _end_pods(self, rayjob: ObservedRayJob) -> None:
         for pod in list(self.pods.values()):
             if pod.attempt == rayjob.attempt and pod.deleting_since is None:
                 self.change(pod.name, deleting_since=self.now, ready=False)
 
-    def _is_dead(self, pod: PodSeen) -> bool:
+    def _is_dead(self, pod: ObservedPod) -> bool:
         """Whether no kubelet will end a pod; where nodes are not known, one would have done so long ago."""
         if self.nodes is not None or pod.deleting_since is None:
             return not self._runs_on_a_live_node(pod)
         return (self.now - pod.deleting_since).total_seconds() >= pod.grace_seconds + FORCE_SECONDS
 
-    def _runs_on_a_live_node(self, pod: PodSeen) -> bool:
+    def _runs_on_a_live_node(self, pod: ObservedPod) -> bool:
         return self.nodes is None or any(node.name == pod.node and node.ready for node in self.nodes)
 
-    def _pod(self, rayjob: RayJobSeen, role: str) -> None:
+    def _pod(self, rayjob: ObservedRayJob, role: str) -> None:
         uid = self._uid()
         name = f"{rayjob.name}-{'head' if role == names.CONTROLLER else 'worker'}-{uid}"
         nodes = [node.name for node in self.nodes or () if node.ready] or ["node-0"]
-        self.pods[name] = PodSeen(
+        self.pods[name] = ObservedPod(
             name=name,
             uid=uid,
             attempt=rayjob.attempt,
@@ -305,11 +305,11 @@ class World:
         """Something happens to a pod."""
         self.pods[pod] = replace(self.pods[pod], **fields)
 
-    def head(self) -> PodSeen:
+    def head(self) -> ObservedPod:
         """The head pod."""
         return next(pod for pod in self.pods.values() if pod.role == names.CONTROLLER)
 
-    def worker(self) -> PodSeen:
+    def worker(self) -> ObservedPod:
         """A worker pod."""
         return next(pod for pod in self.pods.values() if pod.role == names.WORKER)
 
@@ -356,7 +356,7 @@ class World:
             message=message,
         )
 
-    def _all_run(self, rayjob: RayJobSeen) -> bool:
+    def _all_run(self, rayjob: ObservedRayJob) -> bool:
         mine = [pod for pod in self.pods.values() if pod.attempt == rayjob.attempt]
         return bool(mine) and all(pod.phase == "Running" and pod.deleting_since is None for pod in mine)
 

@@ -10,9 +10,9 @@ import pytest
 
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ContainerSeen
+from rlhf_operator.snapshot import ObservedContainer
+from tests.operator.running_jobs import NODES, failed, running
 from tests.operator.simulated import SFT, World
-from tests.operator.under_way import NODES, failed, running
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def disrupted(why: str) -> Callable[[World, str], None]:
 
 def out_of_memory(world: World, pod: str) -> None:
     own = names.HEAD_CONTAINER if world.pods[pod].role == names.CONTROLLER else names.WORKER_CONTAINER
-    ended = ContainerSeen(name=own, exit_code=137, ended_reason="OOMKilled")
+    ended = ObservedContainer(name=own, exit_code=137, ended_reason="OOMKilled")
     world.change(pod, phase="Failed", ready=False, containers=(ended,))
 
 
@@ -186,13 +186,13 @@ def test_a_node_that_was_removed_is_lost_at_once() -> None:
     ("container", "seconds", "reason"),
     [
         (
-            ContainerSeen(name="ray-head", waiting_reason="ImagePullBackOff", waiting_message="no such image"),
+            ObservedContainer(name="ray-head", waiting_reason="ImagePullBackOff", waiting_message="no such image"),
             300,
             "ImagePull",
         ),
-        (ContainerSeen(name="ray-head", waiting_reason="ErrImagePull"), 300, "ImagePull"),
+        (ObservedContainer(name="ray-head", waiting_reason="ErrImagePull"), 300, "ImagePull"),
         (
-            ContainerSeen(
+            ObservedContainer(
                 name="ray-head", waiting_reason="CreateContainerConfigError", waiting_message='secret "hf" not found'
             ),
             60,
@@ -200,7 +200,7 @@ def test_a_node_that_was_removed_is_lost_at_once() -> None:
         ),
     ],
 )
-def test_a_container_that_cannot_start_has_some_time(container: ContainerSeen, seconds: int, reason: str) -> None:
+def test_a_container_that_cannot_start_has_some_time(container: ObservedContainer, seconds: int, reason: str) -> None:
     world = World()
     world.settle()
     world.make_pods()
@@ -236,7 +236,7 @@ def test_pods_that_find_no_place_end_in_a_timeout_with_the_schedulers_words() ->
     world.settle()
     assert world.phase == "Provisioning"
     plan = decide(world.observe(fresh=True), world.now, world.settings)
-    assert plan.again_after == pytest.approx(600)
+    assert plan.requeue_after == pytest.approx(600)
     world.wait(601)
     world.settle()
     assert failed(world).reason == "StartupTimeout"
@@ -333,7 +333,7 @@ def test_a_restarted_operator_has_heard_nothing_yet_and_waits_before_it_says_so(
     training = next(each for each in world.status.conditions if each.type == "Training")
     assert training.status == "True"
     plan = decide(world.observe(fresh=True), world.now, world.settings)
-    assert plan.again_after == pytest.approx(60)
+    assert plan.requeue_after == pytest.approx(60)
     world.wait(60)
     world.settle()
     training = next(each for each in world.status.conditions if each.type == "Training")
@@ -367,9 +367,9 @@ def test_a_pod_that_kuberay_has_taken_away_still_tells_why() -> None:
     out_of_memory(world, worker)
     fallen = world.pods[worker]
     del world.pods[worker]
-    seen = replace(world.observe(fresh=True), fallen=(fallen,))
+    seen = replace(world.observe(fresh=True), lost_pods=(fallen,))
     told = failure.classify(seen, world.now, ready_since=world.now)
     assert told is not None
     assert (told.reason, told.pod) == ("OutOfMemory", worker)
-    healthy = replace(running().observe(fresh=True), fallen=(fallen,))
+    healthy = replace(running().observe(fresh=True), lost_pods=(fallen,))
     assert failure.classify(healthy, world.now, ready_since=None) is None

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rlhf_operator import conditions, names
-from rlhf_operator.plan import Create, DeleteRayJob, ReadLive
+from rlhf_operator.actions import Create, DeleteRayJob, ReadLive
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ClaimSeen, InputSeen, RayJobSeen, Refusal
-from tests.operator.played import START
+from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
+from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT, World
 
 PPO_LIKE: dict[str, Any] = {**SFT, "algorithm": {"name": "RewardModel"}, "models": {"reward": {"uri": "job://first"}}}
@@ -160,7 +160,7 @@ def test_without_kuberay_a_job_waits() -> None:
 
 
 def test_a_rayjob_of_somebody_else_is_left_alone() -> None:
-    foreign = RayJobSeen(name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False)
+    foreign = ObservedRayJob(name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False)
     world = World(rayjobs={"job-a1": foreign})
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
@@ -171,10 +171,10 @@ def test_a_rayjob_of_somebody_else_is_left_alone() -> None:
 
 
 def test_a_foreign_rayjob_is_looked_for_again_since_no_event_tells_of_its_end() -> None:
-    foreign = RayJobSeen(name="job-a1", uid="x", attempt=0, owned=False, created=START, deleting=False)
+    foreign = ObservedRayJob(name="job-a1", uid="x", attempt=0, owned=False, created=START, deleting=False)
     world = World(rayjobs={"job-a1": foreign})
     world.settle()
-    assert decide(world.observe(fresh=True), world.now, world.settings).again_after is not None
+    assert decide(world.observe(fresh=True), world.now, world.settings).requeue_after is not None
 
 
 def test_what_the_server_refuses_is_told_and_tried_again() -> None:
@@ -195,17 +195,17 @@ def test_what_the_server_refuses_is_told_and_tried_again() -> None:
 
 def test_a_claim_that_the_spec_names_is_waited_for() -> None:
     world = World(spec={**SFT, "checkpoint": {"storage": "pvc://mine"}})
-    world.claims["mine"] = ClaimSeen(name="mine", exists=False)
+    world.claims["mine"] = ObservedClaim(name="mine", exists=False)
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "ClaimMissing")
     assert "mine" in message(world, "Accepted")
-    world.claims["mine"] = ClaimSeen(name="mine", exists=True)
+    world.claims["mine"] = ObservedClaim(name="mine", exists=True)
     world.settle()
     assert world.made == ["job-a1"]
 
 
 def test_the_output_claim_of_somebody_else_is_not_used() -> None:
-    world = World(claims={"job-output": ClaimSeen(name="job-output", exists=True, owned=False)})
+    world = World(claims={"job-output": ObservedClaim(name="job-output", exists=True, owned=False)})
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
 
@@ -215,11 +215,11 @@ def test_too_few_nodes_are_waited_for() -> None:
     world.settle()
     assert (world.phase, reason(world, "Mapped")) == ("Mapping", "NoFeasiblePlacement")
     plan = decide(world.observe(fresh=True), world.now, world.settings)
-    assert plan.again_after is not None
+    assert plan.requeue_after is not None
 
 
-def first(**fields: Any) -> InputSeen:
-    return InputSeen(**{"name": "first", "exists": True, "algorithm": "RewardModel", "phase": "Running", **fields})
+def first(**fields: Any) -> ObservedInput:
+    return ObservedInput(**{"name": "first", "exists": True, "algorithm": "RewardModel", "phase": "Running", **fields})
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def first(**fields: Any) -> InputSeen:
         (first(phase="Succeeded", output_uri="pvc://gone/first/model"), "Pending", "ClaimMissing"),
     ],
 )
-def test_an_input_is_waited_for(seen: InputSeen | None, phase: str, expected: str) -> None:
+def test_an_input_is_waited_for(seen: ObservedInput | None, phase: str, expected: str) -> None:
     world = World(spec=PPO_LIKE, inputs={"first": seen} if seen else {})
-    world.claims["gone"] = ClaimSeen(name="gone", exists=False)
+    world.claims["gone"] = ObservedClaim(name="gone", exists=False)
     world.settle()
     assert (world.phase, reason(world, "InputsReady")) == (phase, expected)
 
@@ -249,7 +249,7 @@ def test_an_input_is_waited_for(seen: InputSeen | None, phase: str, expected: st
         (first(spec={"models": {"reward": {"uri": "job://job"}}}), "InvalidInput", "job -> first -> job"),
     ],
 )
-def test_an_input_that_can_never_do_fails_the_job(seen: InputSeen, expected: str, told: str) -> None:
+def test_an_input_that_can_never_do_fails_the_job(seen: ObservedInput, expected: str, told: str) -> None:
     world = World(spec=PPO_LIKE, inputs={"first": seen})
     world.settle()
     assert (world.phase, reason(world, "Failed")) == ("Failed", expected)
@@ -318,7 +318,7 @@ def test_a_job_is_deleted_when_its_time_to_live_is_over() -> None:
     world.settle()
     plan = world.operate()
     assert plan is not None
-    assert plan.again_after == pytest.approx(60)
+    assert plan.requeue_after == pytest.approx(60)
     world.wait(61)
     world.settle()
     assert world.is_deleted

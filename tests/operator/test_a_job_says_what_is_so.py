@@ -8,8 +8,8 @@ import pytest
 
 from rlhf_operator import conditions, names
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ClaimSeen, RayJobSeen, Refusal
-from tests.operator.played import START
+from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
+from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
 
@@ -75,7 +75,7 @@ def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
 
     assert events() == [("Warning", "ClaimMissing")]
     assert world.phase == "Pending"
-    world.claims["mine"] = ClaimSeen(name="mine", exists=True)
+    world.claims["mine"] = ObservedClaim(name="mine", exists=True)
     assert events() == [("Warning", "InputMissing")]
     world.inputs["first"] = first()
     assert events() == [("Normal", "InputNotReady")]
@@ -84,7 +84,9 @@ def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
     assert events() == [("Warning", "NoFeasiblePlacement")]
     assert world.phase == "Mapping"
     world.nodes = None
-    world.rayjobs["job-a1"] = RayJobSeen(name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False)
+    world.rayjobs["job-a1"] = ObservedRayJob(
+        name="job-a1", uid="x", attempt=1, owned=False, created=START, deleting=False
+    )
     assert events() == [("Normal", "Mapped"), ("Warning", "NameConflict")]
     world.rayjobs.clear()
     assert events() == [("Normal", "Provisioning")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.placement import still_fits
-from rlhf_operator.snapshot import NodeSeen
+from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, mapped, nodes, snapshot
 from tests.operator.simulated import SFT, World
 
@@ -30,7 +30,7 @@ TWO = {"resources.nodes": 2, "resources.slotsPerNode": 4}
         ((), False),
     ],
 )
-def test_the_pools_of_a_mapping_need_room(there: Sequence[NodeSeen], fits: bool) -> None:
+def test_the_pools_of_a_mapping_need_room(there: Sequence[ObservedNode], fits: bool) -> None:
     job = changed("helpful-ppo", TWO)
     have = mapped(job, nodes(2, 4, A100))
     assert (have.slots, {pool.gpu for pool in have.pools}) == (7, {"a100-80g"})
@@ -46,7 +46,7 @@ def test_a_mapping_is_of_one_spec_and_its_inputs(changes: dict[str, Any]) -> Non
     assert not still_fits(other, have, snapshot(other, nodes(2, 4, A100)), SETTINGS)
 
 
-def fleet(count: int) -> tuple[NodeSeen, ...]:
+def fleet(count: int) -> tuple[ObservedNode, ...]:
     return nodes(count, prefix="node-")
 
 

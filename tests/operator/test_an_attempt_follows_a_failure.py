@@ -12,15 +12,15 @@ from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import Attempt, Failure
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide
-from rlhf_operator.snapshot import ContainerSeen, NodeSeen
-from tests.operator.played import START
+from rlhf_operator.snapshot import ObservedContainer, ObservedNode
+from tests.operator.fake_trainer import START
+from tests.operator.running_jobs import NODES, failed, running
 from tests.operator.simulated import SFT, World
-from tests.operator.under_way import NODES, failed, running
 
 
 def out_of_memory(world: World, pod: str) -> None:
     own = names.HEAD_CONTAINER if world.pods[pod].role == names.CONTROLLER else names.WORKER_CONTAINER
-    ended = ContainerSeen(name=own, exit_code=137, ended_reason="OOMKilled")
+    ended = ObservedContainer(name=own, exit_code=137, ended_reason="OOMKilled")
     world.change(pod, phase="Failed", ready=False, containers=(ended,))
 
 
@@ -103,8 +103,8 @@ def test_a_new_attempt_waits_for_its_pause_where_nothing_is_left() -> None:
     world.settle()
     assert (world.made, world.phase) == (["job-a1"], "Restarting")
     plan = decide(world.observe(fresh=True), world.now, world.settings)
-    assert plan.again_after is not None
-    world.wait(plan.again_after)
+    assert plan.requeue_after is not None
+    world.wait(plan.requeue_after)
     world.settle()
     assert world.made == ["job-a1", "job-a2"]
 
@@ -127,9 +127,9 @@ def test_pauses_double_up_to_five_minutes_and_differ_from_job_to_job() -> None:
         out_of_memory(world, world.worker().name)
         seen = world.observe(fresh=True)
         plan = decide(replace(seen, job=replace(seen.job, uid=uid)), world.now, world.settings)
-        assert plan.again_after is not None
+        assert plan.requeue_after is not None
         assert plan.status.phase == "Restarting"
-        return plan.again_after
+        return plan.requeue_after
 
     pauses = [pause(failures, "a") for failures in (1, 2, 3, 4, 9)]
     assert all(base <= real <= base * 1.2 for base, real in zip((10, 20, 40, 80), pauses, strict=False))
@@ -171,11 +171,11 @@ def test_all_attempts_together_have_a_deadline_and_a_queue_does_not_count() -> N
     ("node", "seconds", "is_forced"),
     [
         (None, 0, True),
-        (NodeSeen(name="node-0", ready=False, schedulable=True, labels={}), 300, False),
-        (NodeSeen(name="node-0", ready=False, schedulable=True, labels={}), 331, True),
-        (NodeSeen(name="node-0", ready=True, schedulable=True, labels={}), 10_000, False),
+        (ObservedNode(name="node-0", ready=False, schedulable=True, labels={}), 300, False),
+        (ObservedNode(name="node-0", ready=False, schedulable=True, labels={}), 331, True),
+        (ObservedNode(name="node-0", ready=True, schedulable=True, labels={}), 10_000, False),
         (
-            NodeSeen(
+            ObservedNode(
                 name="node-0",
                 ready=False,
                 schedulable=True,
@@ -187,7 +187,9 @@ def test_all_attempts_together_have_a_deadline_and_a_queue_does_not_count() -> N
         ),
     ],
 )
-def test_a_pod_is_forced_only_when_no_kubelet_will_end_it(node: NodeSeen | None, seconds: int, is_forced: bool) -> None:
+def test_a_pod_is_forced_only_when_no_kubelet_will_end_it(
+    node: ObservedNode | None, seconds: int, is_forced: bool
+) -> None:
     world = running(nodes=(replace(NODES[0], name="node-0"), *NODES[1:]))
     doomed = next(pod for pod in world.pods.values() if pod.node == "node-0")
     world.end(5)

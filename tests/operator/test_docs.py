@@ -14,7 +14,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
 from rlhf_operator import names, placement
-from rlhf_operator.failure import DEFAULT_ACTIONS, TOLD_BY_TRAINER, TOLD_FOR_WANT_OF_EVIDENCE
+from rlhf_operator.failure import CONCLUSIVE_EXIT_CODES, DEFAULT_ACTIONS, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.resources import identity, storage
 from rlhf_operator.snapshot import RefusalReason
 from tests.repo.tree import ROOT
@@ -22,7 +22,7 @@ from tests.repo.tree import ROOT
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 RECONCILE = ROOT / "operator" / "rlhf_operator" / "reconcile"
 WORD = re.compile(r"[A-Z][A-Za-z]+")
-TOLD_APART = {"Kueue's own", "a [reason](#why-attempts-fail)"}
+DOCUMENTED_ELSEWHERE = {"Kueue's own", "a [reason](#why-attempts-fail)"}
 """Rows for the reasons that come from Kueue, and from the failure of an attempt."""
 
 
@@ -51,13 +51,17 @@ def modules() -> list[tuple[Path, ast.Module]]:
     return [(path, ast.parse(path.read_text())) for path in sorted(RECONCILE.glob("*.py"))]
 
 
-def said() -> set[tuple[str, str, str]]:
-    """(condition, status, reason) of every `say` in reconcile; a reason that is made up elsewhere is left out."""
+def set_conditions() -> set[tuple[str, str, str]]:
+    """(condition, status, reason) of each `set_condition` in reconcile, where the reason is a constant."""
     found = set()
     for path, tree in modules():
         module = importlib.import_module(f"rlhf_operator.reconcile.{path.stem}")
         for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "say":
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "set_condition"
+            ):
                 condition, status, *rest = call.args
                 reason = _text(rest[0], module)
                 if reason and isinstance(condition, ast.Constant) and isinstance(status, ast.Constant):
@@ -77,7 +81,7 @@ def _text(node: ast.expr, module: object) -> str:
     return ""
 
 
-def told_in_pairs() -> set[str]:
+def returned_reasons() -> set[str]:
     """The reasons of pairs (reason, sentence) in reconcile."""
     return {
         reason
@@ -96,7 +100,7 @@ def _is_sentence(node: ast.expr) -> bool:
     )
 
 
-def given_to_fail() -> set[str]:
+def reasons_of_fail() -> set[str]:
     """The reasons for which a job fails besides those of an attempt."""
     return {
         word
@@ -108,36 +112,41 @@ def given_to_fail() -> set[str]:
     }
 
 
-def test_every_phase_is_told() -> None:
+def test_every_phase_is_documented() -> None:
     assert sorted(row[0] for row in rows("phase")) == sorted(get_args(Phase))
 
 
-def test_every_condition_is_told() -> None:
+def test_every_condition_is_documented() -> None:
     assert sorted(row[0] for row in rows("condition", "what it is about")) == sorted(get_args(ConditionType))
 
 
 def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
-    told = {(row[0], row[1], row[2]) for row in rows("condition", "status", "reason")}
-    assert len(said()) > 20
-    assert not said() - told
-    known = {reason for _, _, reason in said()} | told_in_pairs() | given_to_fail() | set(get_args(placement.Reason))
+    documented = {(row[0], row[1], row[2]) for row in rows("condition", "status", "reason")}
+    assert len(set_conditions()) > 20
+    assert not set_conditions() - documented
+    known = (
+        {reason for _, _, reason in set_conditions()}
+        | returned_reasons()
+        | reasons_of_fail()
+        | set(get_args(placement.Reason))
+    )
     known |= set(get_args(RefusalReason))
-    assert {reason for _, _, reason in told} - TOLD_APART == known
+    assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
 
 
-def test_reasons_of_failure_and_their_default_actions_are_told() -> None:
+def test_reasons_of_failure_and_their_default_actions_are_documented() -> None:
     assert {row[0]: row[1] for row in rows("reason", "default")} == DEFAULT_ACTIONS
     assert list(DEFAULT_ACTIONS) == list(get_args(Reason))
 
 
-@pytest.mark.parametrize(("code", "reason"), {**TOLD_BY_TRAINER, **TOLD_FOR_WANT_OF_EVIDENCE}.items())
-def test_the_exit_code_of_a_reason_is_told(code: int, reason: str) -> None:
+@pytest.mark.parametrize(("code", "reason"), {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}.items())
+def test_the_exit_code_of_a_reason_is_documented(code: int, reason: str) -> None:
     (row,) = [row for row in rows("reason", "default") if row[0] == reason]
     assert re.search(rf"\b{int(code)}\b", row[2]), f"{reason} does not name exit code {int(code)}"
 
 
 def test_every_exit_code_of_a_failure_has_a_reason() -> None:
-    known = {*TOLD_BY_TRAINER, *TOLD_FOR_WANT_OF_EVIDENCE}
+    known = {*CONCLUSIVE_EXIT_CODES, *INCONCLUSIVE_EXIT_CODES}
     assert set(ExitCode) - known == {ExitCode.OK, ExitCode.SIGINT, ExitCode.SIGTERM}
 
 

@@ -17,10 +17,10 @@ from aiohttp import web
 from rlhf_operator import main
 from rlhf_operator.cluster import heartbeats as module
 from rlhf_operator.cluster.heartbeats import Heartbeats
-from rlhf_operator.snapshot import PodSeen
+from rlhf_operator.snapshot import ObservedPod
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-POD = PodSeen(name="head", uid="p", attempt=2, role="controller", created=NOW, ip="127.0.0.1", phase="Running")
+POD = ObservedPod(name="head", uid="p", attempt=2, role="controller", created=NOW, ip="127.0.0.1", phase="Running")
 ANSWER = {"attempt": 2, "status": {"phase": "Running"}, "complete": False, "exitCode": None}
 
 

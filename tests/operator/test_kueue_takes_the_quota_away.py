@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from rlhf_operator import conditions, failure, names
-from rlhf_operator.cluster import seen
+from rlhf_operator.cluster import parse
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconcile.cleanup import FORCE_SECONDS
+from tests.operator.running_jobs import failed, running
 from tests.operator.simulated import World
 from tests.operator.test_a_job_lives_its_life import message, reason
-from tests.operator.under_way import failed, running
 
 QUEUED = {names.QUEUE: "team"}
 
@@ -59,8 +59,8 @@ def old_pods(world: World) -> list[str]:
     return [pod.name for pod in world.pods.values() if pod.deleting_since]
 
 
-def again_after(world: World) -> float:
-    seconds = decide(world.observe(fresh=True), world.now, world.settings).again_after
+def requeue_after(world: World) -> float:
+    seconds = decide(world.observe(fresh=True), world.now, world.settings).requeue_after
     assert seconds is not None
     return seconds
 
@@ -109,7 +109,7 @@ def suspended_before_kueue_says_why() -> World:
     world.take_quota()
     world.settle()
     assert (world.phase, world.status.last_failure) == ("Running", None)
-    assert again_after(world) == pytest.approx(failure.EVICTION_SECONDS)
+    assert requeue_after(world) == pytest.approx(failure.EVICTION_SECONDS)
     return world
 
 
@@ -173,7 +173,7 @@ def test_it_waits_for_a_pod_that_does_not_go_until_that_would_be_forced() -> Non
     world = admitted_beside_its_old_pods()
     limit = world.pods[old_pods(world)[0]].grace_seconds + FORCE_SECONDS
     world.settle()
-    assert again_after(world) == pytest.approx(limit - 1)
+    assert requeue_after(world) == pytest.approx(limit - 1)
     world.wait(limit - 2)
     world.settle()
     assert world.phase == "Queued"
@@ -195,7 +195,7 @@ def test_a_job_that_fails_before_it_is_whole_does_not_wait_for_the_quota_that_ku
     world.rayjobs["job-a1"] = replace(world.rayjobs["job-a1"], deployment_status="Failed", job_status="FAILED")
     told = [("Finished", "True", "Failed"), ("QuotaReserved", "False", "Finished")]
     found = [{"type": kind, "status": status, "reason": why} for kind, status, why in told]
-    world.quota = seen.quota({"status": {"conditions": found}})
+    world.quota = parse.quota({"status": {"conditions": found}})
     world.settle()
     assert (world.phase, world.status.attempts[-1].outcome) == ("Restarting", "Failed")
     ended = conditions.found(world.status.conditions, "QuotaReserved")

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Status
 from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics, Server
-from rlhf_operator.snapshot import JobSeen
+from rlhf_operator.snapshot import ObservedJob
 from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -50,8 +50,8 @@ QUEUED = {
 }
 
 
-def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None) -> JobSeen:
-    return JobSeen(
+def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None) -> ObservedJob:
+    return ObservedJob(
         namespace="team",
         name=name,
         uid=f"uid-{name}",
@@ -65,7 +65,7 @@ def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, A
     )
 
 
-def metrics_of(jobs: Iterable[JobSeen] = (), *, leads: bool = True, depth: int = 0) -> OperatorMetrics:
+def metrics_of(jobs: Iterable[ObservedJob] = (), *, leads: bool = True, depth: int = 0) -> OperatorMetrics:
     return OperatorMetrics(
         version="1.2.3", jobs=lambda: jobs, queue_depth=lambda: depth, leads=lambda: leads, now=lambda: NOW
     )

@@ -12,7 +12,7 @@ import pytest
 from rlhf_mapper import place as mapper
 from rlhf_operator.placement import input_hash, placed
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeSeen
+from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
 
 PPO = "helpful-ppo"
@@ -195,7 +195,7 @@ def test_the_most_nodes_take_little_memory_and_few_tries(
 
 
 def test_pools_by_hand_fit_where_the_widest_goes_first() -> None:
-    def fit(*sizes: tuple[int, int], nodes: tuple[NodeSeen, ...]) -> bool:
+    def fit(*sizes: tuple[int, int], nodes: tuple[ObservedNode, ...]) -> bool:
         names = (["actor"], ["critic"], ["reference", "reward"])
         pools = [
             {"name": f"p{place}", "models": names[place], "nodes": count, "slotsPerNode": slots}

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.cluster import raw, seen
+from rlhf_operator.actions import Action, Create, DeleteJob, DeletePod, DeleteRayJob, Event, Manifest, Plan, ReadLive
+from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, MERGE_PATCH, NOT_FOUND, ApiError, Client
-from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.resources import CREATED, JOBS, PODS, RAYJOBS, Resource
-from rlhf_operator.plan import Action, Create, DeleteJob, DeletePod, DeleteRayJob, Event, Manifest, Plan, ReadLive
-from rlhf_operator.snapshot import Document, JobSeen, Refusal, Snapshot
+from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ class Applier:
         self,
         client: Client,
         cache: Cache,
-        events: Events,
+        events: EventRecorder,
         may_write: Callable[[], bool],
-        look_at: Callable[[set[Key]], None],
+        enqueue: Callable[[set[Key]], None],
     ) -> None:
-        """`look_at` is told which other jobs a write changes something for: no event will say so any more."""
+        """`enqueue` is told which other jobs a write changes something for: no event will say so any more."""
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
-        self._look_at = look_at
+        self._enqueue = enqueue
 
     async def apply(self, snapshot: Snapshot, plan: Plan) -> None:
         """The status if it differs, then the rest in order.
@@ -62,9 +62,9 @@ class Applier:
                 await self._do(snapshot.job, action)
         finally:
             for event in plan.events:
-                await self._events.tell(snapshot.job, event)
+                await self._events.record(snapshot.job, event)
 
-    async def _do(self, job: JobSeen, action: Action) -> None:
+    async def _do(self, job: ObservedJob, action: Action) -> None:
         match action:
             case Create():
                 await self._create(job, action.manifest)
@@ -78,7 +78,7 @@ class Applier:
             case ReadLive():
                 raise AssertionError("the engine looks again, and applies what is decided then")
 
-    async def _write_status(self, job: JobSeen, status: Status) -> None:
+    async def _write_status(self, job: ObservedJob, status: Status) -> None:
         body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(status)}
         try:
             written = await self._client.call(
@@ -97,7 +97,7 @@ class Applier:
         # The next pass sees what this one wrote, whenever the watch comes round to it.
         self._remember(job, "jobs", written)
 
-    async def _create(self, job: JobSeen, manifest: Manifest) -> None:
+    async def _create(self, job: ObservedJob, manifest: Manifest) -> None:
         kind, name = raw.text(manifest, "kind"), raw.text(manifest, "metadata", "name")
         resource = CREATED[raw.text(manifest, "apiVersion"), kind]
         path = resource.path(job.namespace)
@@ -115,19 +115,19 @@ class Applier:
         if resource.plural in CACHED:
             self._remember(job, CACHED[resource.plural], made)
 
-    def _remember(self, job: JobSeen, kind: KindName, document: Document) -> None:
-        self._look_at(self._cache.put(kind, document) - {(job.namespace, job.name)})
+    def _remember(self, job: ObservedJob, kind: KindName, document: Document) -> None:
+        self._enqueue(self._cache.put(kind, document) - {(job.namespace, job.name)})
 
-    async def _existing(self, job: JobSeen, resource: Resource, name: str) -> Document:
+    async def _existing(self, job: ObservedJob, resource: Resource, name: str) -> Document:
         """The object that is there already; RefusedError where it is not the job's."""
         found = await self._client.get(resource, job.namespace, name)
-        if job.uid in seen.owners(found):
+        if job.uid in parse.owners(found):
             return found
         message = f"{resource.kind} {name} exists already and belongs to somebody else: delete it or rename the job"
         raise await self._refused(job, Refusal(reason="NameConflict", message=message))
 
-    async def _refused(self, job: JobSeen, refusal: Refusal) -> RefusedError:
-        await self._events.tell(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
+    async def _refused(self, job: ObservedJob, refusal: Refusal) -> RefusedError:
+        await self._events.record(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
         return RefusedError(refusal)
 
     async def _delete(self, resource: Resource, namespace: str, name: str, uid: str, options: dict[str, Any]) -> None:

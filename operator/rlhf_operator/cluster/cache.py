@@ -12,9 +12,17 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from rlhf_api.names import KIND
 from rlhf_operator import names
-from rlhf_operator.cluster import raw, seen
+from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.client import Listing
-from rlhf_operator.snapshot import ClaimSeen, Document, JobSeen, NodeSeen, PodSeen, QuotaSeen, RayJobSeen
+from rlhf_operator.snapshot import (
+    Document,
+    ObservedClaim,
+    ObservedJob,
+    ObservedNode,
+    ObservedPod,
+    ObservedQuota,
+    ObservedRayJob,
+)
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
@@ -22,7 +30,7 @@ Key: TypeAlias = tuple[str, str]
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas"]
 
 REMEMBERED_DELETIONS: Final = 20_000
-MOST_FALLEN: Final = 16
+MAX_LOST_PODS: Final = 16
 """Pods of an attempt that are remembered; the first ones pulled the others down."""
 PLACED_LATER: Final = ("Pending", "Mapping")
 """Phases in which the nodes decide what happens next."""
@@ -36,10 +44,10 @@ class Entry(Generic[T]):
     version: int
     owner: str
     """uid of the job that it belongs to, as far as it says; empty for what belongs to none."""
-    under: frozenset[str]
+    index_names: frozenset[str]
     value: T
 
-    def same(self, other: Entry[T] | None) -> bool:
+    def is_same_as(self, other: Entry[T] | None) -> bool:
         """Whether nothing that counts has changed."""
         return other is not None and replace(self, version=0) == replace(other, version=0)
 
@@ -50,7 +58,7 @@ class Table(Generic[T]):
     def __init__(self, read: Callable[[Document], tuple[T, str, frozenset[str]]]) -> None:
         self._read = read
         self._entries: dict[Key, Entry[T]] = {}
-        self._under: dict[Key, set[Key]] = {}
+        self._index: dict[Key, set[Key]] = {}
         self._gone: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[tuple[Key, Entry[T]]]:
@@ -59,9 +67,9 @@ class Table(Generic[T]):
     def get(self, key: Key) -> Entry[T] | None:
         return self._entries.get(key)
 
-    def under(self, namespace: str, name: str) -> list[tuple[Key, Entry[T]]]:
+    def find(self, namespace: str, name: str) -> list[tuple[Key, Entry[T]]]:
         """The objects of a namespace that are found by a name."""
-        return [(key, self._entries[key]) for key in sorted(self._under.get((namespace, name), ()))]
+        return [(key, self._entries[key]) for key in sorted(self._index.get((namespace, name), ()))]
 
     def put(self, document: Document) -> tuple[Key, Entry[T] | None, Entry[T] | None]:
         """(key, entry before, entry now)."""
@@ -69,8 +77,8 @@ class Table(Generic[T]):
         before = self._entries.get(key)
         if uid in self._gone or (before is not None and version <= before.version):
             return key, before, before
-        value, owner, under = self._read(document)
-        entry = Entry(uid, version, owner, under, value)
+        value, owner, index_names = self._read(document)
+        entry = Entry(uid, version, owner, index_names, value)
         self._set(key, before, entry)
         return key, before, entry
 
@@ -91,14 +99,14 @@ class Table(Generic[T]):
         return before
 
     def _set(self, key: Key, before: Entry[T] | None, now: Entry[T] | None) -> None:
-        old, new = before.under if before else frozenset(), now.under if now else frozenset()
+        old, new = before.index_names if before else frozenset(), now.index_names if now else frozenset()
         for name in old - new:
-            found = self._under[key[0], name]
+            found = self._index[key[0], name]
             found.discard(key)
             if not found:
-                del self._under[key[0], name]
+                del self._index[key[0], name]
         for name in new - old:
-            self._under.setdefault((key[0], name), set()).add(key)
+            self._index.setdefault((key[0], name), set()).add(key)
         if now is None:
             del self._entries[key]
         else:
@@ -135,38 +143,38 @@ def _uris(value: object, scheme: str) -> Iterator[str]:
             waiting += found
 
 
-def _job(document: Document) -> tuple[JobSeen, str, frozenset[str]]:
-    job = seen.job(document)
+def _job(document: Document) -> tuple[ObservedJob, str, frozenset[str]]:
+    job = parse.job(document)
     inputs = (f"input:{each}" for each in inputs_of(job.spec))
     return job, job.uid, frozenset((*inputs, *(f"claim:{each}" for each in claims_of(job.name, job.spec))))
 
 
-def _rayjob(document: Document) -> tuple[RayJobSeen, str, frozenset[str]]:
-    return seen.rayjob(document, ""), seen.owner(document)[2], _job_names(document)
+def _rayjob(document: Document) -> tuple[ObservedRayJob, str, frozenset[str]]:
+    return parse.rayjob(document, ""), parse.owner(document)[2], _job_names(document)
 
 
-def _pod(document: Document) -> tuple[PodSeen, str, frozenset[str]]:
+def _pod(document: Document) -> tuple[ObservedPod, str, frozenset[str]]:
     # KubeRay's RayCluster owns it.
-    return seen.pod(document), raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
+    return parse.pod(document), raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
 
 
 def _job_names(document: Document) -> frozenset[str]:
     return frozenset(filter(None, (raw.text(document, "metadata", "labels", names.JOB_NAME),)))
 
 
-def _node(document: Document) -> tuple[NodeSeen, str, frozenset[str]]:
-    return seen.node(document), "", frozenset()
+def _node(document: Document) -> tuple[ObservedNode, str, frozenset[str]]:
+    return parse.node(document), "", frozenset()
 
 
-def _claim(document: Document) -> tuple[ClaimSeen, str, frozenset[str]]:
+def _claim(document: Document) -> tuple[ObservedClaim, str, frozenset[str]]:
     owners = raw.entries(document, "metadata", "ownerReferences")
     job = next((raw.text(each, "uid") for each in owners if each.get("kind") == KIND), "")
-    return seen.claim(document, ""), job, frozenset()
+    return parse.claim(document, ""), job, frozenset()
 
 
-def _quota(document: Document) -> tuple[QuotaSeen, str, frozenset[str]]:
-    kind, name, _ = seen.owner(document)
-    return seen.quota(document), "", frozenset((name,) if kind == "RayJob" else ())
+def _quota(document: Document) -> tuple[ObservedQuota, str, frozenset[str]]:
+    kind, name, _ = parse.owner(document)
+    return parse.quota(document), "", frozenset((name,) if kind == "RayJob" else ())
 
 
 class Cache:
@@ -179,14 +187,14 @@ class Cache:
         self.nodes = Table(_node)
         self.claims = Table(_claim)
         self.quotas = Table(_quota)
-        self._fallen: dict[str, tuple[PodSeen, ...]] = {}
+        self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
         """Takes an object in; the jobs that it changes something for."""
         if kind == "jobs":
             return self._jobs_of_job(*self.jobs.put(document))
         key, before, now = getattr(self, kind).put(document)
-        if now is None or now.same(before):
+        if now is None or now.is_same_as(before):
             return set()
         return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now)
 
@@ -197,21 +205,21 @@ class Cache:
             return self._jobs_of_job(key, job, None)
         key, before = getattr(self, kind).remove(document)
         if kind == "pods":
-            self._bury(key[0], before)
+            self._remember_lost_pod(key[0], before)
         return self._jobs_of(kind, key, before)
 
-    def fallen(self, job: JobSeen) -> tuple[PodSeen, ...]:
+    def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
         """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
-        return tuple(pod for pod in self._fallen.get(job.uid, ()) if pod.attempt == job.status.attempt)
+        return tuple(pod for pod in self._lost_pods.get(job.uid, ()) if pod.attempt == job.status.attempt)
 
-    def _bury(self, namespace: str, pod: Entry[PodSeen] | None) -> None:
+    def _remember_lost_pod(self, namespace: str, pod: Entry[ObservedPod] | None) -> None:
         # KubeRay may take a pod away before a pass has come to see why it ended.
-        if pod is None or not pod.value.tells_why:
+        if pod is None or not pod.value.was_disrupted:
             return
-        jobs = (self.jobs.get((namespace, name)) for name in pod.under)
+        jobs = (self.jobs.get((namespace, name)) for name in pod.index_names)
         if any(job.uid == pod.owner for job in jobs if job):
-            earlier = (each for each in self._fallen.get(pod.owner, ()) if each.attempt == pod.value.attempt)
-            self._fallen[pod.owner] = (*earlier, pod.value)[:MOST_FALLEN]
+            earlier = (each for each in self._lost_pods.get(pod.owner, ()) if each.attempt == pod.value.attempt)
+            self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
 
     def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
         """Takes in what a list says: of the objects with these keys, those that it lacks are gone."""
@@ -224,7 +232,7 @@ class Cache:
             if entry is not None and entry.uid not in there and entry.version <= listing.version:
                 table.drop(key, entry.uid)
                 if kind == "pods":
-                    self._bury(key[0], entry)
+                    self._remember_lost_pod(key[0], entry)
                 changed |= self._jobs_of_job(key, entry, None) if kind == "jobs" else self._jobs_of(kind, key, entry)
         for document in listing.items:
             changed |= self.put(kind, document)
@@ -239,24 +247,24 @@ class Cache:
             return set()
         namespace, name = key
         if kind in ("rayjobs", "pods"):
-            return {(namespace, job) for job in entry.under}
+            return {(namespace, job) for job in entry.index_names}
         if kind == "claims":
-            return {job for job, _ in self.jobs.under(namespace, f"claim:{name}")}
+            return {job for job, _ in self.jobs.find(namespace, f"claim:{name}")}
         if kind == "quotas":
-            found = (self.rayjobs.get((namespace, each)) for each in entry.under)
-            return {(namespace, job) for rayjob in found if rayjob for job in rayjob.under}
+            found = (self.rayjobs.get((namespace, each)) for each in entry.index_names)
+            return {(namespace, job) for rayjob in found if rayjob for job in rayjob.index_names}
         return self._jobs_of_node(name)
 
     def _jobs_of_node(self, name: str) -> set[Key]:
-        on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.under}
+        on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
         return on_it | {key for key, job in self.jobs if job.value.status.phase in PLACED_LATER}
 
-    def _jobs_of_job(self, key: Key, before: Entry[JobSeen] | None, now: Entry[JobSeen] | None) -> set[Key]:
+    def _jobs_of_job(self, key: Key, before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> set[Key]:
         if before is now:
             return set()
         if before is not None and (now is None or now.uid != before.uid):
-            self._fallen.pop(before.uid, None)
-        return {key} if _same_to_others(before, now) else {key, *self._dependants(key)}
+            self._lost_pods.pop(before.uid, None)
+        return {key} if _is_unchanged_for_dependants(before, now) else {key, *self._dependants(key)}
 
     def _dependants(self, key: Key) -> set[Key]:
         """The jobs that read a job's output, and those that read theirs, and so on."""
@@ -264,13 +272,13 @@ class Cache:
         waiting = [key]
         while waiting:
             namespace, name = waiting.pop()
-            new = {job for job, _ in self.jobs.under(namespace, f"input:{name}")} - found
+            new = {job for job, _ in self.jobs.find(namespace, f"input:{name}")} - found
             found |= new
             waiting += new
         return found
 
 
-def _same_to_others(before: Entry[JobSeen] | None, now: Entry[JobSeen] | None) -> bool:
+def _is_unchanged_for_dependants(before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> bool:
     """Whether a job looks as before to those that read its output."""
     return (
         before is not None

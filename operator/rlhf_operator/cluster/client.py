@@ -17,8 +17,8 @@ import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import Configuration
 
+from rlhf_operator.actions import Manifest
 from rlhf_operator.cluster.resources import Resource
-from rlhf_operator.plan import Manifest
 from rlhf_operator.snapshot import Document
 
 logger = logging.getLogger(__name__)
@@ -238,5 +238,5 @@ def _seconds(header: str | None) -> float:
 
 
 def _sentence(method: str, path: str, status: int, answer: Document) -> str:
-    said = answer.get("message") or "no reason given"
-    return f"{method} {path}: {f'{status}: ' if status else ''}{said}"
+    reason = answer.get("message") or "no reason given"
+    return f"{method} {path}: {f'{status}: ' if status else ''}{reason}"

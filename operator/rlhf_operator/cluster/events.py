@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rlhf_operator import names
+from rlhf_operator.actions import Event
 from rlhf_operator.cluster.client import MERGE_PATCH, ApiError, Client
 from rlhf_operator.cluster.resources import EVENTS, JOBS
-from rlhf_operator.plan import Event
-from rlhf_operator.snapshot import JobSeen
+from rlhf_operator.snapshot import ObservedJob
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ LONGEST_NOTE: Final = 1024
 
 
 @dataclass
-class _Said:
+class _Recorded:
     """An event that was written."""
 
     name: str
@@ -38,42 +38,42 @@ class _Said:
     count: int = 1
 
 
-class Events:
+class EventRecorder:
     """Writes events. One that cannot be written is in the log, and stops nothing."""
 
     def __init__(self, client: Client, may_write: Callable[[], bool], clock: Callable[[], datetime]) -> None:
         self._client, self._may_write, self._clock = client, may_write, clock
-        self._said: OrderedDict[tuple[str, Event], _Said] = OrderedDict()
+        self._recorded: OrderedDict[tuple[str, Event], _Recorded] = OrderedDict()
 
-    async def tell(self, job: JobSeen, event: Event) -> None:
+    async def record(self, job: ObservedJob, event: Event) -> None:
         try:
-            await self._tell(job, event)
+            await self._record(job, event)
         except ApiError as error:
             logger.warning("no event about %s/%s: %s", job.namespace, job.name, error)
 
-    async def _tell(self, job: JobSeen, event: Event) -> None:
+    async def _record(self, job: ObservedJob, event: Event) -> None:
         now = self._clock()
-        said = self._said.get((job.uid, event))
-        if said is None or now - said.written > SERIES:
-            said = self._said[job.uid, event] = _Said(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
-            if len(self._said) > REMEMBERED:
-                self._said.popitem(last=False)
-            await self._create(job, event, said)
+        recorded = self._recorded.get((job.uid, event))
+        if recorded is None or now - recorded.written > SERIES:
+            recorded = self._recorded[job.uid, event] = _Recorded(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
+            if len(self._recorded) > REMEMBERED:
+                self._recorded.popitem(last=False)
+            await self._create(job, event, recorded)
             return
-        said.count += 1
-        if now - said.written < REPORTED_EVERY and said.count > 2:
+        recorded.count += 1
+        if now - recorded.written < REPORTED_EVERY and recorded.count > 2:
             return
-        said.written = now
-        path = EVENTS.path(job.namespace, said.name)
-        series = {"series": {"count": said.count, "lastObservedTime": _micro(now)}}
+        recorded.written = now
+        path = EVENTS.path(job.namespace, recorded.name)
+        series = {"series": {"count": recorded.count, "lastObservedTime": _micro(now)}}
         await self._write("PATCH", path, series, MERGE_PATCH)
 
-    async def _create(self, job: JobSeen, event: Event, said: _Said) -> None:
+    async def _create(self, job: ObservedJob, event: Event, recorded: _Recorded) -> None:
         body: dict[str, Any] = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": {"name": said.name, "namespace": job.namespace},
-            "eventTime": _micro(said.first),
+            "metadata": {"name": recorded.name, "namespace": job.namespace},
+            "eventTime": _micro(recorded.first),
             "reportingController": names.OPERATOR,
             "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
             "action": "Reconcile",

@@ -11,8 +11,8 @@ from typing import Any, Final
 import aiohttp
 
 from rlhf_operator import names
-from rlhf_operator.cluster import raw, seen
-from rlhf_operator.snapshot import Heartbeat, PodSeen
+from rlhf_operator.cluster import parse, raw
+from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
 LARGEST: Final = 2**20
@@ -51,7 +51,7 @@ class Heartbeats:
     def forget_all_but(self, job_uids: set[str]) -> None:
         self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
 
-    async def read(self, job_uid: str, pod: PodSeen) -> bool:
+    async def read(self, job_uid: str, pod: ObservedPod) -> bool:
         """Asks a head pod; whether it says something new. One that does not answer, or nonsense, says nothing."""
         answer = await self._ask(pod.ip)
         if answer is None or raw.number(answer, "attempt") != pod.attempt:
@@ -81,7 +81,7 @@ class Heartbeats:
         return Heartbeat(
             attempt=attempt,
             received=self._clock(),
-            status=seen.status(raw.at(answer, "status")),
+            status=parse.status(raw.at(answer, "status")),
             exit_code=code if code is not None and 0 <= code <= MAX_EXIT_CODE else None,
             complete=raw.at(answer, "complete") is True,
         )

@@ -10,14 +10,23 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_operator import names
-from rlhf_operator.cluster import raw, seen
+from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Entry, Key, claims_of, inputs_of
 from rlhf_operator.cluster.client import NOT_FOUND, ApiError, Client, Listing
 from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ClaimSeen, Heartbeat, InputSeen, JobSeen, PodSeen, QuotaSeen, RayJobSeen, Snapshot
+from rlhf_operator.snapshot import (
+    Heartbeat,
+    ObservedClaim,
+    ObservedInput,
+    ObservedJob,
+    ObservedPod,
+    ObservedQuota,
+    ObservedRayJob,
+    Snapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +36,7 @@ NEVER: Final = 2**63
 
 
 class Observer:
-    """Makes Snapshots. Jobs that a live look changes something for are told to `changed`."""
+    """Makes Snapshots. Other jobs that a live read changes something for are passed to `enqueue`."""
 
     offer = NOTHING
     """Set once it is known what the cluster offers."""
@@ -38,10 +47,10 @@ class Observer:
         cache: Cache,
         heartbeats: Heartbeats,
         settings: Settings,
-        changed: Callable[[set[Key]], None],
+        enqueue: Callable[[set[Key]], None],
     ) -> None:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
-        self._changed = changed
+        self._enqueue = enqueue
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
@@ -64,21 +73,21 @@ class Observer:
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
         listing = await self._client.list(kind.resource, namespace, kind.selector)
-        self._changed(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
+        self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
         """None where there is no such job. `since` is the time from which silence means something."""
-        taken: tuple[RayJobSeen, ...] = ()
+        foreign: tuple[ObservedRayJob, ...] = ()
         if fresh:
-            await self._look(key)
+            await self._read_live(key)
         if (entry := self._cache.jobs.get(key)) is None:
             return None
         if fresh and "kuberay" in self.offer.capabilities:
-            taken = await self._taken(entry.value)
-        await self._last_words(entry.value)
-        return self._snapshot(entry.value, taken, fresh=fresh, since=since)
+            foreign = await self._foreign_rayjobs(entry.value)
+        await self._read_last_heartbeat(entry.value)
+        return self._snapshot(entry.value, foreign, fresh=fresh, since=since)
 
-    def head(self, key: Key) -> tuple[str, PodSeen] | None:
+    def head(self, key: Key) -> tuple[str, ObservedPod] | None:
         """(the job's uid, the head pod of its current attempt), if it can be asked."""
         if (entry := self._cache.jobs.get(key)) is None:
             return None
@@ -88,7 +97,7 @@ class Observer:
                 return job.uid, pod
         return None
 
-    async def _look(self, key: Key) -> None:
+    async def _read_live(self, key: Key) -> None:
         """Reads job, RayJobs and pods anew. The job first: then its version says that nothing came in between."""
         namespace, name = key
         try:
@@ -101,12 +110,12 @@ class Observer:
         if found and self._may_have_had_attempts(key):
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
             pods = await self._client.list(PODS, namespace, selector)
-            changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.under(*key)])
+            changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.find(*key)])
             if "kuberay" in self.offer.capabilities:
                 rayjobs = await self._client.list(RAYJOBS, namespace, selector)
-                keys = [each for each, _ in self._cache.rayjobs.under(*key)]
+                keys = [each for each, _ in self._cache.rayjobs.find(*key)]
                 changed |= self._cache.put_list("rayjobs", rayjobs, keys)
-        self._changed(changed - {key})
+        self._enqueue(changed - {key})
 
     def _may_have_had_attempts(self, key: Key) -> bool:
         """Whether there can be RayJobs or pods of the job.
@@ -116,25 +125,25 @@ class Observer:
         """
         entry = self._cache.jobs.get(key)
         is_named = entry is not None and entry.value.status.attempt is not None
-        return is_named or bool(self._cache.rayjobs.under(*key) or self._cache.pods.under(*key))
+        return is_named or bool(self._cache.rayjobs.find(*key) or self._cache.pods.find(*key))
 
-    async def _taken(self, job: JobSeen) -> tuple[RayJobSeen, ...]:
+    async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
         """RayJobs without our labels that have the names of this attempt and the next: they are somebody else's."""
         attempt = job.status.attempt or 0
         wanted = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
-        unseen = sorted(wanted - {key[1] for key, _ in self._cache.rayjobs.under(job.namespace, job.name)})
+        unseen = sorted(wanted - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
         found = await asyncio.gather(*(self._rayjob(job, name) for name in unseen))
         return tuple(each for each in found if each is not None)
 
-    async def _rayjob(self, job: JobSeen, name: str) -> RayJobSeen | None:
+    async def _rayjob(self, job: ObservedJob, name: str) -> ObservedRayJob | None:
         try:
-            return seen.rayjob(await self._client.get(RAYJOBS, job.namespace, name), job.uid)
+            return parse.rayjob(await self._client.get(RAYJOBS, job.namespace, name), job.uid)
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
 
-    async def _last_words(self, job: JobSeen) -> None:
+    async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Once Ray says that the attempt is over, what the trainer wrote last must be known before anything is done."""
         rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
         over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ENDED
@@ -142,17 +151,19 @@ class Observer:
         if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
             await self._heartbeats.read(*head)
 
-    def _heartbeat(self, job: JobSeen) -> Heartbeat | None:
+    def _heartbeat(self, job: ObservedJob) -> Heartbeat | None:
         return self._heartbeats.last(job.uid, job.status.attempt)
 
-    def _snapshot(self, job: JobSeen, taken: tuple[RayJobSeen, ...], *, fresh: bool, since: datetime) -> Snapshot:
+    def _snapshot(
+        self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
+    ) -> Snapshot:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in self._inputs(job)}
         return Snapshot(
             job=job,
-            rayjobs=(*self._rayjobs(job), *taken),
+            rayjobs=(*self._rayjobs(job), *foreign),
             pods=tuple(self._pods(job)),
-            fallen=self._cache.fallen(job),
+            lost_pods=self._cache.lost_pods(job),
             inputs=inputs,
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=self._quota(job),
@@ -163,16 +174,16 @@ class Observer:
             fresh=fresh,
         )
 
-    def _rayjobs(self, job: JobSeen) -> Iterator[RayJobSeen]:
-        for _, each in self._cache.rayjobs.under(job.namespace, job.name):
+    def _rayjobs(self, job: ObservedJob) -> Iterator[ObservedRayJob]:
+        for _, each in self._cache.rayjobs.find(job.namespace, job.name):
             yield replace(each.value, owned=each.owner == job.uid)
 
-    def _pods(self, job: JobSeen) -> Iterator[PodSeen]:
-        for _, each in self._cache.pods.under(job.namespace, job.name):
+    def _pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
+        for _, each in self._cache.pods.find(job.namespace, job.name):
             if each.owner == job.uid:
                 yield each.value
 
-    def _inputs(self, job: JobSeen) -> Iterator[InputSeen]:
+    def _inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
         """Of the job, of those, and so on; each once."""
         known: set[str] = set()
         waiting = sorted(inputs_of(job.spec))
@@ -185,25 +196,25 @@ class Observer:
             yield _input(name, entry)
             waiting += sorted(inputs_of(entry.value.spec)) if entry else ()
 
-    def _claims(self, job: JobSeen, inputs: dict[str, InputSeen]) -> Iterator[ClaimSeen]:
+    def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         outputs = (each.output_uri for each in inputs.values())
         read = {uri.removeprefix("pvc://").split("/")[0] for uri in outputs if uri.startswith("pvc://")}
         for name in sorted(claims_of(job.name, job.spec) | read):
             entry = self._cache.claims.get((job.namespace, name))
-            missing = ClaimSeen(name=name, exists=False)
+            missing = ObservedClaim(name=name, exists=False)
             yield replace(entry.value, owned=entry.owner == job.uid) if entry else missing
 
-    def _quota(self, job: JobSeen) -> QuotaSeen | None:
+    def _quota(self, job: ObservedJob) -> ObservedQuota | None:
         rayjob = names.rayjob(job.name, job.status.attempt or 0)
-        found = self._cache.quotas.under(job.namespace, rayjob)
+        found = self._cache.quotas.find(job.namespace, rayjob)
         return found[0][1].value if found else None
 
 
-def _input(name: str, entry: Entry[JobSeen] | None) -> InputSeen:
+def _input(name: str, entry: Entry[ObservedJob] | None) -> ObservedInput:
     if entry is None:
-        return InputSeen(name=name, exists=False)
+        return ObservedInput(name=name, exists=False)
     job = entry.value
-    return InputSeen(
+    return ObservedInput(
         name=name,
         exists=True,
         algorithm=raw.text(job.spec, "algorithm", "name"),

@@ -12,7 +12,7 @@ from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup, gpu_of_product
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeSeen, Snapshot
+from rlhf_operator.snapshot import ObservedNode, Snapshot
 
 REPELS = ("NoSchedule", "NoExecute")
 
@@ -138,7 +138,7 @@ def gpu_resource(job: Job, settings: Settings) -> str:
     return job.spec.runtime.gpu_resource_name or settings.gpu_resource_name
 
 
-def gpus_of(node: NodeSeen, resource: str) -> int:
+def gpus_of(node: ObservedNode, resource: str) -> int:
     """Allocatable GPUs of a node."""
     try:
         return int(amount(node.allocatable.get(resource, "0")))
@@ -146,7 +146,7 @@ def gpus_of(node: NodeSeen, resource: str) -> int:
         return 0
 
 
-def _suits(node: NodeSeen, job: Job, resource: str) -> bool:
+def _suits(node: ObservedNode, job: Job, resource: str) -> bool:
     wanted = job.spec.runtime.node_selector
     if not (node.ready and node.schedulable and wanted.items() <= dict(node.labels).items()):
         return False

@@ -1,10 +1,33 @@
-"""What is to be done about a job, from what one pass saw of it. Pure: no clock, no cluster, no memory but the status.
+"""Decides what to do about a job, from one snapshot. Pure: no clock, no cluster, no memory but the status.
 
-`decide` reads top down: a job that has ended (`ended`), an attempt that is under way (`watch`), the time between two
-attempts (`between`). All of them write into one `Turn`. What cannot be taken back is decided on live reads only, and
-the status always says what will be done before it is done, so that an operator may be killed at any moment.
+Modules: `running` (an attempt is under way), `next_attempt` (no attempt is under way), `finish` (the end
+of an attempt and of the job). What cannot be undone is decided on live reads only, and the status says what will be
+done before it is done, so that the operator may be killed at any moment.
 """
 
-from rlhf_operator.reconcile.decision import decide
+from __future__ import annotations
 
-__all__ = ["decide"]
+from datetime import datetime
+
+from rlhf_operator.actions import Plan, ReadLive
+from rlhf_operator.reconcile import finish, next_attempt, running
+from rlhf_operator.reconcile.context import NeedsLiveReadError, ReconcileContext
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Snapshot
+
+
+def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
+    """The status to write and the actions to take. A second pass over its result does nothing."""
+    if snapshot.job.deleting:
+        return Plan(status=snapshot.job.status)  # the owner references do the rest
+    ctx = ReconcileContext.of(snapshot, now, settings)
+    try:
+        if ctx.has_ended:
+            finish.clean_up(ctx)
+        elif ctx.is_under_way:
+            running.check(ctx)
+        else:
+            next_attempt.prepare(ctx)
+    except NeedsLiveReadError as needed:
+        return Plan(status=snapshot.job.status, actions=(ReadLive(why=str(needed)),))
+    return ctx.plan()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_operator import failure
-from rlhf_operator.plan import DeletePod, DeleteRayJob
-from rlhf_operator.reconcile.turn import Turn
-from rlhf_operator.snapshot import PodSeen
+from rlhf_operator.actions import DeletePod, DeleteRayJob
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.snapshot import ObservedPod
 
 FORCE_SECONDS: Final = 300.0
 """Beyond its grace period; only then a pod whose node is silent is taken for dead."""
@@ -15,36 +15,36 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which an administrator says that a node is off, so that nothing can run there."""
 
 
-def clear(turn: Turn) -> bool:
+def clear(ctx: ReconcileContext) -> bool:
     """Delete all RayJobs of the job and the pods that nobody else will; whether nothing is left."""
-    delete_rayjobs(turn, but=None)
-    for pod in turn.snapshot.pods:
-        wait = _until_forced(turn, pod)
+    delete_rayjobs(ctx, but=None)
+    for pod in ctx.snapshot.pods:
+        wait = _until_forced(ctx, pod)
         if wait is not None and wait <= 0:
-            turn.need_live(f"pod {pod.name} is deleted by force")
-            turn.actions.append(DeletePod(name=pod.name, uid=pod.uid))
+            ctx.require_live(f"pod {pod.name} is deleted by force")
+            ctx.actions.append(DeletePod(name=pod.name, uid=pod.uid))
         if wait is not None:
-            turn.again(max(wait, FORCE_SECONDS / 10))
-    return not turn.snapshot.pods and not any(each.owned for each in turn.snapshot.rayjobs)
+            ctx.requeue_after(max(wait, FORCE_SECONDS / 10))
+    return not ctx.snapshot.pods and not any(each.owned for each in ctx.snapshot.rayjobs)
 
 
-def delete_rayjobs(turn: Turn, *, but: str | None) -> None:
+def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
     """Delete the job's RayJobs, except the one of this name."""
-    for each in turn.snapshot.rayjobs:
+    for each in ctx.snapshot.rayjobs:
         if each.owned and not each.deleting and each.name != but:
-            turn.need_live(f"RayJob {each.name} is deleted")
-            turn.actions.append(DeleteRayJob(name=each.name, uid=each.uid))
+            ctx.require_live(f"RayJob {each.name} is deleted")
+            ctx.actions.append(DeleteRayJob(name=each.name, uid=each.uid))
 
 
-def _until_forced(turn: Turn, pod: PodSeen) -> float | None:
+def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
     """Seconds until a pod is deleted by force; None for a pod whose kubelet will see to it."""
     if pod.deleting_since is None or not pod.node:
         return None
-    node = failure.node_of(pod, turn.snapshot)
+    node = failure.node_of(pod, ctx.snapshot)
     is_off = node is not None and any(key == OUT_OF_SERVICE for key, _, _ in node.taints)
-    if is_off or failure.node_is_gone(pod, turn.snapshot):
+    if is_off or failure.node_is_gone(pod, ctx.snapshot):
         return 0.0
     is_silent = not node.ready if node is not None else pod.phase == "Unknown" or bool(pod.disruption)
     if not is_silent:
         return None
-    return pod.grace_seconds + FORCE_SECONDS - turn.age(max(pod.deleting_since, turn.snapshot.watching_since))
+    return pod.grace_seconds + FORCE_SECONDS - ctx.age(max(pod.deleting_since, ctx.snapshot.watching_since))

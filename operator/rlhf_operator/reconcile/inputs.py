@@ -9,73 +9,73 @@ from rlhf_api import chain
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_operator import names, resources
-from rlhf_operator.reconcile import ended
-from rlhf_operator.reconcile.turn import INPUT_NOT_READY, Turn
+from rlhf_operator.reconcile import finish
+from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
 
-LOOK_AGAIN_SECONDS: Final = 10.0
+REQUEUE_SECONDS: Final = 10.0
 """No event tells that a RayJob without our labels has gone."""
 
 
-def accepted(turn: Turn) -> Job | None:
+def accepted(ctx: ReconcileContext) -> Job | None:
     """The job, if nothing stands in its way but other jobs; else a condition says what does."""
-    obstacle = _obstacle(turn)
+    obstacle = _obstacle(ctx)
     if obstacle is not None:
-        turn.say("Accepted", "False", *obstacle)
+        ctx.set_condition("Accepted", "False", *obstacle)
         return None
-    turn.say("Accepted", "True", "Accepted", "The spec is valid.")
-    return turn.job
+    ctx.set_condition("Accepted", "True", "Accepted", "The spec is valid.")
+    return ctx.job
 
 
-def conflict(turn: Turn, name: str) -> bool:
+def conflict(ctx: ReconcileContext, name: str) -> bool:
     """Whether a RayJob of this name is there that is not the job's; a condition says so."""
-    if not any(each.name == name and not each.owned for each in turn.snapshot.rayjobs):
+    if not any(each.name == name and not each.owned for each in ctx.snapshot.rayjobs):
         return False
     message = f"a RayJob named {name} is there and belongs to something else; delete it, or name the job otherwise"
-    turn.say("Accepted", "False", "NameConflict", message)
-    turn.again(LOOK_AGAIN_SECONDS)
+    ctx.set_condition("Accepted", "False", "NameConflict", message)
+    ctx.requeue_after(REQUEUE_SECONDS)
     return True
 
 
-def ready(turn: Turn, job: Job) -> bool:
+def ready(ctx: ReconcileContext, job: Job) -> bool:
     """Whether all jobs that this one reads have succeeded; a wrong or failed one fails the job."""
     needed = sorted(chain.inputs_of(job))
-    if circle := _circle(turn, needed):
-        ended.fail(turn, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
+    if circle := _circle(ctx, needed):
+        finish.fail(ctx, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
         return False
     for name in needed:
-        seen = turn.snapshot.inputs.get(name)
+        seen = ctx.snapshot.inputs.get(name)
         if name != job.name and (seen is None or not seen.exists):
             message = f"no RLHFJob named {name} is in namespace {job.metadata.namespace}; create it"
-            turn.say("InputsReady", "False", "InputMissing", message)
+            ctx.set_condition("InputsReady", "False", "InputMissing", message)
             return False
-    if problem := _wrong_kind(turn, job):
-        ended.fail(turn, "InvalidInput", problem)
+    if problem := _wrong_kind(ctx, job):
+        finish.fail(ctx, "InvalidInput", problem)
         return False
-    return all(_has_succeeded(turn, name) for name in needed) and _all_ready(turn, needed)
+    return all(_has_succeeded(ctx, name) for name in needed) and _all_ready(ctx, needed)
 
 
-def _all_ready(turn: Turn, needed: list[str]) -> bool:
+def _all_ready(ctx: ReconcileContext, needed: list[str]) -> bool:
     message = f"{', '.join(needed)} succeeded." if needed else "The job reads no other job."
-    turn.say("InputsReady", "True", "InputsReady", message)
+    ctx.set_condition("InputsReady", "True", "InputsReady", message)
     return True
 
 
-def _obstacle(turn: Turn) -> tuple[str, str] | None:
+def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     """(reason, sentence) of what stands in a job's way."""
-    if turn.job is None:
-        return "InvalidSpec", turn.problem
-    if "kuberay" not in turn.snapshot.capabilities:
+    if ctx.job is None:
+        return "InvalidSpec", ctx.problem
+    if "kuberay" not in ctx.snapshot.capabilities:
         return "KubeRayMissing", "the cluster has no RayJobs (ray.io/v1); install KubeRay 1.6 or later"
-    storage = turn.job.spec.checkpoint.storage
+    storage = ctx.job.spec.checkpoint.storage
     if storage is not None and storage.startswith("file://"):
         where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
-    named, claims = resources.claims_named(turn.job), turn.snapshot.claims
+    named, claims = resources.claims_named(ctx.job), ctx.snapshot.claims
     for name in sorted(named):
         seen = claims.get(name)
         if seen is None or not seen.exists:
             return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
-    own = names.output_claim(turn.job.name)
+    own = names.output_claim(ctx.job.name)
     made = claims.get(own)
     if own not in named and made is not None and made.exists and not made.owned:
         return (
@@ -85,9 +85,9 @@ def _obstacle(turn: Turn) -> tuple[str, str] | None:
     return None
 
 
-def _wrong_kind(turn: Turn, job: Job) -> str:
+def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
     """What is wrong with the inputs as such; empty if nothing is."""
-    kinds = {name: seen.algorithm for name, seen in turn.snapshot.inputs.items() if seen.exists and seen.algorithm}
+    kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.exists and seen.algorithm}
     unknown = chain.inputs_of(job) - kinds.keys() - {job.name}
     if unknown:
         return ""  # an input whose own spec is broken is no fault of this job
@@ -98,29 +98,29 @@ def _wrong_kind(turn: Turn, job: Job) -> str:
     return ""
 
 
-def _has_succeeded(turn: Turn, name: str) -> bool:
-    seen = turn.snapshot.inputs[name]
+def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
+    seen = ctx.snapshot.inputs[name]
     if seen.phase == "Failed":
-        ended.fail(turn, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
+        finish.fail(ctx, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
         return False
     if seen.phase != "Succeeded" or not seen.output_uri:
-        turn.say("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
+        ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
     claim = seen.output_uri.removeprefix("pvc://").partition("/")[0]
-    if (kept := turn.snapshot.claims.get(claim)) is not None and not kept.exists:
+    if (kept := ctx.snapshot.claims.get(claim)) is not None and not kept.exists:
         message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
-        turn.say("InputsReady", "False", "ClaimMissing", message)
+        ctx.set_condition("InputsReady", "False", "ClaimMissing", message)
         return False
     return True
 
 
-def _circle(turn: Turn, needed: list[str]) -> str:
+def _circle(ctx: ReconcileContext, needed: list[str]) -> str:
     """Jobs that wait for each other, this one among them, as `a -> b -> a`; empty if there are none."""
-    own = turn.snapshot.job.name
+    own = ctx.snapshot.job.name
     paths, seen = [[own, name] for name in needed if name != own], set(needed)
     while paths:
         path = paths.pop()
-        entry = turn.snapshot.inputs.get(path[-1])
+        entry = ctx.snapshot.inputs.get(path[-1])
         if entry is None or entry.phase == "Succeeded":
             continue
         for name in _references(entry.spec.get("models")):

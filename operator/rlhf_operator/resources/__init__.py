@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
-from rlhf_operator.plan import Manifest
+from rlhf_operator.actions import Manifest
 from rlhf_operator.resources.job_file import config_map
 from rlhf_operator.resources.pods import Pods
 from rlhf_operator.resources.rayjob import rayjob

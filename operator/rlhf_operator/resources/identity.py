@@ -7,14 +7,14 @@ from typing import Any
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.runtime import Runtime
 from rlhf_operator import names
-from rlhf_operator.snapshot import JobSeen
+from rlhf_operator.snapshot import ObservedJob
 
 USER = 1000
 """Of the trainer's image; also the group that volumes belong to."""
 ROOT = 0
 
 
-def metadata(job: JobSeen, name: str, *, attempt: int | None = None, controlled: bool = True) -> dict[str, Any]:
+def metadata(job: ObservedJob, name: str, *, attempt: int | None = None, controlled: bool = True) -> dict[str, Any]:
     """Metadata of an object that goes with the job; attempt: of what is made anew for each."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {
@@ -25,7 +25,7 @@ def metadata(job: JobSeen, name: str, *, attempt: int | None = None, controlled:
     }
 
 
-def labels(job: JobSeen, attempt: int | None = None) -> dict[str, str]:
+def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
     """Of everything that is made for a job."""
     common = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
     return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}

@@ -11,9 +11,9 @@ from rlhf_api.job import Job
 from rlhf_api.spec import Model
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
-from rlhf_operator.plan import Manifest
+from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity, storage
-from rlhf_operator.snapshot import InputSeen, Snapshot
+from rlhf_operator.snapshot import ObservedInput, Snapshot
 
 KEY = "job.yaml"
 FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime")
@@ -32,7 +32,7 @@ def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manife
     }
 
 
-def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, InputSeen]) -> dict[str, Any]:
+def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInput]) -> dict[str, Any]:
     """The document; what makes the experiment is the same in every attempt, whatever the mapping."""
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
     document["metadata"] = {"name": job.name, "namespace": job.metadata.namespace}
@@ -93,7 +93,7 @@ def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
         spec["training"]["microBatchTokens"] = mapping.micro_batch_tokens
 
 
-def _tell_uris(found: Any, inputs: Mapping[str, InputSeen]) -> None:
+def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
     """Rewrite what pods have as a folder, wherever a `uri` stands."""
     if isinstance(found, list):
         for each in found:

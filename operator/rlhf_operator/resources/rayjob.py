@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf_operator import names
-from rlhf_operator.plan import Manifest
+from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import head, identity, job_file, workers
 from rlhf_operator.resources.pods import Pods, command
 

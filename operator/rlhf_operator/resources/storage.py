@@ -10,10 +10,10 @@ from urllib.parse import quote
 from rlhf_api.chain import SCHEME, inputs_of
 from rlhf_api.job import Job
 from rlhf_operator import names
-from rlhf_operator.plan import Manifest
+from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import InputSeen, JobSeen
+from rlhf_operator.snapshot import ObservedInput, ObservedJob
 
 PVC = "pvc://"
 MODEL_FOLDER = "model"
@@ -82,7 +82,7 @@ def claims_named(job: Job) -> frozenset[str]:
     return frozenset(Place.of(uri).claim for uri in uris if uri.startswith(PVC))
 
 
-def mounts(job: Job, inputs: Mapping[str, InputSeen]) -> tuple[Mount, ...]:
+def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
     """All claims of a job's pods."""
     read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(job)]
     claims = {Place.of(uri).claim for uri in _uris(job) if uri.startswith(PVC)}
@@ -112,7 +112,7 @@ def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def in_pod(uri: str, inputs: Mapping[str, InputSeen]) -> str:
+def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
     """A URI as the trainer in a pod is given it."""
     if uri.startswith(SCHEME):
         name = uri.removeprefix(SCHEME)
@@ -123,7 +123,7 @@ def in_pod(uri: str, inputs: Mapping[str, InputSeen]) -> str:
     return uri
 
 
-def output_claim(job: JobSeen, settings: Settings) -> Manifest:
+def output_claim(job: ObservedJob, settings: Settings) -> Manifest:
     """The claim that is made for a job which names none; it is deleted with the job."""
     storage = settings.storage
     spec: dict[str, Any] = {

@@ -14,8 +14,8 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount
 from rlhf_operator import names
-from rlhf_operator.plan import Manifest
-from rlhf_operator.snapshot import NodeSeen
+from rlhf_operator.actions import Manifest
+from rlhf_operator.snapshot import ObservedNode
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.operator.rendered import (
@@ -44,7 +44,7 @@ NODES = {"cpu": CPUS, "gpu": nodes(2, 8, A100)}
 AT_ONCE = 4
 
 
-def applied(server: Cluster, namespace: str, job: Job, there: Sequence[NodeSeen], **more: Any) -> Manifest:
+def applied(server: Cluster, namespace: str, job: Job, there: Sequence[ObservedNode], **more: Any) -> Manifest:
     """The RayJob of a job's first attempt; it is in the cluster, and everything else that the attempt needs."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     document["metadata"]["namespace"] = namespace

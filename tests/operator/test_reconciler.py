@@ -1,4 +1,4 @@
-"""The engine: observe, decide, apply for every key; live looks; what one job does to another."""
+"""The engine: observe, decide, apply for every key; live reads; what one job does to another."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from rlhf_api.status import Status
-from rlhf_operator import engine as engine_module
+from rlhf_operator import reconciler as reconciler_module
+from rlhf_operator.actions import Create, Plan, ReadLive
 from rlhf_operator.cluster.apply import RefusedError, StaleError
 from rlhf_operator.cluster.cache import Key
 from rlhf_operator.cluster.client import ApiError, NotLeadingError
-from rlhf_operator.engine import Decide, Engine
-from rlhf_operator.plan import Create, Plan, ReadLive
+from rlhf_operator.reconciler import Decide, Reconciler
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Heartbeat, JobSeen, PodSeen, Refusal, Snapshot
+from rlhf_operator.snapshot import Heartbeat, ObservedJob, ObservedPod, Refusal, Snapshot
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def job(name: str) -> JobSeen:
-    return JobSeen(
+def job(name: str) -> ObservedJob:
+    return ObservedJob(
         namespace="n",
         name=name,
         uid=f"uid-{name}",
@@ -68,7 +68,7 @@ class World:
         return Snapshot(job=job(key[1]), watching_since=since, fresh=fresh)
 
     async def apply(self, snapshot: Snapshot, plan: Plan) -> None:
-        assert plan.again_after is None or plan.again_after > 0
+        assert plan.requeue_after is None or plan.requeue_after > 0
         name = snapshot.job.name
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -78,12 +78,12 @@ class World:
             raise self.failures[name].pop(0)
         self.applied.append(name)
 
-    def head(self, key: Key) -> tuple[str, PodSeen] | None:
+    def head(self, key: Key) -> tuple[str, ObservedPod] | None:
         if key[1] not in self.heads:
             return None
-        return f"uid-{key[1]}", PodSeen(name="head", uid="p", attempt=1, role="controller", created=NOW)
+        return f"uid-{key[1]}", ObservedPod(name="head", uid="p", attempt=1, role="controller", created=NOW)
 
-    async def read(self, job_uid: str, pod: PodSeen) -> bool:
+    async def read(self, job_uid: str, pod: ObservedPod) -> bool:
         self.polls.append(job_uid)
         assert pod.name == "head"
         if not self.is_deaf:
@@ -105,12 +105,12 @@ def nothing_to_do(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan
     return Plan(status=snapshot.job.status)
 
 
-def run(world: World, decide: Decide, test: Callable[[Engine], Awaitable[None]], **settings: Any) -> None:
+def run(world: World, decide: Decide, test: Callable[[Reconciler], Awaitable[None]], **settings: Any) -> None:
     """A leading engine in a loop of its own."""
 
     async def main() -> None:
         parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world}
-        engine = Engine(decide, Settings(**settings), reconciled=world.reconciled, **parts)
+        engine = Reconciler(decide, Settings(**settings), reconciled=world.reconciled, **parts)
         leading = asyncio.create_task(engine.lead())
         try:
             await asyncio.wait_for(test(engine), 20)
@@ -131,7 +131,7 @@ async def until(condition: Callable[[], object]) -> None:
 def test_a_new_leader_looks_at_every_job_after_a_whole_list() -> None:
     world = World("a", "b", "c")
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(lambda: sorted(world.applied) == ["a", "b", "c"])
         assert world.syncs == 1
         assert engine.unready() is None
@@ -153,7 +153,7 @@ def test_nothing_is_decided_before_the_first_list_has_worked(monkeypatch: pytest
 
     monkeypatch.setattr(asyncio, "sleep", quick)
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         assert engine.unready()
         await until(lambda: world.applied == ["a"])
         assert pauses == [0.5, 1.0]
@@ -172,7 +172,7 @@ def test_a_wish_for_a_live_look_is_granted_once_and_nothing_is_applied_before() 
             return Plan(status=Status(phase="Failed"), actions=(ReadLive(why="no way back"),))
         return nothing_to_do(snapshot, now, settings)
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: world.applied)
         assert asked == [False, True]
         assert world.looks == [("a", False), ("a", True)]
@@ -189,7 +189,7 @@ def test_a_decision_that_is_never_content_fails_its_pass_only() -> None:
             return Plan(status=Status(), actions=(ReadLive(why="never sure"),))
         return nothing_to_do(snapshot, now, settings)
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: world.results.count("error") >= 2 and world.applied == ["b"])
 
     run(world, decide, test)
@@ -199,7 +199,7 @@ def test_a_stale_pass_is_repeated_on_a_live_look() -> None:
     world = World("a")
     world.failures["a"] = [StaleError("changed")]
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: world.applied)
         assert world.looks == [("a", False), ("a", True)]
         assert world.results == ["stale", "done"]
@@ -217,7 +217,7 @@ def test_what_was_refused_is_known_to_the_next_pass_until_it_is_made() -> None:
         known.append(snapshot.refused)
         return nothing_to_do(snapshot, now, settings)
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: len(world.applied) == 2)
         assert known == [None, refusal, None]
 
@@ -229,9 +229,9 @@ def test_an_error_in_one_job_stops_no_other() -> None:
     world.failures["bad"] = [ApiError(500, "no")] * 1000
     world.failures["broken"] = [ZeroDivisionError()] * 1000
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         for _ in range(20):
-            engine.look_at([("n", "good")])
+            engine.enqueue([("n", "good")])
             await asyncio.sleep(0.01)
         await until(lambda: world.applied.count("good") >= 5 and world.results.count("error") >= 4)
         assert set(world.applied) == {"good"}
@@ -243,7 +243,7 @@ def test_a_pass_that_may_not_write_is_given_up_quietly() -> None:
     world = World("a")
     world.failures["a"] = [NotLeadingError()]
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: world.results == ["stale"])
         await asyncio.sleep(0.5)
         assert world.looks == [("a", False)]
@@ -256,9 +256,9 @@ def test_time_alone_brings_a_job_back_when_the_plan_says_so() -> None:
     answers = iter([0.1, 0.1, None])
 
     def decide(snapshot: Snapshot, _now: datetime, _settings: Settings) -> Plan:
-        return replace(Plan(status=snapshot.job.status), again_after=next(answers))
+        return replace(Plan(status=snapshot.job.status), requeue_after=next(answers))
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: len(world.applied) == 3)
         await asyncio.sleep(0.4)
         assert len(world.applied) == 3
@@ -273,7 +273,7 @@ def test_a_job_for_which_something_was_made_is_looked_at_again() -> None:
         plan = nothing_to_do(snapshot, now, settings)
         return plan if world.applied else replace(plan, actions=(Create(manifest={}),))
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: world.applied == ["a", "a"])
         await asyncio.sleep(0.05)
         assert world.applied == ["a", "a"]
@@ -284,12 +284,12 @@ def test_a_job_for_which_something_was_made_is_looked_at_again() -> None:
 def test_jobs_are_worked_on_side_by_side_and_a_job_never_twice_at_once() -> None:
     world = World(*(f"j{number}" for number in range(40)))
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(lambda: len(world.applied) >= 40)
-        assert 1 < world.most_at_once <= engine_module.WORKERS
+        assert 1 < world.most_at_once <= reconciler_module.WORKERS
         world.most_at_once = 0
         for _ in range(10):
-            engine.look_at([("n", "j1")])
+            engine.enqueue([("n", "j1")])
             await asyncio.sleep(0.002)
         assert world.most_at_once <= 1
 
@@ -299,9 +299,9 @@ def test_jobs_are_worked_on_side_by_side_and_a_job_never_twice_at_once() -> None
 def test_a_job_that_is_gone_is_not_applied() -> None:
     world = World("a")
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(lambda: world.applied == ["a"])
-        engine.look_at([("n", "gone")])
+        engine.enqueue([("n", "gone")])
         await until(lambda: ("gone", False) in world.looks)
         assert world.applied == ["a"]
 
@@ -312,7 +312,7 @@ def test_head_pods_are_asked_again_and_again_and_news_brings_a_pass() -> None:
     world = World("a", "b")
     world.heads = {"a"}
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: len(world.polls) >= 3)
         assert set(world.polls) == {"uid-a"}
         passes = world.applied.count("a")
@@ -330,13 +330,13 @@ def test_head_pods_are_asked_again_and_again_and_news_brings_a_pass() -> None:
 
 
 def test_a_watch_that_began_anew_is_mended_by_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(reconciler_module, "RELIST_DELAY_SECONDS", 0.05)
     world = World("a")
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(lambda: world.applied == ["a"])
-        engine.mend()
-        engine.mend()
+        engine.relist()
+        engine.relist()
         await until(lambda: world.applied == ["a", "a"])
         assert world.syncs == 2
 
@@ -348,9 +348,9 @@ def test_an_engine_that_does_not_lead_does_nothing() -> None:
 
     async def main() -> None:
         parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world}
-        engine = Engine(nothing_to_do, Settings(), reconciled=world.reconciled, **parts)
+        engine = Reconciler(nothing_to_do, Settings(), reconciled=world.reconciled, **parts)
         await engine.sync()
-        engine.look_at([("n", "a")])
+        engine.enqueue([("n", "a")])
         await asyncio.sleep(0.1)
         assert engine.queue_depth == 0
         assert not world.looks
@@ -359,7 +359,7 @@ def test_an_engine_that_does_not_lead_does_nothing() -> None:
 
 
 def test_a_pass_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(reconciler_module, "STUCK_SECONDS", 0.05)
     world = World("a")
     never = asyncio.Event()
 
@@ -368,7 +368,7 @@ def test_a_pass_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(world, "apply", hang)
 
-    async def test(engine: Engine) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(engine.unhealthy)
         assert "n/a" in str(engine.unhealthy())
 

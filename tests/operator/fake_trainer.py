@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
 from rlhf_operator import names
-from rlhf_operator.snapshot import ContainerSeen, PodSeen
+from rlhf_operator.snapshot import ObservedContainer, ObservedPod
 from rlhf_operator.times import timestamp
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -27,10 +27,10 @@ class Trainer:
     stepped: datetime = START
 
 
-def containers(pod: PodSeen) -> tuple[ContainerSeen, ...]:
+def containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     """Of a pod that a kubelet has started."""
     own = names.HEAD_CONTAINER if pod.role == names.CONTROLLER else names.WORKER_CONTAINER
-    return (ContainerSeen(name=own, running=True),)
+    return (ObservedContainer(name=own, running=True),)
 
 
 def words(trainer: Trainer, saved: int, saved_at: datetime) -> Status:

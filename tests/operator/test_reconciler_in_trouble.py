@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster.client import NoClusterError
-from rlhf_operator.engine import Engine
+from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
-from tests.operator.test_engine import World, nothing_to_do, run, until
+from tests.operator.test_reconciler import World, nothing_to_do, run, until
 
 
 def test_a_head_pod_that_does_not_answer_is_asked_less_and_less_often() -> None:
@@ -20,7 +20,7 @@ def test_a_head_pod_that_does_not_answer_is_asked_less_and_less_often() -> None:
         await asyncio.sleep(seconds)
         return len(world.polls) - polls
 
-    async def test(_: Engine) -> None:
+    async def test(_: Reconciler) -> None:
         await until(lambda: len(world.polls) >= 4)
         assert await polled(1.0) <= 6, "20 would be at every interval"
         world.is_deaf, polls = False, len(world.polls)
@@ -39,6 +39,6 @@ def test_what_ends_the_work_says_what_it_was() -> None:
             raise NoClusterError("no credentials")
 
         with pytest.raises(NoClusterError, match="no credentials"):
-            await Engine(nothing_to_do, Settings(), reconciled=reconciled, **parts).lead()
+            await Reconciler(nothing_to_do, Settings(), reconciled=reconciled, **parts).lead()
 
     asyncio.run(main())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf_api.status import Failure
-from rlhf_operator.snapshot import NodeSeen
+from rlhf_operator.snapshot import ObservedNode
 from tests.operator.simulated import World
 
 NODES = tuple(
-    NodeSeen(
+    ObservedNode(
         name=f"node-{place}", ready=True, schedulable=True, labels={}, allocatable={"cpu": "64", "memory": "512Gi"}
     )
     for place in range(3)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.cluster import seen
+from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName, claims_of, inputs_of
 from rlhf_operator.cluster.client import Listing
-from rlhf_operator.snapshot import JobSeen, QuotaSeen
+from rlhf_operator.snapshot import ObservedJob, ObservedQuota
 
 KEYS = [
     *("metadata", "spec", "status", "labels", "name", "namespace", "uid", "resourceVersion", "creationTimestamp"),
@@ -49,12 +49,12 @@ objects = st.dictionaries(st.sampled_from(KEYS), anything, max_size=6)
 @settings(max_examples=150, deadline=None)
 @given(objects)
 def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
-    seen.job(document)
-    seen.rayjob(document, "uid")
-    seen.pod(document)
-    seen.node(document)
-    seen.claim(document, "uid")
-    seen.quota(document)
+    parse.job(document)
+    parse.rayjob(document, "uid")
+    parse.pod(document)
+    parse.node(document)
+    parse.claim(document, "uid")
+    parse.quota(document)
     cache = Cache()
     for kind in ("jobs", "rayjobs", "pods", "nodes", "claims", "quotas"):
         cache.put(kind, document)
@@ -64,13 +64,13 @@ def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(anything)
 def test_a_status_that_was_read_can_be_written_and_read_again(document: object) -> None:
-    status = seen.status(document)
-    assert seen.status(json.loads(json.dumps(status.document()))) == status
+    status = parse.status(document)
+    assert parse.status(json.loads(json.dumps(status.document()))) == status
 
 
 def test_a_field_that_cannot_be_read_costs_no_other() -> None:
     document = {"phase": "Running", "attempt": 3, "progress": {"step": "many"}, "unheardOf": 1, "activeSeconds": 2**70}
-    assert seen.status(document) == Status(phase="Running", attempt=3)
+    assert parse.status(document) == Status(phase="Running", attempt=3)
 
 
 def pod(**status: Any) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def pod(**status: Any) -> dict[str, Any]:
 def test_a_pod_that_is_told_to_end_has_been_so_since_the_beginning_of_its_grace() -> None:
     document = pod(phase="Running")
     document["metadata"] |= {"deletionTimestamp": "2026-01-31T12:10:00Z", "deletionGracePeriodSeconds": 600}
-    found = seen.pod(document)
+    found = parse.pod(document)
     assert found.deleting_since == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert found.grace_seconds == 600
-    assert seen.pod(pod()).grace_seconds == 300
+    assert parse.pod(pod()).grace_seconds == 300
 
 
 def test_a_pod_tells_why_it_ended() -> None:
@@ -94,7 +94,7 @@ def test_a_pod_tells_why_it_ended() -> None:
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off"}
     disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-31T12:01:00Z"}
-    found = seen.pod(
+    found = parse.pod(
         pod(
             phase="Failed",
             reason="Evicted",
@@ -115,11 +115,11 @@ def test_a_pod_tells_why_it_ended() -> None:
 def test_only_the_controlling_owner_owns_a_rayjob() -> None:
     owners = [{"kind": "RLHFJob", "name": "a", "uid": "u"}]
     document = {"metadata": {"name": "a-a1", "labels": {names.ATTEMPT: "1"}, "ownerReferences": owners}}
-    assert not seen.rayjob(document, "u").owned
+    assert not parse.rayjob(document, "u").owned
     document["metadata"]["ownerReferences"] = [{**owners[0], "controller": True}]
-    assert seen.rayjob(document, "u").owned
-    assert not seen.rayjob(document, "other").owned
-    assert not seen.rayjob({}, "").owned
+    assert parse.rayjob(document, "u").owned
+    assert not parse.rayjob(document, "other").owned
+    assert not parse.rayjob({}, "").owned
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_quota_is_held_until_kueue_has_it_back_from_a_job_that_goes_on(
         {"type": kind, "status": status, "reason": why, "message": f"{kind} says {why}"}
         for kind, (status, why) in told.items()
     ]
-    assert seen.quota({"status": {"conditions": found}}) == QuotaSeen(
+    assert parse.quota({"status": {"conditions": found}}) == ObservedQuota(
         reserved=reserved, evicted=evicted, message=message
     )
 
@@ -227,7 +227,7 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_younger() -> None:
     younger["metadata"] |= {"name": "a-a2-y", "uid": "q", "resourceVersion": "30"}
     cache.put("pods", younger)
     assert cache.put_list("pods", Listing(items=(), version=20), cache.keys("pods", None)) == {("n", "a")}
-    assert [key for key, _ in cache.pods.under("n", "a")] == [("n", "a-a2-y")]
+    assert [key for key, _ in cache.pods.find("n", "a")] == [("n", "a-a2-y")]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_nothing_depends_on_is_no_news() -> None:
 def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:
     cache, labels = Cache(), {names.JOB_NAME: "j", names.JOB_UID: "u", names.ATTEMPT: "2"}
 
-    def job(attempt: int, version: int, uid: str = "u") -> JobSeen:
+    def job(attempt: int, version: int, uid: str = "u") -> ObservedJob:
         metadata = {"namespace": "n", "name": "j", "uid": uid, "resourceVersion": str(version)}
         cache.put("jobs", {"metadata": metadata, "status": {"attempt": attempt}})
         entry = cache.jobs.get(("n", "j"))
@@ -293,14 +293,14 @@ def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:
     cache.put("pods", pod("victim", 2, phase="Failed", containerStatuses=[killed]))
     cache.remove("pods", pod("healthy", 3))
     cache.put_list("pods", Listing(items=(), version=4), cache.keys("pods", None))
-    (fallen,) = cache.fallen(job(2, 5))
+    (fallen,) = cache.lost_pods(job(2, 5))
     assert (fallen.name, fallen.containers[0].ended_reason) == ("victim", "OOMKilled")
-    assert cache.fallen(job(3, 6)) == ()
+    assert cache.lost_pods(job(3, 6)) == ()
     labels[names.ATTEMPT] = "3"
     for name, version in (("later", 7), ("too-late", 9)):
         cache.put("pods", pod(name, version, phase="Failed", reason="Evicted"))
         cache.remove("pods", pod(name, version + 1))
-    assert [each.name for each in cache.fallen(job(3, 11))] == ["later", "too-late"]
+    assert [each.name for each in cache.lost_pods(job(3, 11))] == ["later", "too-late"]
 
 
 def test_the_dead_pods_of_a_deleted_job_say_nothing_of_the_next_one_of_its_name() -> None:
@@ -315,10 +315,10 @@ def test_the_dead_pods_of_a_deleted_job_say_nothing_of_the_next_one_of_its_name(
         pod = {"metadata": metadata, "status": {"phase": "Failed", "reason": "Evicted"}}
         cache.put("pods", pod)
         cache.remove("pods", pod)
-        assert len(cache.fallen(old.value)) == is_told
+        assert len(cache.lost_pods(old.value)) == is_told
         cache.remove("jobs", {"metadata": {**owner, "resourceVersion": "3"}})
-        assert cache.fallen(old.value) == ()
+        assert cache.lost_pods(old.value) == ()
     cache.put("jobs", {"metadata": {**owner, "uid": "new", "resourceVersion": "9"}, "status": {"attempt": 1}})
     job = cache.jobs.get(("n", "j"))
     assert job is not None
-    assert cache.fallen(job.value) == ()
+    assert cache.lost_pods(job.value) == ()

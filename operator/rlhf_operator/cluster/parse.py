@@ -11,7 +11,16 @@ from pydantic import ValidationError
 from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.cluster import raw
-from rlhf_operator.snapshot import ClaimSeen, ContainerSeen, Document, JobSeen, NodeSeen, PodSeen, QuotaSeen, RayJobSeen
+from rlhf_operator.snapshot import (
+    Document,
+    ObservedClaim,
+    ObservedContainer,
+    ObservedJob,
+    ObservedNode,
+    ObservedPod,
+    ObservedQuota,
+    ObservedRayJob,
+)
 
 MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1
@@ -48,8 +57,8 @@ def _storable(value: object) -> bool:
     return all(_storable(each) for each in value) if isinstance(value, list) else True
 
 
-def job(document: Document) -> JobSeen:
-    return JobSeen(
+def job(document: Document) -> ObservedJob:
+    return ObservedJob(
         namespace=raw.text(document, "metadata", "namespace"),
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
@@ -81,9 +90,9 @@ def _attempt(document: Document) -> int:
     return int(label) if label.isascii() and label.isdigit() and len(label) <= MAX_ATTEMPT_DIGITS else 0
 
 
-def rayjob(document: Document, job_uid: str) -> RayJobSeen:
+def rayjob(document: Document, job_uid: str) -> ObservedRayJob:
     """`job_uid` is that of the job that asks."""
-    return RayJobSeen(
+    return ObservedRayJob(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
@@ -97,13 +106,13 @@ def rayjob(document: Document, job_uid: str) -> RayJobSeen:
     )
 
 
-def pod(document: Document) -> PodSeen:
+def pod(document: Document) -> ObservedPod:
     labels = raw.texts(document, "metadata", "labels")
     ready, scheduled = raw.condition(document, "Ready"), raw.condition(document, "PodScheduled")
     disrupted = raw.condition(document, "DisruptionTarget")
     deletion = raw.time(document, "metadata", "deletionTimestamp")
     grace = _grace_seconds(document)
-    return PodSeen(
+    return ObservedPod(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
@@ -132,14 +141,14 @@ def _grace_seconds(document: Document) -> int:
     return min(max(seconds, 0), MAX_SECONDS)
 
 
-def _containers(document: Document) -> Iterator[ContainerSeen]:
+def _containers(document: Document) -> Iterator[ObservedContainer]:
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
             # A container that waits to be started again has ended before.
             ended = raw.mapping(each, "state", "terminated") or (
                 raw.mapping(each, "lastState", "terminated") if raw.mapping(each, "state", "waiting") else {}
             )
-            yield ContainerSeen(
+            yield ObservedContainer(
                 name=raw.text(each, "name"),
                 running=bool(raw.mapping(each, "state", "running")),
                 waiting_reason=raw.text(each, "state", "waiting", "reason"),
@@ -149,9 +158,9 @@ def _containers(document: Document) -> Iterator[ContainerSeen]:
             )
 
 
-def node(document: Document) -> NodeSeen:
+def node(document: Document) -> ObservedNode:
     taints = raw.entries(document, "spec", "taints")
-    return NodeSeen(
+    return ObservedNode(
         name=raw.text(document, "metadata", "name"),
         ready=raw.is_true(document, "Ready"),
         schedulable=raw.at(document, "spec", "unschedulable") is not True,
@@ -161,20 +170,20 @@ def node(document: Document) -> NodeSeen:
     )
 
 
-def claim(document: Document, job_uid: str) -> ClaimSeen:
+def claim(document: Document, job_uid: str) -> ObservedClaim:
     """`job_uid` is that of the job that asks."""
-    return ClaimSeen(
+    return ObservedClaim(
         name=raw.text(document, "metadata", "name"),
         exists=True,
         owned=bool(job_uid) and job_uid in owners(document),
     )
 
 
-def quota(document: Document) -> QuotaSeen:
+def quota(document: Document) -> ObservedQuota:
     """Of Kueue's Workload."""
     evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
-    return QuotaSeen(
+    return ObservedQuota(
         # One whose RayJob has ended has given its quota back, and waits for none.
         reserved=reserved.get("status") == "True" or raw.is_true(document, "Finished"),
         evicted=raw.text(evicted, "reason") if is_evicted else "",

@@ -1,4 +1,4 @@
-"""What a live look asks of the API server: no more than can matter, for a list by label is a look at everything."""
+"""What a live read asks of the API server: no more than can matter, for a list by label is a look at everything."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.lease import Elector, LostLeaseError
+from rlhf_operator.leader_election import Elector, LostLeaseError
 from rlhf_operator.snapshot import Document
 
 DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from rlhf_api.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Metric, Phase, Progress, SavedState, Status
 from rlhf_operator import names
-from rlhf_operator.plan import Create, ReadLive
+from rlhf_operator.actions import Create, ReadLive
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
-    ContainerSeen,
     Heartbeat,
-    InputSeen,
-    JobSeen,
-    PodSeen,
-    QuotaSeen,
-    RayJobSeen,
+    ObservedContainer,
+    ObservedInput,
+    ObservedJob,
+    ObservedPod,
+    ObservedQuota,
+    ObservedRayJob,
     Snapshot,
 )
-from tests.operator.played import START
+from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT, UID
 
 WORDS = st.sampled_from(
@@ -55,9 +55,9 @@ def made(kind: Callable[..., T], **fields: st.SearchStrategy[Any]) -> st.SearchS
     return st.fixed_dictionaries(fields).map(lambda given: kind(**given))
 
 
-def containers() -> st.SearchStrategy[ContainerSeen]:
+def containers() -> st.SearchStrategy[ObservedContainer]:
     return made(
-        ContainerSeen,
+        ObservedContainer,
         name=st.sampled_from([names.HEAD_CONTAINER, names.WORKER_CONTAINER, names.LOG_CONTAINER]),
         waiting_reason=WORDS,
         waiting_message=WORDS,
@@ -66,9 +66,9 @@ def containers() -> st.SearchStrategy[ContainerSeen]:
     )
 
 
-def pods() -> st.SearchStrategy[PodSeen]:
+def pods() -> st.SearchStrategy[ObservedPod]:
     return made(
-        PodSeen,
+        ObservedPod,
         name=st.sampled_from(["p0", "p1", "p2"]),
         uid=st.just("u"),
         attempt=SMALL,
@@ -88,9 +88,9 @@ def pods() -> st.SearchStrategy[PodSeen]:
     )
 
 
-def rayjobs() -> st.SearchStrategy[RayJobSeen]:
+def rayjobs() -> st.SearchStrategy[ObservedRayJob]:
     return made(
-        RayJobSeen,
+        ObservedRayJob,
         name=st.sampled_from(
             ["job-a0", "job-a1", "job-a2", "job-a3", "job-a01", "job-a²", "other", "job-a99999999999"]
         ),
@@ -174,21 +174,21 @@ def heartbeats() -> st.SearchStrategy[Heartbeat]:
     spec=st.sampled_from(
         [SFT, {}, {"suspend": "yes"}, {**SFT, "suspend": True}, {"runPolicy": {"backoffLimit": -1}}, {"models": [[]]}]
     ),
-    quota=MAYBE | made(QuotaSeen, reserved=st.booleans(), evicted=WORDS, message=WORDS),
-    entry=made(InputSeen, name=st.just("x"), exists=st.booleans(), phase=WORDS, output_uri=WORDS),
+    quota=MAYBE | made(ObservedQuota, reserved=st.booleans(), evicted=WORDS, message=WORDS),
+    entry=made(ObservedInput, name=st.just("x"), exists=st.booleans(), phase=WORDS, output_uri=WORDS),
     now=MOMENTS,
 )
 def test_a_pass_over_anything_ends_with_a_plan(
     status: Status,
-    seen_rayjobs: list[RayJobSeen],
-    seen_pods: list[PodSeen],
+    seen_rayjobs: list[ObservedRayJob],
+    seen_pods: list[ObservedPod],
     beat: Heartbeat | None,
     spec: dict[str, Any],
-    quota: QuotaSeen | None,
-    entry: InputSeen,
+    quota: ObservedQuota | None,
+    entry: ObservedInput,
     now: Any,
 ) -> None:
-    job = JobSeen(
+    job = ObservedJob(
         namespace="team",
         name="job",
         uid=UID,

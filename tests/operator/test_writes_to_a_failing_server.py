@@ -12,15 +12,15 @@ from aiohttp import web
 
 from rlhf_api.status import Progress, Status
 from rlhf_operator import names
+from rlhf_operator.actions import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
-from rlhf_operator.cluster.events import Events
+from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.resources import PODS
-from rlhf_operator.engine import Engine
-from rlhf_operator.plan import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
+from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import JobSeen, Snapshot
+from rlhf_operator.snapshot import ObservedJob, Snapshot
 from tests.cluster.credentials import kubeconfig
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -66,7 +66,7 @@ class Parts:
     def __init__(self, server: Server, client: Client) -> None:
         self.server, self.client, self.cache, self.leads = server, client, Cache(), True
         self.now = NOW
-        events = Events(client, lambda: self.leads, lambda: self.now)
+        events = EventRecorder(client, lambda: self.leads, lambda: self.now)
         self.looked_at: set[Key] = set()
         self.applier = Applier(client, self.cache, events, lambda: self.leads, self.looked_at.update)
 
@@ -92,7 +92,7 @@ def run(tmp_path: Path, test: Callable[[Parts], Awaitable[None]]) -> None:
 
 
 def snapshot() -> Snapshot:
-    job = JobSeen(
+    job = ObservedJob(
         namespace="n",
         name="a",
         uid="uid-a",
@@ -214,7 +214,7 @@ class Clumsy:
 def test_whatever_is_listed_does_not_end_the_operator(pauses: list[float]) -> None:
     observer: Any = Clumsy(RecursionError(), ValueError("of a version"), ApiError(0, "nobody there"))
     unused: Any = None
-    engine = Engine(unused, Settings(), observer=observer, applier=unused, heartbeats=unused, reconciled=unused)
+    engine = Reconciler(unused, Settings(), observer=observer, applier=unused, heartbeats=unused, reconciled=unused)
     asyncio.run(engine.sync())
     assert pauses == [0.5, 1.0, 2.0]
     assert engine.unready() is None

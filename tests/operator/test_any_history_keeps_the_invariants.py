@@ -1,4 +1,4 @@
-"""Random histories of a simulated cluster: whatever happens in whatever order, the promises of a job's life hold.
+"""Random histories of a simulated cluster: whatever happens in whatever order, the invariants of a job's life hold.
 
 The world itself checks every write and every action (simulated.check_step, World._act); here are the happenings.
 """
@@ -21,13 +21,13 @@ from hypothesis.stateful import (
 )
 
 from rlhf_operator import names
-from rlhf_operator.snapshot import ContainerSeen, NodeSeen, RayJobSeen
-from tests.operator.played import START
-from tests.operator.promises import check
+from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
+from tests.operator.fake_trainer import START
+from tests.operator.invariants import check
 from tests.operator.simulated import SFT, World
 
 NODES = tuple(
-    NodeSeen(
+    ObservedNode(
         name=f"node-{number}", ready=True, schedulable=True, labels={}, allocatable={"cpu": "64", "memory": "512Gi"}
     )
     for number in range(4)
@@ -154,10 +154,10 @@ class Life(RuleBasedStateMachine):
             case "failed":
                 self.world.change(name, phase="Failed", ready=False, not_ready_since=now)
             case "oom":
-                ended = ContainerSeen(name=own, exit_code=137, ended_reason="OOMKilled")
+                ended = ObservedContainer(name=own, exit_code=137, ended_reason="OOMKilled")
                 self.world.change(name, phase="Failed", ready=False, containers=(ended,))
             case "pull":
-                waiting = ContainerSeen(name=own, waiting_reason="ImagePullBackOff")
+                waiting = ObservedContainer(name=own, waiting_reason="ImagePullBackOff")
                 self.world.change(name, phase="Pending", ready=False, containers=(waiting,), unschedulable="")
             case "unfit":
                 self.world.change(name, phase="Pending", ready=False, unschedulable="0/3 nodes are available")
@@ -197,7 +197,7 @@ class Life(RuleBasedStateMachine):
         if name in self.world.rayjobs:
             del self.world.rayjobs[name]
         else:
-            foreign = RayJobSeen(name=name, uid="x", attempt=0, owned=False, created=START, deleting=False)
+            foreign = ObservedRayJob(name=name, uid="x", attempt=0, owned=False, created=START, deleting=False)
             self.world.rayjobs[name] = foreign
 
     @invariant()
@@ -248,5 +248,5 @@ def test_any_history_keeps_the_promises() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_thousands_of_histories_keep_the_promises() -> None:
+def test_thousands_of_histories_keep_the_invariants() -> None:
     run_state_machine_as_test(Life, settings=lives(3000))

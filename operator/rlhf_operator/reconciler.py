@@ -13,13 +13,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
+from rlhf_operator.actions import Create, Plan, ReadLive
 from rlhf_operator.cluster.apply import RefusedError, StaleError
 from rlhf_operator.cluster.cache import Key
 from rlhf_operator.cluster.client import ApiError, NotLeadingError
 from rlhf_operator.metrics import Result
-from rlhf_operator.plan import Create, Plan, ReadLive
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Heartbeat, PodSeen, Refusal, Snapshot
+from rlhf_operator.snapshot import Heartbeat, ObservedPod, Refusal, Snapshot
 from rlhf_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -28,46 +28,46 @@ WORKERS: Final = 16
 DECIDERS: Final = 4
 """Threads: the mapper thinks for up to half a second, and the event loop renews the Lease meanwhile."""
 RESYNC_SECONDS: Final = 300.0
-SETTLED_SECONDS: Final = 10.0
+RELIST_DELAY_SECONDS: Final = 10.0
 """From a watch's new list until everything is listed once more: several watches often begin anew together."""
 STUCK_SECONDS: Final = 600.0
-LONGEST_SILENCE: Final = 4
+MAX_POLL_INTERVALS: Final = 4
 """Intervals between two questions to a head pod that does not answer, at most: each keeps others waiting."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
 
-class Observing(Protocol):
+class Observes(Protocol):
     """What the engine needs of cluster.observe."""
 
     async def sync(self) -> None: ...
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None: ...
-    def head(self, key: Key) -> tuple[str, PodSeen] | None: ...
+    def head(self, key: Key) -> tuple[str, ObservedPod] | None: ...
     def keys(self) -> Iterable[Key]: ...
 
 
-class Applying(Protocol):
+class Applies(Protocol):
     """What the engine needs of cluster.apply."""
 
     async def apply(self, snapshot: Snapshot, plan: Plan) -> None: ...
 
 
-class Hearing(Protocol):
+class ReadsHeartbeats(Protocol):
     """What the engine needs of cluster.heartbeats."""
 
     def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None: ...
-    async def read(self, job_uid: str, pod: PodSeen) -> bool: ...
+    async def read(self, job_uid: str, pod: ObservedPod) -> bool: ...
 
 
-class UndecidedError(Exception):
-    """A decision asked for a live look at what was just looked at live."""
+class StillUndecidedError(Exception):
+    """`decide` asked for a live read although the snapshot was read live."""
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Engine:
+class Reconciler:
     """Keeps every job going as long as it leads."""
 
     def __init__(
@@ -75,9 +75,9 @@ class Engine:
         decide: Decide,
         settings: Settings,
         *,
-        observer: Observing,
-        applier: Applying,
-        heartbeats: Hearing,
+        observer: Observes,
+        applier: Applies,
+        heartbeats: ReadsHeartbeats,
         reconciled: Callable[[Result, float], None],
         clock: Callable[[], datetime] = _now,
     ) -> None:
@@ -88,12 +88,12 @@ class Engine:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._polls: WorkQueue[Key] = WorkQueue()
         self._pauses: dict[Key, float] = {}
-        self._doubted: set[Key] = set()
+        self._stale: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
         self._leading = False
         self._since = clock()
         self._synced = False
-        self._to_mend = asyncio.Event()
+        self._relist_wanted = asyncio.Event()
 
     @property
     def queue_depth(self) -> int:
@@ -116,15 +116,15 @@ class Engine:
         (namespace, name), seconds = longest
         return f"a pass over {namespace}/{name} has taken {seconds:.0f} s"
 
-    def look_at(self, keys: Iterable[Key]) -> None:
+    def enqueue(self, keys: Iterable[Key]) -> None:
         """Something has changed for these jobs."""
         if self._leading:
             for key in keys:
                 self._queue.add(key)
 
-    def mend(self) -> None:
+    def relist(self) -> None:
         """A watch began anew: what was deleted meanwhile has been missed."""
-        self._to_mend.set()
+        self._relist_wanted.set()
 
     async def sync(self) -> None:
         """Lists everything, until that has worked."""
@@ -151,13 +151,13 @@ class Engine:
         self._since = self._clock()
         await self.sync()
         self._leading = True
-        self.look_at(self._observer.keys())
+        self.enqueue(self._observer.keys())
         executor = ThreadPoolExecutor(DECIDERS, thread_name_prefix="decide")
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(WORKERS):
                     group.create_task(self._work(executor))
-                    group.create_task(self._poll())
+                    group.create_task(self._poll_heads())
                 group.create_task(self._resync())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed  # who started this asks for its kind
@@ -172,28 +172,28 @@ class Engine:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS * random.uniform(0.9, 1.1)):
-                    await self._to_mend.wait()
-                    await asyncio.sleep(SETTLED_SECONDS)
-            self._to_mend.clear()
+                    await self._relist_wanted.wait()
+                    await asyncio.sleep(RELIST_DELAY_SECONDS)
+            self._relist_wanted.clear()
             if not await self._has_listed():
-                self._to_mend.set()
-            self.look_at(self._observer.keys())
+                self._relist_wanted.set()
+            self.enqueue(self._observer.keys())
 
     async def _work(self, executor: ThreadPoolExecutor) -> None:
         while True:
             key = await self._queue.get()
             begun = time.monotonic()
             try:
-                self._reconciled(await self._outcome(key, executor), time.monotonic() - begun)
+                self._reconciled(await self._reconcile(key, executor), time.monotonic() - begun)
             finally:
                 self._queue.done(key)
 
-    async def _outcome(self, key: Key, executor: ThreadPoolExecutor) -> Result:
+    async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
         """One pass; what goes wrong is told, tried again later and stops no other job."""
         try:
-            again = await self._pass(key, executor)
+            again = await self._observe_decide_apply(key, executor)
         except StaleError:
-            self._doubted.add(key)
+            self._stale.add(key)
             self._queue.retry(key)
             return "stale"
         except NotLeadingError:
@@ -201,7 +201,7 @@ class Engine:
         except (ApiError, RefusedError) as error:
             if isinstance(error, RefusedError):
                 self._refused[key] = error.refusal
-            self._doubted.add(key)
+            self._stale.add(key)
             logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._queue.retry(key))
             return "error"
         except Exception:
@@ -212,15 +212,15 @@ class Engine:
         self._queue.add_after(key, again)
         if self._refused.pop(key, None):
             self._queue.add(key)  # what the status says of it is no longer so
-        self._follow(key)
+        self._start_polling(key)
         return "done"
 
-    async def _pass(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
+    async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
         """Seconds until the next one, if time alone can change anything."""
-        fresh = key in self._doubted
+        fresh = key in self._stale
         while True:
             snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
-            self._doubted.discard(key)
+            self._stale.discard(key)
             if snapshot is None:
                 return None
             loop = asyncio.get_running_loop()
@@ -230,31 +230,31 @@ class Engine:
             if not looks:
                 break
             if fresh:
-                raise UndecidedError(looks[0])
+                raise StillUndecidedError(looks[0])
             fresh = True
         await self._applier.apply(snapshot, plan)
         if any(isinstance(action, Create) for action in plan.actions):
             # What was made is in the cache already, so that no event of a watch will bring this key again.
             self._queue.add(key)
-        return plan.again_after
+        return plan.requeue_after
 
-    def _follow(self, key: Key) -> None:
+    def _start_polling(self, key: Key) -> None:
         """Asks the head pod for its progress from now on, if there is one."""
         if self._observer.head(key) is not None and not self._polls.knows(key):
             self._polls.add(key)
 
-    async def _poll(self) -> None:
+    async def _poll_heads(self) -> None:
         while True:
             key = await self._polls.get()
             try:
-                await self._ask(key)
+                await self._poll_head(key)
             except Exception:
                 # What one pod answers must not stop the others.
                 logger.exception("%s/%s: its head pod's answer was not understood", *key)
             finally:
                 self._polls.done(key)
 
-    async def _ask(self, key: Key) -> None:
+    async def _poll_head(self, key: Key) -> None:
         """Reads a head pod's progress, and again after a pause as long as there is one: twice as long if it is deaf."""
         head = self._observer.head(key)
         if head is None:
@@ -263,10 +263,10 @@ class Engine:
         uid, pod = head
         interval = self._settings.status_interval_seconds
         before = self._heartbeats.last(uid, pod.attempt)
-        pause = min(2 * self._pauses.get(key, interval), LONGEST_SILENCE * interval)
+        pause = min(2 * self._pauses.get(key, interval), MAX_POLL_INTERVALS * interval)
         try:
             if await self._heartbeats.read(uid, pod):
-                self.look_at([key])
+                self.enqueue([key])
             if self._heartbeats.last(uid, pod.attempt) is not before:
                 pause = interval
         finally:

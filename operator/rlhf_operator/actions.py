@@ -71,5 +71,5 @@ class Plan:
     status: Status
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    again_after: float | None = None
+    requeue_after: float | None = None
     """Seconds until the passing of time alone may change the answer; None if only an event can."""

@@ -1,0 +1,199 @@
+"""What is seen of an attempt, written into the status."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlhf_api.status import SavedState, Status
+from rlhf_operator import conditions, failure, names, resources
+from rlhf_operator.reconcile import cleanup
+from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
+from rlhf_operator.snapshot import Heartbeat, ObservedPod
+from rlhf_operator.times import parsed, timestamp
+
+MAX_METRICS: Final = 100
+NOT_QUEUED: Final = ("NotQueued", "The job names no queue.")
+IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt was not held back.")
+QUEUED: Final = "Queued"
+"""Reason of ClusterReady=False while Kueue keeps the RayJob suspended."""
+SILENCE_SECONDS: Final = 60.0
+"""At least so long, and four readings, nothing is heard before Training counts as Unknown."""
+
+
+def record_start(ctx: ReconcileContext) -> None:
+    """The RayJob is there for the first time: from now on its absence means something."""
+    rayjob = ctx.snapshot.current_rayjob()
+    if rayjob is not None and ctx.status.ray_job_name != rayjob.name:
+        ctx.set_status(ray_job_name=rayjob.name)
+        ctx.set_record(start_time=timestamp(rayjob.created))
+    head = failure.head_of(ctx.snapshot)
+    if head is not None and ctx.status.head_pod is None:
+        ctx.set_status(head_pod=head.name)
+    for kind in BEFORE_AN_ATTEMPT:  # missing only from a status that was lost
+        if not conditions.holds(ctx.status.conditions, kind):
+            ctx.set_condition(kind, "True", kind, f"Attempt {ctx.status.attempt} proves it.")
+
+
+def heartbeat(ctx: ReconcileContext) -> Heartbeat | None:
+    """The trainer's latest words, if they are about the current attempt."""
+    beat = ctx.snapshot.heartbeat
+    return beat if beat is not None and beat.attempt == ctx.status.attempt else None
+
+
+def update_progress(ctx: ReconcileContext) -> bool:
+    """Copy what the trainer reports; whether it has come further."""
+    beat = heartbeat(ctx)
+    if beat is None or ctx.record is None or beat.status.phase in ("Pending", "Initializing"):
+        return False
+    reported, before = beat.status, ctx.status.progress
+    is_first = ctx.record.first_step is None
+    if is_first:
+        first = _first_step(ctx, reported)
+        ctx.set_record(first_step=first)
+        if before is not None and reported.progress is None:
+            ctx.set_status(progress=before.model_copy(update={"step": min(before.step, first)}))
+    has_advanced = is_first
+    if reported.progress is not None and (is_first or before is None or reported.progress.step >= before.step):
+        has_advanced = is_first or before is None or reported.progress.step > before.step
+        ctx.set_status(progress=reported.progress, metrics=reported.metrics[:MAX_METRICS])
+    if (progress := ctx.status.progress) is not None:
+        # By the operator's clock, as the deadline is: the pod's may be wrong.
+        stepped = timestamp(ctx.now) if has_advanced else before.last_step_time if before else None
+        ctx.set_status(progress=progress.model_copy(update={"last_step_time": stepped}))
+    _update_checkpoint(ctx, reported.checkpoint, is_first=is_first)
+    return has_advanced
+
+
+def _first_step(ctx: ReconcileContext, reported: Status) -> int:
+    """Steps that were finished before this attempt, by its first report; that may come after some steps."""
+    saved, began = reported.checkpoint, parsed(ctx.record.start_time) if ctx.record else None
+    made = parsed(saved.time) if saved else None
+    if saved is not None and (reported.progress is None or (made and began and made < began)):
+        return min(saved.step, reported.progress.step) if reported.progress else saved.step
+    known = ctx.status.checkpoint.step if ctx.status.checkpoint else 0
+    return min(known, reported.progress.step) if reported.progress else 0
+
+
+def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_first: bool) -> None:
+    before = ctx.status.checkpoint
+    if saved is None or not (is_first or before is None or saved.step >= before.step):
+        return
+    here = saved.model_copy(update={"uri": _uri(ctx, saved.uri)})
+    if here == before:
+        return
+    ctx.set_status(checkpoint=here)
+    if before is None or here.step > before.step:
+        ctx.add_event("Normal", "Checkpoint", f"Step {here.step} is saved at {here.uri}.")
+
+
+def _uri(ctx: ReconcileContext, uri: str) -> str:
+    """Where a file of the run folder is, for somebody outside the pod."""
+    path = uri.removeprefix("file://")
+    inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
+    if ctx.job is None or inside == path:
+        return uri
+    return f"{resources.output_uri(ctx.job).removesuffix(f'/{ctx.job.name}/model')}/{inside}"
+
+
+def is_queued(ctx: ReconcileContext) -> bool:
+    """Whether Kueue keeps the attempt, or has taken it back before it was whole."""
+    rayjob, quota = ctx.snapshot.current_rayjob(), ctx.snapshot.quota
+    if rayjob is None or rayjob.deleting or ctx.condition_since("ClusterReady") is not None:
+        return False
+    return rayjob.suspended or (quota is not None and not quota.reserved) or _ending_pod(ctx) is not None
+
+
+def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
+    """A pod of an earlier admission that has time left to end: beside those of the next one it is no loss."""
+    if conditions.holds(ctx.status.conditions, "QuotaReserved"):
+        return None
+    for pod in failure.current_pods(ctx.snapshot):
+        rest = pod.grace_seconds + cleanup.FORCE_SECONDS - ctx.age(pod.deleting_since) if pod.deleting_since else 0.0
+        if rest > 0:
+            ctx.requeue_after(rest)
+            return pod
+    return None
+
+
+def set_queued(ctx: ReconcileContext) -> None:
+    """The attempt waits for its quota."""
+    quota, name = ctx.snapshot.quota, ctx.status.queue or "Kueue's"
+    ctx.set_status(head_pod=None)
+    evicted = quota.evicted if quota and quota.evicted.isalpha() and quota.evicted.isascii() else ""
+    message = (quota.message if quota else "") or f"waits to be admitted by queue {name}"
+    if quota and quota.reserved and not evicted and (pod := _ending_pod(ctx)):
+        message = f"waits until pod {pod.name} of an earlier admission is gone"
+    ctx.set_condition("QuotaReserved", "False", evicted or "Pending", message)
+    ctx.set_condition("ClusterReady", "False", QUEUED, "No pods before the quota is reserved.")
+
+
+def set_quota_reserved(ctx: ReconcileContext) -> None:
+    """The attempt has its quota, or needs none."""
+    held = conditions.found(ctx.status.conditions, "ClusterReady")
+    if ctx.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
+        ctx.set_condition("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
+    elif not conditions.holds(ctx.status.conditions, "QuotaReserved"):
+        ctx.set_condition("QuotaReserved", "True", *(IGNORED if ctx.status.queue else NOT_QUEUED))
+
+
+def set_readiness(ctx: ReconcileContext) -> None:
+    """Say how far the pods and the trainer are."""
+    if ctx.condition_since("ClusterReady") is None:
+        _set_cluster_ready(ctx)
+    _set_training(ctx)
+
+
+def _set_cluster_ready(ctx: ReconcileContext) -> None:
+    head, workers = failure.head_of(ctx.snapshot), failure.workers_of(ctx.snapshot)
+    mapping, beat = ctx.status.mapping, heartbeat(ctx)
+    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    is_whole = head is not None and len(workers) >= expected
+    trains = beat is not None and beat.status.phase == "Running"
+    pods = [*([head] if head else []), *workers]
+    if is_whole and (trains or all(pod.ready for pod in pods)):
+        ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
+        return
+    reason, message = next(
+        filter(None, map(_start_problem, pods)), ("PodsPending", f"{expected + 1} pods are to be ready.")
+    )
+    ctx.set_condition("ClusterReady", "False", reason, message)
+
+
+def _start_problem(pod: ObservedPod) -> tuple[str, str] | None:
+    if pod.unschedulable:
+        return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
+    for each in pod.containers:
+        if each.waiting_reason in failure.PULLING:
+            return "ImagePull", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
+        if each.waiting_reason == "CreateContainerConfigError":
+            return "ConfigError", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
+    return None
+
+
+def _set_training(ctx: ReconcileContext) -> None:
+    beat, record = heartbeat(ctx), ctx.record
+    limit = max(4 * ctx.settings.status_interval_seconds, SILENCE_SECONDS)
+    silence = ctx.age(max(ctx.snapshot.watching_since, beat.received) if beat else ctx.snapshot.watching_since)
+    has_trained = record is not None and record.first_step is not None
+    if has_trained and silence < limit:
+        ctx.requeue_after(max(limit - silence, limit / 4))
+    if has_trained and silence >= limit:
+        message = "Nothing is heard from the head pod; the attempt ends if that lasts."
+        ctx.set_condition("Training", "Unknown", "HeartbeatMissing", message)
+    elif beat is not None and beat.status.phase == "Running":
+        ctx.set_condition("Training", "True", "Training", f"Attempt {ctx.status.attempt} trains.")
+    elif conditions.holds(ctx.status.conditions, "ClusterReady") and not has_trained:
+        ctx.set_condition(
+            "Training", "False", "Initializing", "The cluster is there; the trainer loads models and data."
+        )
+
+
+def set_stalled(ctx: ReconcileContext, waited: float, limit: int) -> None:
+    """Warn when half of the time for a step has passed."""
+    if waited >= limit / 2:
+        half = limit // 2
+        ctx.set_condition(
+            "Stalled", "True", "NoProgress", f"No step for more than {half} s; at {limit} s it counts as hung."
+        )
+    elif conditions.found(ctx.status.conditions, "Stalled") is not None:
+        ctx.set_condition("Stalled", "False", "Progressing", "Steps are being made.")

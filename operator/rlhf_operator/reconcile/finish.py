@@ -1,0 +1,130 @@
+"""The end of an attempt, and of the job."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import timedelta
+from typing import Final, Literal
+
+from rlhf_api.status import Failure, Output
+from rlhf_operator import conditions, resources
+from rlhf_operator.actions import DeleteJob
+from rlhf_operator.failure import action_on
+from rlhf_operator.reconcile import attempt_status, cleanup
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.times import parsed, timestamp
+
+UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
+"""Reasons of QuotaReserved=True for which Kueue has given nothing."""
+MAX_BACKOFF_SECONDS: Final = 300.0
+"""Seconds between two attempts, at most."""
+
+
+def clean_up(ctx: ReconcileContext) -> None:
+    """A job that has ended: nothing may be left running, and after its time to live the job goes too."""
+    is_clear = cleanup.clear(ctx)
+    ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
+    if not is_clear or ended is None or ttl is None:
+        return
+    rest = ttl - ctx.age(ended)
+    if rest > 0:
+        ctx.requeue_after(rest)
+        return
+    ctx.require_live("the job's time to live is over")
+    ctx.actions.append(DeleteJob(uid=ctx.snapshot.job.uid))
+
+
+def succeed(ctx: ReconcileContext) -> None:
+    """The trainer has finished: say so, then free what it ran on."""
+    ctx.require_live("the job has succeeded")
+    name, beat = ctx.snapshot.job.name, ctx.snapshot.heartbeat
+    _end_attempt(ctx, "Succeeded")
+    output = Output(uri=resources.output_uri(ctx.job)) if ctx.job else (beat.status.output if beat else None)
+    ctx.set_status(output=output, completion_time=timestamp(ctx.now), next_attempt_time=None)
+    ctx.set_condition("Training", "False", "Finished", "Training has finished.")
+    ctx.set_condition(
+        "Complete", "True", "JobComplete", f"{name} has finished; its model is at {output.uri if output else '?'}."
+    )
+    cleanup.delete_rayjobs(ctx, but=None)
+
+
+def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
+    """The job has failed, for good."""
+    ctx.require_live(f"the job fails: {reason}")
+    if ctx.record is not None and ctx.record.outcome == "Running":
+        _end_attempt(ctx, "Failed")
+        ctx.set_record(message=conditions.shortened(message))
+    ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None)
+    ctx.set_condition("Training", "False", "Finished", "No attempt is running.")
+    ctx.set_condition("Failed", "True", reason, message)
+    cleanup.delete_rayjobs(ctx, but=None)
+
+
+def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
+    """An attempt has failed: what follows is for the job's rules to say, then for its reason."""
+    ctx.require_live(f"attempt {ctx.status.attempt} has failed: {failure.reason}")
+    action, rule = action_on(failure, ctx.policy)
+    is_counted = action != "Ignore"
+    count = (ctx.status.failed_attempts or 0) + is_counted
+    number = ctx.status.attempt
+    what = f"Attempt {number} failed ({failure.reason}): {failure.message}"
+    _end_attempt(ctx, "Failed")
+    ctx.set_record(
+        counted=is_counted, reason=failure.reason, message=failure.message, pod=failure.pod, node=failure.node
+    )
+    ctx.set_status(last_failure=failure.model_copy(update={"rule": rule}), failed_attempts=count)
+    ctx.add_event("Warning", failure.reason, what)
+    if action == "Fail":
+        fail(ctx, "FailureRule" if rule else failure.reason, what)
+    elif is_counted and count > ctx.policy.backoff_limit:
+        fail(ctx, "BackoffLimitExceeded", f"{count} attempts failed, {ctx.policy.backoff_limit} may. {what}")
+    else:
+        ctx.set_condition("Training", "False", conditions.RESTARTING, what)
+        ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=_backoff_seconds(ctx))))
+        if action == "Remap" or failure.reason == "NodeLost":
+            ctx.set_status(mapping=None)
+        cleanup.delete_rayjobs(ctx, but=None)
+        ctx.requeue_after(_backoff_seconds(ctx))
+
+
+def suspend(ctx: ReconcileContext) -> None:
+    """An attempt ends because the user wants it: its pods save a checkpoint when they are told to end."""
+    ctx.require_live("the job is suspended")
+    _end_attempt(ctx, "Suspended")
+    ctx.set_status(next_attempt_time=None)
+    ctx.set_condition("Training", "False", "Suspended", "No attempt is running.")
+    ctx.set_condition("Suspended", "False", conditions.SUSPENDING, "The job saves a checkpoint and frees its slots.")
+    cleanup.delete_rayjobs(ctx, but=None)
+
+
+def active_seconds(ctx: ReconcileContext) -> float:
+    """How long the current attempt has had its slots; time in a queue does not count."""
+    if ctx.record is None or not conditions.holds(ctx.status.conditions, "QuotaReserved"):
+        return 0.0
+    began, reserved = parsed(ctx.record.start_time), ctx.condition_since("QuotaReserved")
+    return min((ctx.age(each) for each in (began, reserved) if each), default=0.0)
+
+
+def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended"]) -> None:
+    ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
+    record, progress = ctx.record, ctx.status.progress
+    has_trained = record is not None and record.first_step is not None
+    ctx.set_record(
+        outcome=outcome, end_time=timestamp(ctx.now), last_step=progress.step if progress and has_trained else None
+    )
+    ctx.set_condition("ClusterReady", "False", "Ended", f"The cluster of attempt {ctx.status.attempt} is taken down.")
+    if conditions.found(ctx.status.conditions, "Stalled") is not None:
+        ctx.set_condition("Stalled", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
+    reserved = conditions.found(ctx.status.conditions, "QuotaReserved")
+    if reserved is not None and reserved.reason not in UNQUEUED:
+        ctx.set_condition(
+            "QuotaReserved", "False", "Ended", "No attempt is running; its quota goes back when its pods are gone."
+        )
+
+
+def _backoff_seconds(ctx: ReconcileContext) -> float:
+    """Seconds before the next attempt: twice as long each time, and not the same for two jobs that fail together."""
+    failures = sum(each.outcome == "Failed" for each in ctx.status.attempts)
+    pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
+    seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"
+    return min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), MAX_BACKOFF_SECONDS)

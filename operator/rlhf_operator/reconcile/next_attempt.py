@@ -1,0 +1,137 @@
+"""The time before the first attempt, between two attempts, and of suspension."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlhf_api.job import Job
+from rlhf_api.status import Attempt, MappedPlacement
+from rlhf_operator import conditions, names, placement, resources
+from rlhf_operator.actions import Create
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.times import parsed, timestamp
+
+REMAP_SECONDS: Final = 60.0
+"""Nodes come and go without an event about the job."""
+MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
+"""A nextAttemptTime further ahead than this comes from a clock that has been set back."""
+
+
+def prepare(ctx: ReconcileContext) -> None:
+    """One step nearer to the next attempt, as far as things allow."""
+    is_clear = cleanup.clear(ctx)
+    if ctx.snapshot.job.spec.get("suspend") is True:
+        _stay_suspended(ctx, is_clear=is_clear)
+        return
+    _resume(ctx)
+    job = inputs.accepted(ctx)
+    if job is None or not inputs.ready(ctx, job) or _is_too_late(ctx):
+        return
+    if not is_clear:
+        left = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3]) or "the RayJob"
+        if ctx.status.attempt is not None:
+            ctx.set_condition(
+                "Training", "False", conditions.RESTARTING, f"Waits until {left} of the last attempt is gone."
+            )
+        return
+    if _is_backing_off(ctx):
+        return
+    if (mapping := _mapped(ctx, job)) is not None:
+        _start(ctx, job, mapping)
+
+
+def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
+    if ctx.record is not None and ctx.record.outcome == "Running":
+        finish.suspend(ctx)  # it was named and never made
+    ctx.set_status(next_attempt_time=None)
+    if is_clear:
+        ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
+    else:
+        message = "The job saves a checkpoint and frees its slots."
+        ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
+
+
+def _resume(ctx: ReconcileContext) -> None:
+    if conditions.holds(ctx.status.conditions, "Suspended"):
+        ctx.set_status(mapping=None)  # other nodes may be there by now
+    if conditions.found(ctx.status.conditions, "Suspended") is not None:
+        ctx.set_condition("Suspended", "False", "Resumed", "spec.suspend is false.")
+
+
+def _is_too_late(ctx: ReconcileContext) -> bool:
+    deadline = ctx.policy.active_deadline_seconds
+    if deadline is None or (ctx.status.active_seconds or 0) < deadline:
+        return False
+    finish.fail(
+        ctx, "DeadlineExceeded", f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
+    )
+    return True
+
+
+def _is_backing_off(ctx: ReconcileContext) -> bool:
+    """Whether the next attempt is to come later."""
+    after = parsed(ctx.status.next_attempt_time)
+    rest = (after - ctx.now).total_seconds() if after else 0.0
+    if not 0 < rest <= MAX_BACKOFF_AHEAD:
+        return False
+    ctx.requeue_after(rest)
+    return True
+
+
+def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
+    """Where the models will live: as before, unless the spec or the inputs have changed or the nodes have no room."""
+    have = ctx.status.mapping
+    if have is not None and placement.still_fits(job, have, ctx.snapshot, ctx.settings):
+        if not conditions.holds(ctx.status.conditions, "Mapped"):
+            ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
+        return have
+    ctx.require_live("the next attempt is mapped")
+    placed = placement.placed(job, ctx.snapshot, ctx.settings)
+    if placed.mapping is None:
+        ctx.set_status(mapping=None)
+        ctx.set_condition("Mapped", "False", placed.reason, placed.message)
+        ctx.requeue_after(REMAP_SECONDS)
+        return None
+    ctx.set_status(mapping=placed.mapping)
+    ctx.set_condition("Mapped", "True", placed.reason, placed.message or _summary(placed.mapping))
+    ctx.add_event("Normal", "Mapped", placed.message or _summary(placed.mapping))
+    return placed.mapping
+
+
+def _summary(mapping: MappedPlacement) -> str:
+    pools = "; ".join(f"{', '.join(pool.models)}: {pool.nodes} x {pool.slots_per_node}" for pool in mapping.pools)
+    return f"{mapping.slots} {mapping.device} slots ({pools})."
+
+
+def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
+    """Name the next attempt in the status, and only then make it; one that was named and never made comes first."""
+    was_named = ctx.record is not None and ctx.record.outcome == "Running"
+    number = ctx.status.attempt or 0
+    number = number if was_named and number else number + 1
+    if inputs.conflict(ctx, names.rayjob(job.name, number)):
+        return
+    ctx.require_live(f"attempt {number} begins")
+    queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
+    start = ctx.record.start_time if was_named and ctx.record else timestamp(ctx.now)
+    ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
+    ctx.set_status(
+        start_time=ctx.status.start_time or start,
+        failed_attempts=ctx.status.failed_attempts or 0,
+        next_attempt_time=None,
+        ray_job_name=None,
+        head_pod=None,
+        queue=queue,
+    )
+    if queue:
+        ctx.set_condition(
+            "QuotaReserved", "False", "Pending", f"Attempt {number} waits to be admitted by queue {queue}."
+        )
+    else:
+        ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
+    ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob(job.name, number)} is made.")
+    ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
+    if (refused := ctx.snapshot.refused) is not None:
+        ctx.set_condition("Accepted", "False", refused.reason, refused.message)
+    made = resources.for_attempt(ctx.snapshot, job, mapping, ctx.settings, attempt=number)
+    ctx.actions.extend(Create(manifest=each) for each in made)

@@ -1,0 +1,138 @@
+"""An attempt that is under way: how far it is, whether it has ended, and whether it has to be ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from rlhf_api.status import Failure
+from rlhf_operator import conditions, failure
+from rlhf_operator.reconcile import attempt_status, cleanup, finish
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.times import parsed, timestamp
+
+CLOCK_SECONDS: Final = 2.0
+"""By so much a time in the status may lie ahead: it is written in whole seconds."""
+
+
+def check(ctx: ReconcileContext) -> None:
+    """Bring the status up to date with the attempt, and end what is over."""
+    rayjob = ctx.snapshot.current_rayjob()
+    cleanup.delete_rayjobs(ctx, but=rayjob.name if rayjob else None)
+    attempt_status.record_start(ctx)
+    has_advanced = attempt_status.update_progress(ctx)
+    if _has_succeeded(ctx):
+        finish.succeed(ctx)
+    elif ctx.snapshot.job.spec.get("suspend") is True:
+        finish.suspend(ctx)
+    elif attempt_status.is_queued(ctx):
+        attempt_status.set_queued(ctx)
+    else:
+        attempt_status.set_quota_reserved(ctx)
+        _continue_or_fail(ctx, has_advanced=has_advanced)
+
+
+def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
+    found = _failure(ctx, has_advanced=has_advanced)
+    if found is None:
+        attempt_status.set_readiness(ctx)
+        _check_active_deadline(ctx)
+    elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
+        finish.fail_attempt(ctx, found)
+
+
+def _has_succeeded(ctx: ReconcileContext) -> bool:
+    """Whether the trainer or Ray says that the job is done, and the trainer's last status was read, if it can be."""
+    beat, rayjob = attempt_status.heartbeat(ctx), ctx.snapshot.current_rayjob()
+    has_last_words = beat is not None and beat.status.phase == "Succeeded"
+    if beat is not None and beat.complete and beat.exit_code == 0 and has_last_words:
+        return True
+    if rayjob is None or rayjob.job_status != "SUCCEEDED":
+        return False
+    head = failure.head_of(ctx.snapshot)
+    can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
+    return has_last_words or not can_speak or _has_waited(ctx, failure.LAST_WORDS_SECONDS)
+
+
+def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
+    """Whether the attempt has been over for so long; the first time it is asked notes the end."""
+    if ctx.record is None or seconds <= 0:
+        return True
+    if ctx.record.end_time is None:
+        ctx.set_record(end_time=timestamp(ctx.now))
+        ctx.requeue_after(seconds)
+        return False
+    end = parsed(ctx.record.end_time)
+    if end is None or (end - ctx.now).total_seconds() > CLOCK_SECONDS or ctx.age(end) >= seconds:
+        return True
+    ctx.requeue_after(seconds - ctx.age(end))
+    return False
+
+
+def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
+    rayjob = ctx.snapshot.current_rayjob()
+    if rayjob is not None and rayjob.job_status == "SUCCEEDED":
+        return None  # its last words are waited for
+    found = failure.classify(ctx.snapshot, ctx.now, ready_since=ctx.condition_since("ClusterReady"))
+    return found or _starts_too_slowly(ctx) or _hangs(ctx, has_advanced=has_advanced)
+
+
+def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
+    if ctx.record is None or ctx.record.first_step is not None:
+        return None
+    limit = ctx.policy.startup_deadline_seconds
+    waited = ctx.age(_began(ctx))
+    if waited < limit:
+        ctx.requeue_after(limit - waited)
+        return None
+    message = f"no sign of training for {limit} s, spec.runPolicy.startupDeadlineSeconds"
+    cluster = conditions.found(ctx.status.conditions, "ClusterReady")
+    if cluster is not None and cluster.status != "True" and cluster.message:
+        message = f"{message}; {cluster.message}"
+    return failure.failed(ctx.snapshot, ctx.now, "StartupTimeout", message)
+
+
+def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
+    if ctx.record is None or ctx.record.first_step is None:
+        return None
+    limit = ctx.policy.progress_deadline_seconds
+    waited = 0.0 if has_advanced else _silence(ctx)
+    attempt_status.set_stalled(ctx, waited, limit)
+    if waited < limit:
+        ctx.requeue_after(limit - waited if waited >= limit / 2 else limit / 2 - waited)
+        return None
+    step = ctx.status.progress.step if ctx.status.progress else 0
+    message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds"
+    return failure.failed(ctx.snapshot, ctx.now, "Hang", message, failure.head_of(ctx.snapshot))
+
+
+def _began(ctx: ReconcileContext) -> datetime:
+    """When the attempt could begin."""
+    return _latest(ctx, parsed(ctx.record.start_time) if ctx.record else None, ctx.condition_since("QuotaReserved"))
+
+
+def _silence(ctx: ReconcileContext) -> float:
+    """Seconds since the last step, or before the first one since the trainer's first word."""
+    if ctx.status.progress and (stepped := parsed(ctx.status.progress.last_step_time)):
+        return ctx.age(_latest(ctx, stepped))
+    training = conditions.found(ctx.status.conditions, "Training")
+    said = _latest(ctx, parsed(training.last_transition_time) if training else None)
+    # Whenever Training was Unknown it begins anew, but the first word had a deadline.
+    return max(ctx.age(said), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
+
+
+def _latest(ctx: ReconcileContext, *moments: datetime | None) -> datetime:
+    """When a silence began; before the operator was there it proves nothing."""
+    return max([ctx.snapshot.watching_since, *(each for each in moments if each)])
+
+
+def _check_active_deadline(ctx: ReconcileContext) -> None:
+    deadline = ctx.policy.active_deadline_seconds
+    if deadline is None:
+        return
+    rest = deadline - (ctx.status.active_seconds or 0) - finish.active_seconds(ctx)
+    if rest > 0:
+        ctx.requeue_after(rest)
+        return
+    message = f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
+    finish.fail(ctx, "DeadlineExceeded", message)
