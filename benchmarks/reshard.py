@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import LlamaConfig
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.comparison import MODES, Mode, Transition, transition
 from rlhf_trainer.hybrid_engine.exchange import Exchange, Piece
 from rlhf_trainer.hybrid_engine.layout import Boxes, Parameter, describe
-from rlhf_trainer.protocols import Layout
 
 SIZES: dict[str, dict[str, Any]] = {
     "27 M": {
@@ -62,8 +62,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 WIRE = torch.bfloat16
 BUFFER_BYTES = 64 << 20
-SIDE_BY_SIDE = Layout(data=2, tensor=4, generation_tensor=2)
-GROWTH = tuple(Layout(data=data, tensor=2, generation_tensor=1) for data in (1, 2, 3, 4))
+SIDE_BY_SIDE = ParallelSizes(data=2, tensor=4, generation_tensor=2)
+GROWTH = tuple(ParallelSizes(data=data, tensor=2, generation_tensor=1) for data in (1, 2, 3, 4))
 REPEATS = 5
 NVLINK, NETWORK, PER_MACHINE = 300e9, 25e9, 8
 """The paper's testbed: bytes a second into a GPU from its machine, into a machine from the others; GPUs a machine."""
@@ -83,7 +83,7 @@ class Trial:
     """A transition to be measured."""
 
     mode: Mode
-    layout: Layout
+    layout: ParallelSizes
     shards: int
     keeps: bool
     """Whether what arrives is kept; else it is copied into one buffer, as where vLLM packs a layer at a time."""
@@ -224,7 +224,7 @@ def growth(size: str) -> dict[str, Figures]:
 
 def one_rank(size: str, device: str) -> Figures:
     """A rank that has all it needs: cast and copy, against a copy between two buffers of the same device."""
-    ((figures,),) = figures_of([Trial("HybridFlow", Layout(data=1), 1, keeps=True)], size, device)
+    ((figures,),) = figures_of([Trial("HybridFlow", ParallelSizes(data=1), 1, keeps=True)], size, device)
     seconds = {"GBps": figures["seconds"], "copy_GBps": figures["copy_seconds"]}
     return {**figures, **{name: figures["generation"] / value / 1e9 for name, value in seconds.items()}}
 

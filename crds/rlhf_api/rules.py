@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_api.algorithms import GRPO, KL, ActorCritic, OnlineDPO, PolicyGradient, SafeRLHF
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.problems import Problem, choice
-from rlhf_api.spec import JobSpec, Model, Parallelism, RewardSum, Rollout, Training
+from rlhf_api.spec import JobSpec, Model, RewardSum, Rollout, Training
 
 MIN_COMPARED = 2
 """Responses to a prompt that can be compared."""

@@ -24,6 +24,7 @@ from rlhf_api.contract import (
 )
 from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.runtime import Runtime
 
@@ -48,19 +49,6 @@ class Optimizer(Spec):
 
 
 Offload = Literal["None", "Parameters", "Optimizer", "All"]
-
-
-class Parallelism(Spec):
-    """How a model is cut over the slots of its pool in forward passes and training; their product is the slots."""
-
-    pipeline: Annotated[Count, Field(description="Pipeline stages (p).")] = 1
-    tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")] = 1
-    data: Annotated[
-        Count | None, Field(description="Data-parallel ranks (d); unset means all slots that p and t leave.")
-    ] = None
-    replicas: Annotated[
-        Count, Field(description="Copies of the weights among the data-parallel ranks, each sharded over the others.")
-    ] = 1
 
 
 class Model(Spec):

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import TIMESTAMP, Spec
+from rlhf_api.contract import TIMESTAMP, Count, Spec
 from rlhf_api.names import PlacedRole
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import Reason
 
 Phase = Literal[
@@ -119,14 +120,11 @@ class MappedPool(Spec):
     gpu: Annotated[str | None, Field(description="Type of GPU, where the nodes say.")] = None
 
 
-class MappedSizes(Spec):
-    """How a model is cut over its pool."""
+class MappedSizes(Parallelism):
+    """How a model is cut over its pool; all sizes are set, those of generation for the model that generates."""
 
     role: Annotated[PlacedRole, Field(description="The model.")]
-    pipeline: Annotated[int, Field(ge=1, description="Pipeline stages (p).")]
-    tensor: Annotated[int, Field(ge=1, description="Tensor-parallel shards (t).")]
-    data: Annotated[int, Field(ge=1, description="Data-parallel ranks (d).")]
-    replicas: Annotated[int, Field(ge=1, description="Copies of the weights among the data-parallel ranks.")] = 1
+    data: Annotated[Count, Field(description="Data-parallel ranks (d).")]
     generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of the actor.")] = None
     generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of the actor.")] = None
     offload: Annotated[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction, Rejected, Sizes
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction, Rejected
 
 SCHEMA_VERSION = 1
 
@@ -56,11 +57,11 @@ def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
     }
 
 
-def _model(sizes: Sizes, model: ModelPrediction) -> dict[str, Any]:
+def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
     generation = {
         "p_g": sizes.generation_pipeline,
         "t_g": sizes.generation_tensor,
-        "d_g": sizes.micro_data,
+        "d_g": sizes.micro,
     }
     return {
         "p": sizes.pipeline,

@@ -11,14 +11,14 @@ import numpy as np
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.explained import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.infeasible import infeasible
-from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, MappedPool, Sizes
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
@@ -147,7 +147,7 @@ def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Ob
 def _explained(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
     """A mapping whose pools are those that were found, with sizes and prediction."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
-    sizes: dict[Role, Sizes] = {role: cuts[role].sizes for role in costs.wanted}
+    sizes = {role: cuts[role].sizes for role in costs.wanted}
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
 
 
@@ -172,28 +172,24 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
 
 def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted:
     """A model, its work, and the sizes that the manifest asks for."""
-    asked, rollout, used = _asked(job, role), job.spec.rollout, job.models()[role]
+    rollout = job.spec.rollout
     return Wanted(
         model=model,
         work=load.work[role],
-        pipeline=asked.pipeline if asked else None,
-        tensor=asked.tensor if asked else None,
-        data=asked.data if asked else None,
-        replicas=asked.replicas if asked else 1,
+        sizes=_asked(job, role),
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
-        offloads=used.offload != "None",
+        offloads=job.models()[role].offload != "None",
     )
 
 
-def _pinned(wanted: Wanted, sizes: Sizes) -> Wanted:
+def _pinned(wanted: Wanted, sizes: ParallelSizes) -> Wanted:
+    """The same with sizes that are not to be chosen."""
+    asked = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
     return replace(
         wanted,
-        pipeline=sizes.pipeline,
-        tensor=sizes.tensor,
-        data=sizes.data,
-        replicas=sizes.replicas,
+        sizes=asked,
         generation_pipeline=sizes.generation_pipeline,
         generation_tensor=sizes.generation_tensor,
     )

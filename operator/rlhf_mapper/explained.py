@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import (
     STAGE_OF,
     STAGES,
@@ -16,7 +17,6 @@ from rlhf_mapper.mapping import (
     Phase,
     Prediction,
     Rejected,
-    Sizes,
     Stage,
 )
 from rlhf_mapper.pools import Choice, PoolCosts, moves
@@ -34,7 +34,7 @@ MOVED: tuple[Phase, ...] = ("reshard", "scoring", "update")
 class Cut:
     """How one model of a pool is cut, and what that takes."""
 
-    sizes: Sizes
+    sizes: ParallelSizes
     predicted: ModelPrediction
     generator_share: float = 0.0
     """Of a GPU's memory, for the generator's weights and cache."""
@@ -118,13 +118,13 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
     seconds["update"] = float(strategies.trained[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
     gpus = int(strategies.gpus[size])
-    sizes = Sizes(
+    sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,
         data=gpus // (pipeline * tensor),
         replicas=wanted.replicas,
-        generation_pipeline=generator[0] if wanted.work.generated else pipeline,
-        generation_tensor=generator[1] if wanted.work.generated else tensor,
+        generation_pipeline=generator[0] if wanted.work.generated else 0,
+        generation_tensor=generator[1] if wanted.work.generated else 0,
     )
     micro_batch = int(strategies.micro_batch[room, row, size])
     held = memory.parts_of_gpu(
@@ -154,7 +154,7 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
 
 def _memory(
     strategies: Strategies,
-    sizes: Sizes,
+    sizes: ParallelSizes,
     held: dict[str, float],
     micro_batch: int,
     choice: Choice,
@@ -193,7 +193,7 @@ def _memory(
             np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor)), layouts.d
         )
         running = generation.running(passes, load, generator, np.array(choice.cache[place, size]))
-        of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro_data))
+        of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro))
         parts["generation"]["generator"] = float(generation.weights_of_gpu(passes, generator))
         parts["generation"]["kv_cache"] = float(
             np.minimum(running, of_a_replica) * generation.cached_bytes(passes, generator, load.most_tokens)

@@ -56,7 +56,7 @@ def _reason(costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> s
     for role, wanted in costs.wanted.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, group, 1).fits.any() for group in groups):
-            asked = {"pipeline": wanted.pipeline, "tensor": wanted.tensor, "data": wanted.data}
+            asked = wanted.sizes.model_dump(exclude={"replicas"}) if wanted.sizes else {}
             sizes = ", ".join(f"{name} {size}" for name, size in asked.items() if size)
             if wanted.replicas > 1:
                 sizes += f", replicas {wanted.replicas}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]
@@ -49,27 +50,6 @@ class MappedPool:
     def size(self) -> int:
         """Slots of all machines."""
         return sum(self.slots_per_machine)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How a model is cut over the slots of its pool: p-t-d, and p_g-t_g in generation (HybridFlow section 5)."""
-
-    pipeline: int
-    tensor: int
-    data: int
-    replicas: int
-    """Copies of the weights among the data-parallel slots (HSDP)."""
-    generation_pipeline: int
-    generation_tensor: int
-
-    def __str__(self) -> str:
-        return f"{self.pipeline}-{self.tensor}-{self.data}"
-
-    @property
-    def micro_data(self) -> int:
-        """d_g, generators of a training replica."""
-        return self.pipeline * self.tensor // (self.generation_pipeline * self.generation_tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +134,7 @@ class DeviceMapping:
 
     device: Device
     pools: tuple[MappedPool, ...]
-    sizes: dict[Role, Sizes]
+    sizes: dict[Role, ParallelSizes]
     """Of every model of the job."""
     prediction: Prediction | None = None
     """None where the shapes of the models are not known."""

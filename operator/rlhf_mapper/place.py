@@ -5,9 +5,10 @@ from __future__ import annotations
 from rlhf_api.algorithms import OnlineDPO
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Parallelism, Pool
-from rlhf_mapper.mapping import Device, DeviceMapping, Inventory, MappedPool, Sizes
+from rlhf_api.spec import Pool
+from rlhf_mapper.mapping import Device, DeviceMapping, Inventory, MappedPool
 
 
 def place(job: Job, inventory: Inventory) -> DeviceMapping:
@@ -35,28 +36,24 @@ def place(job: Job, inventory: Inventory) -> DeviceMapping:
     return DeviceMapping(device=device, pools=pools, sizes=sizes)
 
 
-def _sizes(job: Job, role: Role, pool: MappedPool) -> Sizes:
+def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
     asked = job.models()[role].parallelism or Parallelism()
     if role == "reference" and job.spec.models.reference is None and "actor" not in pool.models:
         asked = Parallelism()  # the actor's sizes are for the actor's pool
-    generates = role == "actor"
-    return Sizes(
-        pipeline=asked.pipeline,
-        tensor=asked.tensor,
-        data=asked.data or max(1, pool.size // (asked.pipeline * asked.tensor)),
-        replicas=asked.replicas,
-        generation_pipeline=job.spec.rollout.pipeline_parallel or 1 if generates else asked.pipeline,
-        generation_tensor=job.spec.rollout.tensor_parallel or asked.tensor if generates else asked.tensor,
+    if role != "actor":
+        return asked.over(pool.size)
+    rollout = job.spec.rollout
+    return asked.over(
+        pool.size, generation_pipeline=rollout.pipeline_parallel or 1, generation_tensor=rollout.tensor_parallel or 0
     )
 
 
 def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
     """Sizes whose product is not the slots of the pool, or replicas that do not divide d."""
     sizes, path = _sizes(job, role, pool), f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
-    product = sizes.pipeline * sizes.tensor * sizes.data
-    if product != pool.size:
-        return [Problem(path, f"p-t-d {sizes} takes {product} slots, but pool {pool.name} has {pool.size}")]
+    if sizes.world_size != pool.size:
+        return [Problem(path, f"p-t-d {sizes} takes {sizes.world_size} slots, but pool {pool.name} has {pool.size}")]
     if sizes.data % sizes.replicas:
         return [Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")]
     return []

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
@@ -31,16 +32,19 @@ class Wanted:
 
     model: Architecture
     work: Work
-    pipeline: int | None = None
-    tensor: int | None = None
-    data: int | None = None
-    replicas: int = 1
+    sizes: Parallelism | None = None
+    """None: all are to be chosen."""
     generation_pipeline: int | None = None
     generation_tensor: int | None = None
     generator_share: float | None = None
     """Of a GPU's memory, what the generator may take; None: what is left."""
     offloads: bool = False
     """Whether the user has it wait in host memory."""
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the weights; never more than asked for."""
+        return self.sizes.replicas if self.sizes else 1
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,13 @@ class Strategies:
 
     def _cuts(self) -> list[tuple[int, int]]:
         """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
-        wanted, slots = self.wanted, self.setting.nodes.gpus_per_node
+        wanted, asked, slots = self.wanted, self.wanted.sizes, self.setting.nodes.gpus_per_node
         tensors = [t for t in range(1, slots + 1) if slots % t == 0] if wanted.model.may_be_cut else [1]
         pipelines = PIPELINES if wanted.model.may_be_cut else (1,)
         return [
             (p, t)
-            for p in ([wanted.pipeline] if wanted.pipeline else pipelines)
-            for t in ([wanted.tensor] if wanted.tensor else tensors)
+            for p in ([asked.pipeline] if asked else pipelines)
+            for t in ([asked.tensor] if asked else tensors)
             if not wanted.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
 
@@ -86,7 +90,8 @@ class Strategies:
         work = self.wanted.work
         least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
         few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.wanted.replicas == 0)
-        asked: NDArray[np.bool_] = few & (d == self.wanted.data) if self.wanted.data else few
+        data = self.wanted.sizes and self.wanted.sizes.data
+        asked: NDArray[np.bool_] = few & (d == data) if data else few
         return asked
 
     @property

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction
 from rlhf_mapper.hardware import GPUS, NodeGroup
@@ -140,8 +141,7 @@ def costs_of(
         role: Wanted(
             model=replace(MODELS[size], scores=role not in ("actor", "reference")),
             work=each,
-            pipeline=pipeline if layout and each.trained else None,
-            tensor=tensor if layout and each.trained else None,
+            sizes=Parallelism(pipeline=pipeline, tensor=tensor) if layout and each.trained else None,
             generation_pipeline=1,
             generation_tensor=generation_tensor or (t_g if layout else None),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import (
     PHASES,
     Device,
@@ -15,7 +16,6 @@ from rlhf_mapper.mapping import (
     Phase,
     Prediction,
     Rejected,
-    Sizes,
     Stage,
 )
 
@@ -27,9 +27,9 @@ PHASES_OF: dict[Stage, tuple[Phase, ...]] = {
 TRAINED = ("actor", "critic")
 
 
-def sizes(pipeline: int, tensor: int, data: int, *, generation: tuple[int, int] | None = None) -> Sizes:
+def sizes(pipeline: int, tensor: int, data: int, *, generation: tuple[int, int] | None = None) -> ParallelSizes:
     p_g, t_g = generation or (pipeline, tensor)
-    return Sizes(
+    return ParallelSizes(
         pipeline=pipeline, tensor=tensor, data=data, replicas=1, generation_pipeline=p_g, generation_tensor=t_g
     )
 
@@ -49,7 +49,7 @@ def memory_of(role: Role, weights: float) -> dict[Stage, dict[str, float]]:
 
 def mapping(
     pools: tuple[MappedPool, ...],
-    cut: dict[Role, Sizes],
+    cut: dict[Role, ParallelSizes],
     seconds: Mapping[Role, Mapping[Phase, float]],
     *,
     weights: float,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_mapper import testbed
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction, Software
@@ -157,6 +158,7 @@ def test_a_larger_cache_need_raises_the_generation_shards() -> None:
     assert shards == sorted(set(shards)), "each time the weights leave less"
 
 
+TWO_BY_FOUR = Parallelism(pipeline=2, tensor=4)
 PINNED: dict[str, dict[str, Any]] = {
     "pipeline": {"pipeline": 3},
     "tensor": {"tensor": 2},
@@ -167,14 +169,14 @@ PINNED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", PINNED)
 def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
-    wanted = Wanted(model=SMALL, work=WORK["trains"], **PINNED[case])
+    wanted = Wanted(model=SMALL, work=WORK["trains"], sizes=Parallelism(**PINNED[case]))
     gpus = np.array([1, 2, 4, 6, 8, 16, 24, 32])
     strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
     seconds = strategies.alone(np.full(len(gpus), 5)).sum(axis=0)
     assert np.isfinite(seconds).any()
     for size in np.nonzero(np.isfinite(seconds))[0]:
         p, t = strategies.cuts[strategies.best[5, size]].tolist()
-        chosen = {"pipeline": p, "tensor": t, "data": int(gpus[size]) // (p * t)}
+        chosen = {"pipeline": p, "tensor": t, "replicas": 1, "data": int(gpus[size]) // (p * t)}
         assert chosen == {**chosen, **PINNED[case]}
     if case == "all":
         assert gpus[np.isfinite(seconds)].tolist() == [16]
@@ -182,22 +184,21 @@ def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
 
 def test_replicas_divide_the_data_ranks_and_take_their_memory() -> None:
     gpus = np.array([1, 2, 4, 6, 8])
-    strategies = Strategies(
-        Wanted(model=SMALL, work=WORK["trains"], pipeline=1, tensor=1, replicas=4), setting_of(NODES["8 A100"]), gpus
-    )
+    wanted = Wanted(model=SMALL, work=WORK["trains"], sizes=Parallelism(replicas=4))
+    strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
     assert gpus[np.isfinite(strategies.alone(np.full(5, 5)).sum(axis=0))].tolist() == [4, 8]
 
 
 def test_a_generation_layout_that_is_asked_for_is_kept() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted = Wanted(model=SMALL, work=work, tensor=4, pipeline=2, generation_tensor=2, generation_pipeline=1)
+    wanted = Wanted(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
     strategies = GeneratingStrategies(wanted, setting_of(NODES["8 A100"]), np.array([8, 16]))
     assert strategies.generators.tolist() == [[1, 2]]
 
 
 def test_measurements_correct_each_kind_by_its_factor() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted = Wanted(model=SMALL, work=work, tensor=4, pipeline=2, generation_tensor=2, generation_pipeline=1)
+    wanted = Wanted(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
     plain = setting_of(NODES["8 A100"])
     factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})
     cache, room = np.array([[20e9]]), np.array([5])

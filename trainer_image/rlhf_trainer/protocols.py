@@ -11,64 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Literal
 
-Axis = Literal["data", "pipeline", "tensor", "micro", "generation_pipeline", "generation_tensor"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Sizes p-t-d of a worker group in training, and p_g-t_g of the actor's in generation (HybridFlow section 5).
-
-    Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. Each replica generates as
-    d_g = p t / (p_g t_g) micro data-parallel ones, whose ranks are picked at intervals, so that a rank's training
-    shard lies in its generation shard. ValueError if p_g or t_g does not divide p or t, or `replicas` d.
-    """
-
-    data: int
-    pipeline: int = 1
-    tensor: int = 1
-    generation_pipeline: int = 0
-    """p_g; 0 stands for p."""
-    generation_tensor: int = 0
-    """t_g; 0 stands for t."""
-    replicas: int = 1
-    """Copies of the training weights among the data-parallel ranks; each is sharded over d / replicas of them (HSDP).
-    Rank i of the data axis is shard i mod (d / replicas)."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "generation_pipeline", self.generation_pipeline or self.pipeline)
-        object.__setattr__(self, "generation_tensor", self.generation_tensor or self.tensor)
-        if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
-            raise ValueError(f"the generation sizes of {self} do not divide its training sizes")
-        if self.data % self.replicas:
-            raise ValueError(f"the replicas of {self} do not divide its data-parallel ranks")
-
-    @property
-    def world_size(self) -> int:
-        return self.data * self.pipeline * self.tensor
-
-    @property
-    def micro(self) -> int:
-        """d_g, the micro data-parallel replicas of a data-parallel one."""
-        return self.pipeline * self.tensor // (self.generation_pipeline * self.generation_tensor)
-
-    def size(self, axis: Axis) -> int:
-        """Ranks along an axis."""
-        return int(getattr(self, axis))
-
-    def coordinates(self, rank: int) -> dict[Axis, int]:
-        """The place of a rank on every axis; (data, pipeline, tensor) and the other three with data are unique."""
-        tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
-        stages, shards = self.pipeline // self.generation_pipeline, self.tensor // self.generation_tensor
-        return {
-            "data": rank // (self.tensor * self.pipeline),
-            "pipeline": stage,
-            "tensor": tensor,
-            "micro": stage % stages * shards + tensor % shards,
-            "generation_pipeline": stage // stages,
-            "generation_tensor": tensor // shards,
-        }
+from rlhf_api.parallel_sizes import Axis, ParallelSizes
 
 
 class Spread(Enum):
@@ -95,9 +39,9 @@ class TransferProtocol:
     """How a call is distributed over the ranks of a group and its outputs are collected."""
 
     name: str
-    distribute: Callable[[Layout, int], list[range]]
+    distribute: Callable[[ParallelSizes, int], list[range]]
     """(layout, rows of the batch) -> the rows that each rank gets."""
-    collect: Callable[[Layout], list[tuple[int, ...]]]
+    collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
     """layout -> the ranks whose outputs are gathered, in the order of their rows; those of a tuple are added up."""
     by_rank: bool = False
     """The caller gives a batch for each rank, which gets all of its rows; nothing is distributed."""
@@ -111,7 +55,7 @@ def blocks(rows: int, count: int) -> list[range]:
 
 
 @lru_cache
-def distributed(takes: Axes, layout: Layout, rows: int) -> list[range]:
+def distributed(takes: Axes, layout: ParallelSizes, rows: int) -> list[range]:
     """The rows of each rank when a batch arrives spread in this way: a block for each place on the split axes."""
     split = [axis for axis, spread in takes if spread is Spread.SPLIT]
     count, places = 1, [0] * layout.world_size
@@ -123,7 +67,7 @@ def distributed(takes: Axes, layout: Layout, rows: int) -> list[range]:
 
 
 @lru_cache
-def collected(gives: Axes, layout: Layout) -> list[tuple[int, ...]]:
+def collected(gives: Axes, layout: ParallelSizes) -> list[tuple[int, ...]]:
     """The ranks that hold a result spread in this way, each part of it once."""
     parts: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):

@@ -22,13 +22,13 @@ import typer
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Parallelism
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
-from rlhf_trainer.protocols import THREE_D_PROTO, Layout
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run.lock import only_run_in
@@ -63,12 +63,14 @@ class LocalValues:
 class LocalModel:
     """A worker of this rank with the methods that a `ModelHandle` has: they run here, at once, on this rank's rows."""
 
-    def __init__(self, worker: Any, layout: Layout) -> None:
+    def __init__(self, worker: Any, layout: ParallelSizes) -> None:
         for name, transfer in transfers_of(type(worker)).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
     @staticmethod
-    def _call(method: Any, transfer: Transfer, layout: Layout, batch: Batch | None = None, **arguments: Any) -> Any:
+    def _call(
+        method: Any, transfer: Transfer, layout: ParallelSizes, batch: Batch | None = None, **arguments: Any
+    ) -> Any:
         counted = [rank for ranks in transfer.protocol.collect(layout) for rank in ranks]
         timed = recorder.span(transfer.phase) if transfer.phase else nullcontext()
         with timed, recorder.counting(dist.get_rank() in counted):
@@ -82,7 +84,7 @@ class LocalModel:
 class SpmdRuntime:
     """The models of one rank."""
 
-    def __init__(self, models: Mapping[str, Any], layout: Layout) -> None:
+    def __init__(self, models: Mapping[str, Any], layout: ParallelSizes) -> None:
         self.models, self._layout = models, layout
 
     def blank(self, step: int, size: int) -> Batch:
@@ -142,7 +144,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
 
 
 def run_rank(
-    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: Layout, model_folder: Path
+    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, model_folder: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the stage."""
     stage = stage_of(job)
@@ -170,18 +172,18 @@ def run_rank(
     )
 
 
-def layout_here(job: Job, world_size: int) -> Layout:
+def layout_here(job: Job, world_size: int) -> ParallelSizes:
     """How torchrun's ranks are cut, the same for all models of the job; SpecError if the manifest says otherwise."""
     asked = {role: model.parallelism or Parallelism() for role, model in job.models().items()}
     first = next(iter(asked.values()))
     path = f"{job.name}: spec.models.{next(iter(asked))}.parallelism"
     if any(other != first for other in asked.values()):
         raise SpecError([Problem(path, "differs from that of another model; under torchrun all are cut alike")])
-    data, rest = divmod(world_size, first.pipeline * first.tensor)
-    if rest or data != (first.data or data) or data % first.replicas:
+    layout = first.over(world_size)
+    if layout.world_size != world_size or layout.data % layout.replicas:
         sizes = f"pipeline {first.pipeline}, tensor {first.tensor}, data {first.data or 'unset'}"
         raise SpecError([Problem(path, f"is {sizes}, replicas {first.replicas}, which do not fill {world_size} ranks")])
-    return Layout(data=data, pipeline=first.pipeline, tensor=first.tensor, replicas=first.replicas)
+    return layout
 
 
 def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:

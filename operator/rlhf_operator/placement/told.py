@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import cast, get_args
 
 from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
-from rlhf_mapper.mapping import DeviceMapping, Prediction, Sizes
+from rlhf_mapper.mapping import DeviceMapping, Prediction
 
 ENGINE_SHARE, MOST_SHARE = 0.05, 0.95
 """Of a GPU's memory: what the generator needs besides its weights and KV cache, and the most that it may take."""
@@ -46,23 +48,12 @@ def _placed(roles: tuple[Role, ...]) -> tuple[PlacedRole, ...]:
     return tuple(cast("PlacedRole", role) for role in roles if role in get_args(PlacedRole))
 
 
-def _sizes(job: Job, role: PlacedRole, sizes: Sizes, prediction: Prediction | None) -> MappedSizes:
+def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Prediction | None) -> MappedSizes:
     generates = role == "actor" and not job.spec.algorithm.offline
-    asked = job.models()[role].offload
-    offload = prediction.models[role].offload if prediction and asked == "None" else None
-    return MappedSizes.model_validate(
-        {
-            "role": role,
-            "pipeline": sizes.pipeline,
-            "tensor": sizes.tensor,
-            "data": sizes.data,
-            "replicas": sizes.replicas,
-            "generation_pipeline": sizes.generation_pipeline if generates else None,
-            "generation_tensor": sizes.generation_tensor if generates else None,
-            "offload": offload,
-        },
-        by_name=True,
-    )
+    unset = {} if generates else {"generation_pipeline": None, "generation_tensor": None}
+    offload = prediction.models[role].offload if prediction and job.models()[role].offload == "None" else None
+    document = {"role": role, "offload": offload, **asdict(sizes), **unset}
+    return MappedSizes.model_validate(document, by_name=True)
 
 
 def _share(job: Job, prediction: Prediction | None) -> float | None:

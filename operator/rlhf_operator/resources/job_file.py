@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
+from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.spec import Model
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
@@ -59,12 +60,7 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
     used = job.models()
     for sizes in mapping.sizes:
         model = _entry(spec["models"], job.spec.models.field(sizes.role), used[sizes.role])
-        model["parallelism"] = {
-            "pipeline": sizes.pipeline,
-            "tensor": sizes.tensor,
-            "data": sizes.data,
-            "replicas": sizes.replicas,
-        }
+        model["parallelism"] = sizes.model_dump(include=set(Parallelism.model_fields))
         if sizes.offload is not None:
             model["offload"] = sizes.offload
 

@@ -16,7 +16,8 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_mapper.mapping import DeviceMapping, MappedPool, Sizes
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import Edge, Graph
 from rlhf_trainer.controller.resource_pool import ResourcePool
@@ -71,7 +72,7 @@ def placed(job: Job) -> DeviceMapping:
         MappedPool(name="right", models=tuple(others[::2]), slots_per_machine=(SLOTS["right"],)),
     )
     by_data = {"pipeline": 1, "tensor": 1, "replicas": 1, "generation_pipeline": 1, "generation_tensor": 1}
-    sizes = {role: Sizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
+    sizes = {role: ParallelSizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
     return DeviceMapping(device="CPU", pools=pools, sizes=sizes)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.controller.payload import PayloadMeter
@@ -24,7 +25,6 @@ from rlhf_trainer.protocols import (
     THREE_D_ALL_MICRO_DP,
     THREE_D_PP_ONLY,
     THREE_D_PROTO,
-    Layout,
     Spread,
     TransferProtocol,
     typed,
@@ -40,12 +40,12 @@ PARTIAL = typed(
     takes={"data": Spread.SPLIT},
     gives={"data": Spread.SPLIT, "pipeline": Spread.LAST, "tensor": Spread.SUM},
 )
-ACTOR = Layout(pipeline=1, tensor=2, data=3, generation_tensor=1)
-CRITIC = Layout(pipeline=2, tensor=1, data=2)
+ACTOR = ParallelSizes(pipeline=1, tensor=2, data=3, generation_tensor=1)
+CRITIC = ParallelSizes(pipeline=2, tensor=1, data=2)
 LAYOUTS = {"actor": ACTOR, "critic": CRITIC}
 
 
-def backwards(layout: Layout, rows: int) -> list[range]:
+def backwards(layout: ParallelSizes, rows: int) -> list[range]:
     """A user's protocol: the last rank has the first rows."""
     return DP_PROTO.distribute(layout, rows)[::-1]
 
@@ -70,7 +70,7 @@ def numbers(batch: Batch) -> torch.Tensor:
 class Producer:
     """A model of any layout, whose rank p-1, t=0 alone has the output."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ParallelSizes) -> None:
         self._where = layout.coordinates(rank_here())
         self._notes: list[int] = []
         self._is_last = self._where["pipeline"] == layout.pipeline - 1
@@ -144,7 +144,7 @@ class Consumer(Producer):
 class Models:
     """Groups on pools of their own."""
 
-    def __init__(self, layouts: dict[str, Layout]) -> None:
+    def __init__(self, layouts: dict[str, ParallelSizes]) -> None:
         self.log = CallLog()
         self.pools, self.groups = [], []
         self.models: dict[str, Any] = {}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
-from rlhf_trainer.protocols import Layout
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts
 from tests.trainer.generation.models import FAMILIES, model_of, prompts, save_config
@@ -22,7 +22,7 @@ TOO_CLOSE = 1e-4
 SEEDS = (1, 2)
 
 
-def tensor_groups(layout: Layout) -> list[list[int]]:
+def tensor_groups(layout: ParallelSizes) -> list[list[int]]:
     """The tensor groups of every engine, its stages one after the other."""
     axes = ("data", "micro", "generation_pipeline", "generation_tensor")
     places = {rank: layout.coordinates(rank) for rank in range(layout.world_size)}
@@ -31,7 +31,7 @@ def tensor_groups(layout: Layout) -> list[list[int]]:
     return [ranks[start : start + size] for start in range(0, len(ranks), size)]
 
 
-def generate(folder: str, layout: Layout, stage_layers: tuple[int, ...]) -> dict[str, Any]:
+def generate(folder: str, layout: ParallelSizes, stage_layers: tuple[int, ...]) -> dict[str, Any]:
     """What this rank's engine writes under the weights of each seed, before and after a sleep."""
     groups = tensor_groups(layout)
     state = torch.random.get_rng_state()
@@ -66,24 +66,24 @@ def names_in_shared_memory() -> list[str]:
 
 
 NORMAL = {
-    "llama 1-4-1, t_g 2": ("llama", Layout(data=1, tensor=4, generation_tensor=2), ()),
-    "qwen2 tied 1-2-1, t_g 1": ("qwen2 tied", Layout(data=1, tensor=2, generation_tensor=1), ()),
-    "qwen3 2-1-1, p_g 2": ("qwen3", Layout(data=1, pipeline=2), (2, 1)),
+    "llama 1-4-1, t_g 2": ("llama", ParallelSizes(data=1, tensor=4, generation_tensor=2), ()),
+    "qwen2 tied 1-2-1, t_g 1": ("qwen2 tied", ParallelSizes(data=1, tensor=2, generation_tensor=1), ()),
+    "qwen3 2-1-1, p_g 2": ("qwen3", ParallelSizes(data=1, pipeline=2), (2, 1)),
 }
 SLOW = {
     **{
-        f"{family} 1-4-1, t_g {size}": (family, Layout(data=1, tensor=4, generation_tensor=size), ())
+        f"{family} 1-4-1, t_g {size}": (family, ParallelSizes(data=1, tensor=4, generation_tensor=size), ())
         for family, size in product(FAMILIES, (1, 2, 4))
     },
     **{
         f"{family} 2-2-1, p_g 2, t_g {size}": (
             family,
-            Layout(data=1, pipeline=2, tensor=2, generation_tensor=size),
+            ParallelSizes(data=1, pipeline=2, tensor=2, generation_tensor=size),
             (1, 2),
         )
         for family, size in product(FAMILIES, (1, 2))
     },
-    "llama 1-2-2, t_g 2": ("llama", Layout(data=2, tensor=2), ()),
+    "llama 1-2-2, t_g 2": ("llama", ParallelSizes(data=2, tensor=2), ()),
 }
 CASES = [*NORMAL, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW if name not in NORMAL)]
 

@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.layout import Parameter, chunk, describe, generation_boxes, training_boxes
-from rlhf_trainer.protocols import Layout
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
 
@@ -34,7 +34,7 @@ def made(of: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM.from_config(of, dtype=torch.float32)
 
 
-def mismatches(of: PreTrainedConfig, layout: Layout, shards: int) -> list[str]:
+def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list[str]:
     """The parameters of which DTensor holds something else on this rank than the layout says."""
     full = {name: weight.detach().clone() for name, weight in made(of).named_parameters()}
     model = made(of)
@@ -67,20 +67,20 @@ def mismatches(of: PreTrainedConfig, layout: Layout, shards: int) -> list[str]:
 @pytest.mark.parametrize(
     ("family", "changed", "layout", "shards"),
     [
-        ("qwen2", {"tied": True, "hidden_size": 36, "head_dim": 4}, Layout(data=2, tensor=2), 2),
-        ("qwen3", {"tied": False, "vocabulary": 250, "head_dim": 6}, Layout(data=4), 4),
-        ("llama", {"tied": False, "vocabulary": 250}, Layout(data=4), 2),
+        ("qwen2", {"tied": True, "hidden_size": 36, "head_dim": 4}, ParallelSizes(data=2, tensor=2), 2),
+        ("qwen3", {"tied": False, "vocabulary": 250, "head_dim": 6}, ParallelSizes(data=4), 4),
+        ("llama", {"tied": False, "vocabulary": 250}, ParallelSizes(data=4), 2),
         (
             "llama",
             {"tied": False, "vocabulary": 250, "attention_bias": True, "mlp_bias": True},
-            Layout(data=1, tensor=4),
+            ParallelSizes(data=1, tensor=4),
             1,
         ),
     ],
     ids=["FSDP in TP", "uneven FSDP", "HSDP", "TP with biases"],
 )
 def test_training_boxes_are_what_dtensor_holds(
-    family: str, changed: dict[str, Any], layout: Layout, shards: int
+    family: str, changed: dict[str, Any], layout: ParallelSizes, shards: int
 ) -> None:
     assert run_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
 
@@ -131,7 +131,7 @@ def test_a_style_of_splitting_that_is_not_known_is_refused(monkeypatch: pytest.M
 
 def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
     boxes = training_boxes(
-        describe(config("llama", tied=True, num_hidden_layers=3)), Layout(data=1, pipeline=2), shards=1
+        describe(config("llama", tied=True, num_hidden_layers=3)), ParallelSizes(data=1, pipeline=2), shards=1
     )
     layers = [{name.split(".")[2] for name in held if "layers" in name} for held in boxes]
     assert layers == [{"0", "1"}, {"2"}]
@@ -141,12 +141,12 @@ def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="pipeline: 4 stages are more than the 2 layers"):
-        training_boxes(describe(config(num_hidden_layers=2)), Layout(data=1, pipeline=4), shards=1)
+        training_boxes(describe(config(num_hidden_layers=2)), ParallelSizes(data=1, pipeline=4), shards=1)
 
 
 def test_a_replica_that_is_no_multiple_of_its_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="3 data-parallel ranks are no multiple of 2 shards"):
-        training_boxes(describe(config()), Layout(data=3), shards=2)
+        training_boxes(describe(config()), ParallelSizes(data=3), shards=2)
 
 
 def rows(boxes: list[dict[str, Box]], name: str, dim: int = 0) -> list[tuple[int, int]]:
@@ -156,7 +156,7 @@ def rows(boxes: list[dict[str, Box]], name: str, dim: int = 0) -> list[tuple[int
 def test_generation_boxes_are_those_of_vllm() -> None:
     """250 words are padded to 256; 2 KV heads of 4 rows are shared by 4 ranks; o_proj is split in its columns."""
     model = describe(config("qwen3", tied=False, vocabulary=250, num_key_value_heads=2))
-    boxes = generation_boxes(model, Layout(data=1, tensor=4))
+    boxes = generation_boxes(model, ParallelSizes(data=1, tensor=4))
     attention = "model.layers.0.self_attn."
     assert rows(boxes, "lm_head.weight") == [(0, 64), (64, 128), (128, 192), (192, 250)]
     assert rows(boxes, f"{attention}q_proj.weight") == [(0, 8), (8, 16), (16, 24), (24, 32)]
@@ -167,16 +167,16 @@ def test_generation_boxes_are_those_of_vllm() -> None:
 
 
 def test_a_last_shard_may_be_all_padding() -> None:
-    boxes = generation_boxes(describe(config(vocabulary=70)), Layout(data=1, tensor=4))
+    boxes = generation_boxes(describe(config(vocabulary=70)), ParallelSizes(data=1, tensor=4))
     assert rows(boxes, "model.embed_tokens.weight") == [(0, 32), (32, 64), (64, 70), (70, 70)]
 
 
 def test_generation_stages_join_training_stages() -> None:
-    boxes = generation_boxes(describe(config(tied=False)), Layout(data=1, pipeline=4, generation_pipeline=2))
+    boxes = generation_boxes(describe(config(tied=False)), ParallelSizes(data=1, pipeline=4, generation_pipeline=2))
     layers = [sorted({name.split(".")[2] for name in held if "layers" in name}) for held in boxes]
     assert layers == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
 
 
 def test_sizes_that_cannot_be_shared_equally_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout.tensorParallel: 3 ranks cannot share .*embed_tokens"):
-        generation_boxes(describe(config()), Layout(data=1, tensor=3))
+        generation_boxes(describe(config()), ParallelSizes(data=1, tensor=3))

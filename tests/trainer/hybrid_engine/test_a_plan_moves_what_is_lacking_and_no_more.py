@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.hybrid_engine.comparison import Mode, transition
 from rlhf_trainer.hybrid_engine.layout import (
@@ -16,7 +17,6 @@ from rlhf_trainer.hybrid_engine.layout import (
     training_boxes,
 )
 from rlhf_trainer.hybrid_engine.plan import ReshardPlan, plan
-from rlhf_trainer.protocols import Layout
 from tests.trainer.hybrid_engine.families import config
 
 UNTIED = describe(config("qwen3", tied=False))
@@ -24,11 +24,11 @@ TIED = describe(config("qwen2", tied=True))
 ODD = describe(config("qwen2", tied=False, vocabulary=250, num_key_value_heads=1, intermediate_size=56))
 
 
-def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> Layout:
-    return Layout(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
+def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
+    return ParallelSizes(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
 
 
-def colocated(model: list[Parameter], sizes: Layout, *, shards: int = 1) -> ReshardPlan:
+def colocated(model: list[Parameter], sizes: ParallelSizes, *, shards: int = 1) -> ReshardPlan:
     return transition("HybridFlow", model, sizes, shards=shards).plan
 
 
@@ -58,7 +58,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_replicated_weights_cost_what_the_paper_says(sizes: Layout) -> None:
+def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> None:
     """(tp - t_g p_g) / (t_g p_g t p) of the sharded parameters, on every rank."""
     made, weights = colocated(UNTIED, sizes), sharded_layers(UNTIED)
     cells, kept = sizes.tensor * sizes.pipeline, sizes.generation_tensor * sizes.generation_pipeline
@@ -86,7 +86,7 @@ def test_with_stages_the_norms_and_ends_of_other_stages_are_counted_apart() -> N
 @pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_rank_receives_its_generation_shard_but_for_what_it_holds(
-    sizes: Layout, model: list[Parameter], sharded: bool
+    sizes: ParallelSizes, model: list[Parameter], sharded: bool
 ) -> None:
     made = colocated(model, sizes, shards=sizes.data if sharded else 1)
     for rank in range(sizes.world_size):
@@ -134,7 +134,7 @@ def test_the_bytes_of_a_rank_do_not_depend_on_the_replicas() -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES[:4], ids=str)
-def test_the_comparisons_receive_what_the_paper_says(sizes: Layout) -> None:
+def test_the_comparisons_receive_what_the_paper_says(sizes: ParallelSizes) -> None:
     """HybridFlow-V (tp - 1) / (tp) of the weights, DS-Chat (tpd - 1) / (tpd)."""
     weights = sharded_layers(UNTIED)
     total, cells = sum(weights.values()), sizes.tensor * sizes.pipeline
@@ -154,7 +154,7 @@ def test_the_comparisons_receive_what_the_paper_says(sizes: Layout) -> None:
     ],
     ids=str,
 )
-def test_only_a_micro_data_parallel_group_trades(sizes: Layout, groups: list[tuple[int, ...]]) -> None:
+def test_only_a_micro_data_parallel_group_trades(sizes: ParallelSizes, groups: list[tuple[int, ...]]) -> None:
     assert colocated(UNTIED, sizes).trading_groups == groups
 
 
@@ -167,12 +167,14 @@ def test_what_many_hold_is_sent_by_all_of_them() -> None:
     """In a replica each rank sends what it receives; 4 equal sources differ by one embedding at most."""
     made = transition("HybridFlow-V", TIED, layout(1, 2, 2, 1, 1)).plan
     assert [made.sent(rank) for rank in range(4)] == [made.received(rank) for rank in range(4)]
-    pools = disjoint(TIED, Layout(data=4), Layout(data=4))
+    pools = disjoint(TIED, ParallelSizes(data=4), ParallelSizes(data=4))
     sent = [pools.sent(rank) for rank in range(4)]
     assert max(sent) - min(sent) <= 256 * 32
 
 
-def disjoint(model: list[Parameter], training: Layout, generation: Layout, *, shards: int = 1) -> ReshardPlan:
+def disjoint(
+    model: list[Parameter], training: ParallelSizes, generation: ParallelSizes, *, shards: int = 1
+) -> ReshardPlan:
     """A plan from one pool to another, whose ranks are numbered after those of the first."""
     first = training.world_size
     sources = dict(enumerate(training_boxes(model, training, shards=shards)))
@@ -180,9 +182,11 @@ def disjoint(model: list[Parameter], training: Layout, generation: Layout, *, sh
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("generation", [Layout(data=1, tensor=4), Layout(data=3), Layout(data=1, pipeline=2, tensor=2)])
-def test_generation_may_have_a_pool_of_its_own(generation: Layout, shards: int) -> None:
-    made = disjoint(ODD, Layout(data=2, pipeline=2, tensor=2), generation, shards=shards)
+@pytest.mark.parametrize(
+    "generation", [ParallelSizes(data=1, tensor=4), ParallelSizes(data=3), ParallelSizes(data=1, pipeline=2, tensor=2)]
+)
+def test_generation_may_have_a_pool_of_its_own(generation: ParallelSizes, shards: int) -> None:
+    made = disjoint(ODD, ParallelSizes(data=2, pipeline=2, tensor=2), generation, shards=shards)
     assert_every_element_comes_once(ODD, made)
     for rank, boxes in enumerate(generation_boxes(ODD, generation), 8):
         assert made.received(rank) == sum(box.numel for box in boxes.values())

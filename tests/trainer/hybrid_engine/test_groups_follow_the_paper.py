@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.groups import Groups, Method, cell, generation_groups
-from rlhf_trainer.protocols import Layout
 
 
-def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> Layout:
-    return Layout(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
+def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
+    return ParallelSizes(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
 
 
 def from_one(groups: Groups) -> Groups:
@@ -21,7 +21,7 @@ def from_one(groups: Groups) -> Groups:
 PAIRS = [[1, 2], [3, 4], [5, 6], [7, 8]]
 INTERVALS = [[1, 3], [2, 4], [5, 7], [6, 8]]
 STAGES = [[1, 5], [2, 6], [3, 7], [4, 8]]
-EXAMPLES: dict[str, tuple[Layout, Method, dict[str, Groups]]] = {
+EXAMPLES: dict[str, tuple[ParallelSizes, Method, dict[str, Groups]]] = {
     "1-4-2 to 1-2-2-2": (layout(1, 4, 2, 1, 2), "interval", {"tensor": INTERVALS, "micro_data": PAIRS}),
     "the same, vanilla": (layout(1, 4, 2, 1, 2), "consecutive", {"tensor": PAIRS, "micro_data": INTERVALS}),
     "2-4-1 to 1-2-4-1": (
@@ -49,25 +49,25 @@ EXAMPLES: dict[str, tuple[Layout, Method, dict[str, Groups]]] = {
 
 
 @pytest.mark.parametrize(("sizes", "method", "expected"), EXAMPLES.values(), ids=EXAMPLES)
-def test_the_worked_examples(sizes: Layout, method: Method, expected: dict[str, Groups]) -> None:
+def test_the_worked_examples(sizes: ParallelSizes, method: Method, expected: dict[str, Groups]) -> None:
     groups = generation_groups(sizes, method)
     assert {name: from_one(getattr(groups, name)) for name in expected} == expected
 
 
-def all_layouts() -> Iterator[Layout]:
+def all_layouts() -> Iterator[ParallelSizes]:
     sizes = (1, 2, 4, 8)
     for p, t, d, p_g, t_g in product(sizes, sizes, (1, 2, 3, 4), sizes, sizes):
         if p % p_g == 0 and t % t_g == 0:
             yield layout(p, t, d, p_g, t_g)
 
 
-def trained(sizes: Layout, rank: int) -> tuple[int, int]:
+def trained(sizes: ParallelSizes, rank: int) -> tuple[int, int]:
     """The (stage, shard) of the model that a rank trains."""
     places = sizes.coordinates(rank)
     return places["pipeline"], places["tensor"]
 
 
-def generated(sizes: Layout, rank: int, method: Method) -> set[tuple[int, int]]:
+def generated(sizes: ParallelSizes, rank: int, method: Method) -> set[tuple[int, int]]:
     """The training cells that make up the generation shard of a rank."""
     here, stages, shards = cell(sizes, rank, method), sizes.pipeline // sizes.generation_pipeline, sizes.tensor
     shards //= sizes.generation_tensor
@@ -113,7 +113,7 @@ def test_every_group_list_holds_every_rank_once(method: Method) -> None:
     ],
     ids=str,
 )
-def test_the_vanilla_rule_holds_a_shard_for_nothing_on_these_ranks(sizes: Layout, redundant: list[int]) -> None:
+def test_the_vanilla_rule_holds_a_shard_for_nothing_on_these_ranks(sizes: ParallelSizes, redundant: list[int]) -> None:
     """M / (tp) on each GPU whose training cell is no part of its generation shard."""
     ranks = range(sizes.world_size)
     found = [rank + 1 for rank in ranks if trained(sizes, rank) not in generated(sizes, rank, "consecutive")]

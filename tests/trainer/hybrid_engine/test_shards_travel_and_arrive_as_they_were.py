@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
@@ -19,7 +20,6 @@ from rlhf_trainer.hybrid_engine.comparison import MODES, Mode, Transition, assem
 from rlhf_trainer.hybrid_engine.exchange import Exchange, Traffic, buckets
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_boxes, training_boxes
 from rlhf_trainer.hybrid_engine.plan import plan
-from rlhf_trainer.protocols import Layout
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
 
@@ -30,8 +30,8 @@ ODD = describe(config("qwen2", tied=False, vocabulary=250, num_key_value_heads=1
 FEW_WORDS = describe(config("llama", tied=True, vocabulary=70))
 
 
-def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> Layout:
-    return Layout(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
+def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
+    return ParallelSizes(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
 
 
 def full_weights(model: list[Parameter]) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def moved(model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_by
     return exchange.traffic, way.plan.sent(rank), way.plan.received(rank)
 
 
-CASES: dict[str, tuple[list[Parameter], Layout, int]] = {
+CASES: dict[str, tuple[list[Parameter], ParallelSizes, int]] = {
     "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1),
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[list[Parameter], Layout, int]] = {
 @pytest.mark.parametrize(("model", "sizes", "shards"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
-    model: list[Parameter], sizes: Layout, shards: int, dtype: torch.dtype
+    model: list[Parameter], sizes: ParallelSizes, shards: int, dtype: torch.dtype
 ) -> None:
     way = transition("HybridFlow", model, sizes, shards=shards)
     for traffic, sent, received in run_ranks(sizes.world_size, moved, model, way, dtype, 8192):
@@ -88,7 +88,7 @@ def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
         assert traffic.collectives >= 2
 
 
-def every_layout(world: int) -> list[tuple[Layout, int]]:
+def every_layout(world: int) -> list[tuple[ParallelSizes, int]]:
     """All sizes of training and generation on so many ranks, with every number of FSDP shards."""
     sizes = (1, 2, 4, 8)
     return [
@@ -135,8 +135,8 @@ def test_equal_layouts_call_no_collective() -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 def test_weights_reach_a_pool_that_does_not_train(shards: int) -> None:
     """Ranks 0-3 train as 1-2-2, ranks 4-5 generate with t_g = 2; nobody does both."""
-    sources = dict(enumerate(training_boxes(ODD, Layout(data=2, tensor=2), shards=shards)))
-    kept = generation_boxes(ODD, Layout(data=1, tensor=2))
+    sources = dict(enumerate(training_boxes(ODD, ParallelSizes(data=2, tensor=2), shards=shards)))
+    kept = generation_boxes(ODD, ParallelSizes(data=1, tensor=2))
     way = Transition(plan(sources, dict(enumerate(kept, 4))), kept)
     traffic = [counted for counted, _, _ in run_ranks(6, moved, ODD, way, torch.bfloat16, 8192)]
     assert [counted.received for counted in traffic[:4]] == [0] * 4

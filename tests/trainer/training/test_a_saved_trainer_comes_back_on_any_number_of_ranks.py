@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.training.sharding import shard, weights_on_first_rank
@@ -20,7 +20,7 @@ from tests.trainer.tiny import divisible_config, save_tiny
 Tensors = dict[str, torch.Tensor]
 
 
-def trainer_of(folder: str, layout: Layout, *, recompute: bool = False) -> Trainer:
+def trainer_of(folder: str, layout: ParallelSizes, *, recompute: bool = False) -> Trainer:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=recompute)
     return Trainer(
@@ -52,7 +52,7 @@ def train(trainer: Trainer, steps: range) -> Tensors:
     return weights_on_first_rank(trainer.model)
 
 
-def save_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Tensors, torch.Tensor]:
+def save_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tensors, Tensors, torch.Tensor]:
     """(weights when saved, weights two steps later, a random number drawn after the save); trains while it writes."""
     trainer = trainer_of(model, layout)
     saved = train(trainer, range(1, 3))
@@ -65,7 +65,7 @@ def save_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Te
     return saved, later, torch.rand(1)
 
 
-def load_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Tensors, torch.Tensor]:
+def load_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tensors, Tensors, torch.Tensor]:
     trainer = trainer_of(model, layout, recompute=True)
     train(trainer, range(1, 2))  # something to be forgotten
     torch.manual_seed(0)
@@ -75,9 +75,9 @@ def load_and_go_on(model: str, folder: str, layout: Layout) -> tuple[Tensors, Te
     return loaded, train(trainer, range(3, 5)), drawn
 
 
-Saved = tuple[str, str, Layout, list[tuple[Tensors, Tensors, torch.Tensor]]]
+Saved = tuple[str, str, ParallelSizes, list[tuple[Tensors, Tensors, torch.Tensor]]]
 """(model, checkpoint, the layout that saved it, what each of its ranks saw)."""
-TWO, CUT = Layout(data=2), Layout(data=1, pipeline=2, tensor=2)
+TWO, CUT = ParallelSizes(data=2), ParallelSizes(data=1, pipeline=2, tensor=2)
 
 
 @pytest.fixture(scope="module", params=[TWO, CUT], ids=["1-1-2", "2-2-1"])
@@ -88,8 +88,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model, str(root / "saved"), layout, seen
 
 
-@pytest.mark.parametrize("layout", [Layout(data=1), TWO, Layout(data=3), CUT, Layout(data=2, replicas=2, tensor=2)])
-def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: Layout) -> None:
+@pytest.mark.parametrize(
+    "layout", [ParallelSizes(data=1), TWO, ParallelSizes(data=3), CUT, ParallelSizes(data=2, replicas=2, tensor=2)]
+)
+def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: ParallelSizes) -> None:
     model, folder, saved_by, before = saved
     weights, later, _ = before[0]
     after = run_ranks(layout.world_size, load_and_go_on, model, folder, layout)

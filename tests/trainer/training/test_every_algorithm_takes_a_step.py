@@ -10,8 +10,9 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.engine import Response
-from rlhf_trainer.protocols import Layout, blocks
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.outputs.metrics import metric_of
 from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.spmd import LocalModel
@@ -51,11 +52,13 @@ def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report]
     job = next(job for job in load(path, SMALL, FINISHED) if job.name == name)
     stage, roles = stage_of(job), job.models()
     data: Any = stage.data(setting_of(job, stage.saved, folders), slots=world)
-    models: dict[str, Any] = {name: LocalModel(each(job), Layout(data=world)) for name, each in stage.numbers.items()}
+    models: dict[str, Any] = {
+        name: LocalModel(each(job), ParallelSizes(data=world)) for name, each in stage.numbers.items()
+    }
     for role in roles:
         options = {"max_sequences": 64} if issubclass(stage.workers[role], GeneratingActor) else {}
         models[role] = LocalModel(
-            stage.workers[role](setting_of(job, role, folders, total_steps=2), **options), Layout(data=world)
+            stage.workers[role](setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
         )
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []

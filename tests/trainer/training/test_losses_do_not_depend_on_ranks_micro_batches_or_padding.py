@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.names import Role
-from rlhf_trainer.protocols import THREE_D_PROTO, Layout
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.sharding import weights_on_first_rank
 from rlhf_trainer.types import Batch
@@ -129,7 +130,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
 
 
 def update(
-    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None, layout: Layout
+    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None, layout: ParallelSizes
 ) -> tuple[Report, dict[str, Tensor]]:
     """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
     import torch.distributed as dist
@@ -170,14 +171,14 @@ def measured(
     folder: str,
     *,
     ranks: int = 1,
-    layout: Layout | None = None,
+    layout: ParallelSizes | None = None,
     budget: int = 100_000,
     extra: int = 0,
     recompute: bool = False,
     mini_batch: int | None = 4,
 ) -> Any:
     """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
-    layout = layout or Layout(data=ranks)
+    layout = layout or ParallelSizes(data=ranks)
     results = run_ranks(layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout)
     record = merge(report for report, _ in results)
     record.pop("padding/waste")
@@ -209,13 +210,13 @@ def require_same(name: str, one: Any, other: Any) -> None:
 
 
 SMALL_LAYOUTS = [
-    Layout(data=1, tensor=2),
-    Layout(data=1, pipeline=2),
-    Layout(data=2, pipeline=2, tensor=2),
-    Layout(data=4, replicas=2),
+    ParallelSizes(data=1, tensor=2),
+    ParallelSizes(data=1, pipeline=2),
+    ParallelSizes(data=2, pipeline=2, tensor=2),
+    ParallelSizes(data=4, replicas=2),
 ]
 LARGE_LAYOUTS = [
-    Layout(data=d, pipeline=p, tensor=t, replicas=r)
+    ParallelSizes(data=d, pipeline=p, tensor=t, replicas=r)
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
@@ -223,7 +224,7 @@ CUT = ("SFT", "cost model", "PPO critic", "PPO-ptx actor", "PPO-ptx report", "DP
 """Of every kind of loss one: of tokens, of pairs, of values, and one that reads two texts."""
 
 
-def named(layout: Layout) -> str:
+def named(layout: ParallelSizes) -> str:
     return f"{layout.pipeline}-{layout.tensor}-{layout.data}" + f" in {layout.replicas}" * (layout.replicas > 1)
 
 
@@ -247,7 +248,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LARGE_LAYOUTS, ids=named)
-def test_every_family_learns_the_same_in_every_layout(learnt: tuple[str, Any], layout: Layout) -> None:
+def test_every_family_learns_the_same_in_every_layout(learnt: tuple[str, Any], layout: ParallelSizes) -> None:
     folder, whole = learnt
     require_same(named(layout), measured("SFT", folder, layout=layout, budget=40), whole)
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.training.engine import Engine
 from rlhf_trainer.training.models import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.save import save_model
@@ -20,7 +20,7 @@ from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
-def save_again(folder: str, output: str, is_scorer: bool, layout: Layout | None = None) -> None:
+def save_again(folder: str, output: str, is_scorer: bool, layout: ParallelSizes | None = None) -> None:
     load: dict[str, Any] = {"seed": 0, "trust_remote_code": False, "revision": None}
     model = load_scorer(folder, path="spec.models.reward", **load) if is_scorer else load_language_model(folder, **load)
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=True)
@@ -45,7 +45,7 @@ def test_a_language_model_goes_through_two_shards_unchanged(tied: bool, tmp_path
 def test_a_model_goes_through_stages_and_shards_unchanged(kind: str, tmp_path: Path) -> None:
     config, labels = divisible_config(tied=kind == "tied"), 1 if kind == "scorer" else None
     folder = save_tiny(tmp_path / "before", seed=1, labels=labels, config=config)
-    run_ranks(4, save_again, folder, str(tmp_path / "after"), bool(labels), Layout(data=1, pipeline=2, tensor=2))
+    run_ranks(4, save_again, folder, str(tmp_path / "after"), bool(labels), ParallelSizes(data=1, pipeline=2, tensor=2))
     before, after = (load_file(str(path / "model.safetensors")) for path in (Path(folder), tmp_path / "after"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -2,27 +2,28 @@
 
 import pytest
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, Piece
-from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, Layout
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 8])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_dp_proto_covers_every_row_once_and_in_order(rows: int, ranks: int) -> None:
-    shares = DP_PROTO.distribute(Layout(data=ranks), rows)
+    shares = DP_PROTO.distribute(ParallelSizes(data=ranks), rows)
     assert [row for share in shares for row in share] == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_one_to_all_gives_every_rank_everything() -> None:
-    assert ONE_TO_ALL.distribute(Layout(data=3), 4) == [range(4)] * 3
+    assert ONE_TO_ALL.distribute(ParallelSizes(data=3), 4) == [range(4)] * 3
 
 
 def test_a_rank_is_sent_only_the_references_of_its_rows() -> None:
     """The paper's Figure 5(b): 3 producers, 2 consumers, each needs one and a half batches."""
     pieces = [Piece(0, 2, "actor 0"), Piece(2, 4, "actor 1"), Piece(4, 6, "actor 2")]
     batch = BatchFuture(step=1, size=6, fields={"tokens": pieces})
-    shares = DP_PROTO.distribute(Layout(data=2), batch.size)
+    shares = DP_PROTO.distribute(ParallelSizes(data=2), batch.size)
     sent = [batch.slice(share, ["tokens"], reader="critic") for share in shares]
     assert [references for _, references in sent] == [["actor 0", "actor 1"], ["actor 1", "actor 2"]]
     assert [part.pieces["tokens"] for part, _ in sent] == [[range(2), range(2, 4)], [range(2, 4), range(4, 6)]]

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import (
     ALL_TO_ALL,
     DP_PROTO,
@@ -14,7 +15,6 @@ from rlhf_trainer.protocols import (
     THREE_D_ALL_MICRO_DP,
     THREE_D_PP_ONLY,
     THREE_D_PROTO,
-    Layout,
     Spread,
     Spreads,
     TransferProtocol,
@@ -27,12 +27,12 @@ SPLITTING = (DP_PROTO, THREE_D_PROTO, THREE_D_ALL_MICRO_DP)
 ALL = (*SPLITTING, ONE_TO_ALL, THREE_D_PP_ONLY, ALL_TO_ALL)
 
 
-def layouts() -> Iterator[Layout]:
+def layouts() -> Iterator[ParallelSizes]:
     """Every p, t in 1, 2, 4 and d in 1, 2, 3 with every p_g and t_g that divides."""
     for pipeline, tensor, data in product((1, 2, 4), (1, 2, 4), (1, 2, 3)):
         for stages, shards in product((1, 2, 4), (1, 2, 4)):
             if pipeline % stages == 0 and tensor % shards == 0:
-                yield Layout(
+                yield ParallelSizes(
                     data=data, pipeline=pipeline, tensor=tensor, generation_pipeline=stages, generation_tensor=shards
                 )
 
@@ -40,7 +40,7 @@ def layouts() -> Iterator[Layout]:
 LAYOUTS = list(layouts())
 
 
-def came_back(protocol: TransferProtocol, layout: Layout, rows: int) -> list[int]:
+def came_back(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> list[int]:
     """The rows that a method which returns its input gives back."""
     shares = protocol.distribute(layout, rows)
     return [row for ranks in protocol.collect(layout) for row in shares[ranks[0]]]
@@ -98,7 +98,7 @@ def test_to_all_sends_everything_and_gathers_from_every_rank(protocol: TransferP
     assert not ONE_TO_ALL.by_rank
 
 
-def groups(layout: Layout, *same: str) -> list[list[int]]:
+def groups(layout: ParallelSizes, *same: str) -> list[list[int]]:
     """Ranks, counted from 1 as in the paper, that agree on these axes."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
@@ -115,20 +115,20 @@ MICRO_GROUP = ("data", "generation_pipeline", "generation_tensor")
     ("layout", "tensor_groups", "micro_groups"),
     [
         (
-            Layout(data=2, tensor=4, generation_tensor=2),  # Figure 8
+            ParallelSizes(data=2, tensor=4, generation_tensor=2),  # Figure 8
             [[1, 3], [2, 4], [5, 7], [6, 8]],
             [[1, 2], [3, 4], [5, 6], [7, 8]],
         ),
         (
-            Layout(data=1, pipeline=2, tensor=4, generation_pipeline=1, generation_tensor=2),
+            ParallelSizes(data=1, pipeline=2, tensor=4, generation_pipeline=1, generation_tensor=2),
             [[1, 3], [2, 4], [5, 7], [6, 8]],
             [[1, 2, 5, 6], [3, 4, 7, 8]],
         ),
-        (Layout(data=2, tensor=2, generation_tensor=1), [[1], [2], [3], [4]], [[1, 2], [3, 4]]),  # Figure 7
+        (ParallelSizes(data=2, tensor=2, generation_tensor=1), [[1], [2], [3], [4]], [[1, 2], [3, 4]]),  # Figure 7
     ],
 )
 def test_generation_groups_are_those_of_the_paper(
-    layout: Layout, tensor_groups: list[list[int]], micro_groups: list[list[int]]
+    layout: ParallelSizes, tensor_groups: list[list[int]], micro_groups: list[list[int]]
 ) -> None:
     assert groups(layout, *TENSOR_GROUP) == tensor_groups
     assert groups(layout, *MICRO_GROUP) == micro_groups
@@ -142,7 +142,7 @@ def test_each_view_tells_all_ranks_apart_and_a_micro_group_has_all_micro_places(
 
 
 def test_a_layout_is_data_parallel_unless_it_says_otherwise() -> None:
-    layout = Layout(data=4)
+    layout = ParallelSizes(data=4)
     assert (layout.world_size, layout.micro, layout.pipeline, layout.tensor) == (4, 1, 1, 1)
     shares = DP_PROTO.distribute(layout, 10)
     assert shares == [range(3), range(3, 6), range(6, 8), range(8, 10)]
@@ -150,12 +150,21 @@ def test_a_layout_is_data_parallel_unless_it_says_otherwise() -> None:
 
 
 def test_generation_sizes_that_do_not_divide_are_refused() -> None:
+    sizes = ParallelSizes(data=1, tensor=4, generation_tensor=3)
     with pytest.raises(ValueError, match="do not divide"):
-        Layout(data=1, tensor=4, generation_tensor=3)
+        sizes.coordinates(0)
+    with pytest.raises(ValueError, match="do not divide"):
+        THREE_D_ALL_MICRO_DP.distribute(sizes, 4)
+
+
+def test_replicas_that_do_not_divide_the_data_ranks_are_refused() -> None:
+    assert ParallelSizes(data=4, replicas=2).shards == 2
+    with pytest.raises(ValueError, match="do not divide"):
+        _ = ParallelSizes(data=4, replicas=3).shards
 
 
 def test_addends_of_the_same_rows_are_collected_together() -> None:
     """The output of a row-parallel layer before its all-reduce: P over the tensor ranks."""
     gives: Spreads = {"data": Spread.SPLIT, "tensor": Spread.SUM}
     partial_sums = typed("partial", takes={"data": Spread.SPLIT}, gives=gives)
-    assert partial_sums.collect(Layout(data=2, tensor=3)) == [(0, 1, 2), (3, 4, 5)]
+    assert partial_sums.collect(ParallelSizes(data=2, tensor=3)) == [(0, 1, 2), (3, 4, 5)]

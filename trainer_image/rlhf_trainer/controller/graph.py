@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.fields import FIELDS, FieldType, Widths
-from rlhf_trainer.protocols import Layout, TransferProtocol
+from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 
 
@@ -117,7 +118,7 @@ class Place:
     """Where a model lives."""
 
     pool: str
-    layout: Layout
+    layout: ParallelSizes
 
 
 class Tracer:
@@ -172,7 +173,9 @@ class Tracer:
         made = {key: Origin(key, each, number, summed) for key, each in added.items()}
         return replace(batch, fields={**fields, **made})
 
-    def _edges_of(self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: Layout) -> list[Edge]:
+    def _edges_of(
+        self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
+    ) -> list[Edge]:
         """An edge from each producer of the fields that are read."""
         split, fetched = spread(transfer.protocol, layout, self._rows)
         edges = []
@@ -203,7 +206,7 @@ class TracedModel:
         self.__dict__.update(methods)
 
 
-def spread(protocol: TransferProtocol, layout: Layout, rows: int) -> tuple[int, int]:
+def spread(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:
     """(different blocks of rows that a protocol makes of a batch, rows that all ranks get together)."""
     shares = protocol.distribute(layout, rows)
     return len({(share.start, share.stop) for share in shares}), sum(map(len, shares))

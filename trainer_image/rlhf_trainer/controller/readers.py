@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
-from rlhf_trainer.protocols import Layout, TransferProtocol
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer
 
 
@@ -13,10 +14,10 @@ class Readers:
     """The methods of all groups of a run, by the fields that they read."""
 
     def __init__(self) -> None:
-        self._by_field: dict[str, set[tuple[TransferProtocol, Layout]]] = {}
+        self._by_field: dict[str, set[tuple[TransferProtocol, ParallelSizes]]] = {}
         self._known: dict[tuple[str, int], tuple[list[int], bool]] = {}
 
-    def add(self, layout: Layout, transfer: Transfer) -> None:
+    def add(self, layout: ParallelSizes, transfer: Transfer) -> None:
         """A method of a group of this layout."""
         self._known.clear()
         for name in (*transfer.reads, *transfer.reads_if_there):

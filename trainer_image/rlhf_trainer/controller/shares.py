@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import ray
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, BatchSlice, Piece
 from rlhf_trainer.controller.readers import Readers
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.types import Transfer
 
 Batches = BatchFuture | Sequence[BatchFuture]
@@ -46,7 +46,7 @@ class Share:
         }
 
 
-def shares_of(batch: Batches, transfer: Transfer, layout: Layout, readers: Readers, *, name: str) -> list[Share]:
+def shares_of(batch: Batches, transfer: Transfer, layout: ParallelSizes, readers: Readers, *, name: str) -> list[Share]:
     """The share of every rank. ValueError if the call, `name`, and its protocol do not fit together."""
     protocol = transfer.protocol
     if protocol.by_rank:
@@ -71,7 +71,7 @@ def shares_of(batch: Batches, transfer: Transfer, layout: Layout, readers: Reade
 
 
 def _require_each_row_once(
-    transfer: Transfer, layout: Layout, given: Sequence[tuple[BatchFuture, range]], *, name: str
+    transfer: Transfer, layout: ParallelSizes, given: Sequence[tuple[BatchFuture, range]], *, name: str
 ) -> None:
     """ValueError if what is collected is not the rows of the batch, each once and in order."""
     if not transfer.adds:
@@ -86,7 +86,7 @@ def _require_each_row_once(
 def result_of(
     batch: Batches,
     transfer: Transfer,
-    layout: Layout,
+    layout: ParallelSizes,
     shares: Sequence[Share],
     outputs: Sequence[Sequence[ray.ObjectRef]],
 ) -> Batches:

@@ -11,13 +11,13 @@ from typing import Any
 
 import ray
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.readers import Readers
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.shares import Batches, Share, result_of, shares_of
 from rlhf_trainer.controller.slot_process import SIDE, Order, SlotProcess
 from rlhf_trainer.controller.stacks import Seat
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
@@ -28,7 +28,7 @@ class WorkerSpec:
 
     worker_class: type
     arguments: Mapping[str, Any]
-    layout: Layout | None = None
+    layout: ParallelSizes | None = None
     """Of the model over the ranks, if it is not the group's."""
 
 
@@ -113,7 +113,7 @@ class WorkerGroup:
         environment: Mapping[str, str],
         log: CallLog,
         deadline: float,
-        layout: Layout | None = None,
+        layout: ParallelSizes | None = None,
     ) -> None:
         """Start the processes and join them by torchrun's contract.
 
@@ -121,7 +121,7 @@ class WorkerGroup:
         `layout`: of the pool's slots, which are data-parallel ranks unless it says otherwise.
         """
         self.name = pool.name
-        self.layout = layout or Layout(data=pool.size)
+        self.layout = layout or ParallelSizes(data=pool.size)
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         self._deadline = deadline
@@ -160,12 +160,12 @@ class WorkerGroup:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
         self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
 
-    def reads(self, transfer: Transfer, layout: Layout) -> None:
+    def reads(self, transfer: Transfer, layout: ParallelSizes) -> None:
         """A model of this group has such a method: what it reads is made to its measure from now on."""
         self._log.readers.add(layout, transfer)
 
     def call(
-        self, role: str, method: str, transfer: Transfer, layout: Layout, batch: Batches | None, arguments: Any
+        self, role: str, method: str, transfer: Transfer, layout: ParallelSizes, batch: Batches | None, arguments: Any
     ) -> Any:
         """Send a call to every rank; returns the batch with the fields that the method adds, or its `Values`."""
         name = f"{role}.{method}"
@@ -236,7 +236,9 @@ class WorkerGroup:
 class ModelHandle:
     """A model of a worker group: each marked method of its worker class is a method here, and returns futures."""
 
-    def __init__(self, group: WorkerGroup, role: str, worker_class: type, *, layout: Layout | None = None) -> None:
+    def __init__(
+        self, group: WorkerGroup, role: str, worker_class: type, *, layout: ParallelSizes | None = None
+    ) -> None:
         """`layout`: of the model over the group's ranks, if it is not the group's."""
         layout = layout or group.layout
         for name, transfer in transfers_of(worker_class).items():
@@ -249,7 +251,7 @@ class ModelHandle:
         role: str,
         name: str,
         transfer: Transfer,
-        layout: Layout,
+        layout: ParallelSizes,
         batch: Batches | None = None,
         **arguments: Any,
     ) -> Any:

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.hybrid_engine.exchange import Piece
 from rlhf_trainer.hybrid_engine.layout import Boxes, Parameter, generation_boxes, training_boxes
 from rlhf_trainer.hybrid_engine.plan import ReshardPlan, addresses, plan
-from rlhf_trainer.protocols import Layout
 
 Mode = Literal["HybridFlow", "HybridFlow-V", "DS-Chat"]
 MODES: tuple[Mode, ...] = ("HybridFlow", "HybridFlow-V", "DS-Chat")
@@ -29,7 +29,7 @@ class Transition:
     """What each rank generates with."""
 
 
-def transition(mode: Mode, model: Sequence[Parameter], layout: Layout, *, shards: int = 1) -> Transition:
+def transition(mode: Mode, model: Sequence[Parameter], layout: ParallelSizes, *, shards: int = 1) -> Transition:
     """The way of a mode. DS-Chat's weights are always sharded over all ranks (ZeRO-3), whatever `shards` says."""
     shards = layout.data if mode == "DS-Chat" else shards
     sources = dict(enumerate(training_boxes(model, layout, shards=shards)))

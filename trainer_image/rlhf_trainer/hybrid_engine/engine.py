@@ -6,13 +6,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.exchange import Exchange, Traffic
 from rlhf_trainer.hybrid_engine.groups import generation_groups
 from rlhf_trainer.hybrid_engine.layout import describe, generation_boxes, training_boxes
 from rlhf_trainer.hybrid_engine.plan import addresses, plan
-from rlhf_trainer.protocols import Layout, blocks
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.training.distributed import collective_timeout, device_here
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
@@ -27,13 +28,12 @@ class HybridEngine:
     def __init__(self, model: ShardedModel, generator: GenerationEngine, *, trust_remote_code: bool) -> None:
         """All ranks of the pool make it together. Weights travel in the model's compute type, the generator's."""
         layout = model.mesh.layout
-        shards = layout.data // layout.replicas
         parameters = describe(inner(model.module).config, trust_remote_code=trust_remote_code)
         held = generation_boxes(parameters, layout)
         route = plan(
-            dict(enumerate(training_boxes(parameters, layout, shards=shards))),
+            dict(enumerate(training_boxes(parameters, layout, shards=layout.shards))),
             dict(enumerate(held)),
-            addresses(layout, shards=shards),
+            addresses(layout, shards=layout.shards),
         )
         self._model, self._generator = model, generator
         self._held = held[dist.get_rank()]
@@ -60,7 +60,7 @@ class HybridEngine:
         return self._exchange.traffic
 
 
-def engine_groups(layout: Layout) -> list[list[int]]:
+def engine_groups(layout: ParallelSizes) -> list[list[int]]:
     """The tensor-parallel ranks of each generation engine's stages, the p_g stages of an engine one after the other."""
     where = {tuple(ranks): layout.coordinates(ranks[0]) for ranks in generation_groups(layout).tensor}
     order = sorted(
@@ -69,7 +69,7 @@ def engine_groups(layout: Layout) -> list[list[int]]:
     return [list(ranks) for ranks in order]
 
 
-def stage_layers(layout: Layout, layers: int) -> list[int]:
+def stage_layers(layout: ParallelSizes, layers: int) -> list[int]:
     """The decoder layers of each of the p_g generation stages: those of p / p_g training stages."""
     width = layout.pipeline // layout.generation_pipeline
     sizes = [len(stage) for stage in blocks(layers, layout.pipeline)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_trainer.protocols import Layout
+from rlhf_api.parallel_sizes import ParallelSizes
 
 Method = Literal["interval", "consecutive"]
 """How a replica's ranks are grouped: HybridFlow's, or HybridFlow-V's, which numbers them as training does."""
@@ -34,7 +34,7 @@ class GenerationGroups:
     """Ranks that hold the same generation shard; by the interval rule their training shards make it up."""
 
 
-def cell(layout: Layout, rank: int, method: Method = "interval") -> Cell:
+def cell(layout: ParallelSizes, rank: int, method: Method = "interval") -> Cell:
     """The place of a rank in generation."""
     if method == "interval":
         places = layout.coordinates(rank)
@@ -44,7 +44,7 @@ def cell(layout: Layout, rank: int, method: Method = "interval") -> Cell:
     return Cell(stage=stage, shard=shard, micro=place // (layout.generation_pipeline * layout.generation_tensor))
 
 
-def generation_groups(layout: Layout, method: Method = "interval") -> GenerationGroups:
+def generation_groups(layout: ParallelSizes, method: Method = "interval") -> GenerationGroups:
     """The groups of all ranks of a layout."""
     tensor: dict[tuple[int, int, int], list[int]] = {}
     pipeline: dict[tuple[int, int, int], list[int]] = {}

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.groups import Method, cell
-from rlhf_trainer.protocols import Layout, blocks
+from rlhf_trainer.protocols import blocks
 from rlhf_trainer.training.tensor_parallel import plan_of
 
 Place = int | Literal["first", "last"]
@@ -97,7 +98,7 @@ def _pattern(path: str) -> str:
     return re.escape(path).replace(r"\*", r"\d+")
 
 
-def training_boxes(model: Sequence[Parameter], layout: Layout, *, shards: int) -> list[Boxes]:
+def training_boxes(model: Sequence[Parameter], layout: ParallelSizes, *, shards: int) -> list[Boxes]:
     """What every rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
 
     The d data-parallel ranks are d / `shards` replicas (HSDP) of `shards` FSDP shards; shard s of replica r is data
@@ -121,7 +122,7 @@ def training_boxes(model: Sequence[Parameter], layout: Layout, *, shards: int) -
     return held
 
 
-def generation_boxes(model: Sequence[Parameter], layout: Layout, method: Method = "interval") -> list[Boxes]:
+def generation_boxes(model: Sequence[Parameter], layout: ParallelSizes, method: Method = "interval") -> list[Boxes]:
     """What every rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
 
     ConfigError if t_g ranks cannot share a parameter equally.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.boxes import Box
 from rlhf_trainer.hybrid_engine.layout import Boxes
-from rlhf_trainer.protocols import Layout
 
 Address = tuple[int, ...]
 """Where a rank is; two ranks are the nearer the longer the beginning is that their addresses share."""
@@ -58,7 +58,7 @@ class ReshardPlan:
         return sorted({tuple(sorted(group)) for group in group_of.values()})
 
 
-def addresses(layout: Layout, *, shards: int) -> dict[int, Address]:
+def addresses(layout: ParallelSizes, *, shards: int) -> dict[int, Address]:
     """rank -> (the model's replica, generation stage, generation shard): those near a rank hold what it needs."""
     found: dict[int, Address] = {}
     for rank in range(layout.world_size):

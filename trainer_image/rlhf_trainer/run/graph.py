@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlhf_api.job import Job
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
-from rlhf_trainer.protocols import Layout
-from rlhf_trainer.run.stages import layout_of, stage_of, worker_of
+from rlhf_trainer.run.stages import stage_of, worker_of
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
@@ -31,4 +31,4 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
 def _place(placed: DeviceMapping, worker: str, pool: MappedPool) -> Place:
     """Where a worker lives; one that holds no model is data-parallel on its pool."""
     sizes = {str(role): each for role, each in placed.sizes.items()}.get(worker)
-    return Place(pool=pool.name, layout=layout_of(sizes) if sizes else Layout(data=pool.size))
+    return Place(pool=pool.name, layout=sizes or ParallelSizes(data=pool.size))

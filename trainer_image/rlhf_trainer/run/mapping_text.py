@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import (
     PHASES,
     STAGES,
@@ -25,7 +26,6 @@ from rlhf_mapper.mapping import (
     Phase,
     Prediction,
     Rejected,
-    Sizes,
     Stage,
 )
 from rlhf_trainer.run.timeline import plain, seconds_text, timeline_of
@@ -168,9 +168,9 @@ def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *,
     return table
 
 
-def _cut(sizes: Sizes, model: ModelPrediction, *, generates: bool) -> list[str]:
+def _cut(sizes: ParallelSizes, model: ModelPrediction, *, generates: bool) -> list[str]:
     """The cells that say how a model is cut; generates: whether one of the models does."""
-    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro_data}"
+    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
     generation = [ways if "generation" in model.seconds else ""] if generates else []
     return [str(sizes), *generation, str(model.micro_batch), model.offload]
 

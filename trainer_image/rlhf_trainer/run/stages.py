@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
-from rlhf_mapper.mapping import Sizes
 from rlhf_trainer.algorithms import (
     cost_model,
     dpo,
@@ -22,7 +22,6 @@ from rlhf_trainer.algorithms import (
     safe_rlhf,
     sft,
 )
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import (
     BatchAdvantage,
@@ -119,20 +118,8 @@ def worker_of(job: Job, role: Role) -> type:
     return stage_of(job).workers[role]
 
 
-def layout_of(sizes: Sizes) -> Layout:
-    """The layout of a model that the mapper has given these sizes."""
-    return Layout(
-        data=sizes.data,
-        pipeline=sizes.pipeline,
-        tensor=sizes.tensor,
-        replicas=sizes.replicas,
-        generation_pipeline=sizes.generation_pipeline,
-        generation_tensor=sizes.generation_tensor,
-    )
-
-
 def setting_of(
-    job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: Layout | None = None
+    job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: ParallelSizes | None = None
 ) -> WorkerSetting:
     """What the worker of a role is made from; `total_steps` matters to those that train."""
     return WorkerSetting(

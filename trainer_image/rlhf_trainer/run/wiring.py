@@ -20,7 +20,7 @@ from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.mapped_setting import as_mapped
-from rlhf_trainer.run.stages import layout_of, setting_of, stage_of, worker_of
+from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.data import DataShape
@@ -112,7 +112,7 @@ class RayRuntime:
         total_steps = job.total_steps_for(shape.rows)
         workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
-            layout = layout_of(self._placed.sizes[role])
+            layout = self._placed.sizes[role]
             setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
             setting = as_mapped(setting, self._placed)
             arguments: dict[str, Any] = {"setting": setting}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlhf_trainer.protocols import Axis, Layout
+from rlhf_api.parallel_sizes import Axis, ParallelSizes
 from rlhf_trainer.training.distributed import (
     collective_timeout,
     device_here,
@@ -34,10 +34,9 @@ class ModelMesh:
     Data-parallel ranks are `replicas` copies of FSDP shards (HSDP); those of an axis of length 1 need no group.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ParallelSizes) -> None:
         self.layout = layout
-        shards = layout.data // layout.replicas
-        sizes = {REPLICATE: layout.replicas, SHARD: shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
+        sizes = {REPLICATE: layout.replicas, SHARD: layout.shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         if layout.replicas > 1:

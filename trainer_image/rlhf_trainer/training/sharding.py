@@ -13,8 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.protocols import Layout
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.models import has_copy_of_embedding, inner
@@ -36,14 +36,14 @@ class ShardedModel:
 
 
 def shard(
-    model: nn.Module, layout: Layout | None = None, *, compute_dtype: torch.dtype, recompute_activations: bool
+    model: nn.Module, layout: ParallelSizes | None = None, *, compute_dtype: torch.dtype, recompute_activations: bool
 ) -> ShardedModel:
     """Cut a float32 model into stages, tensor-parallel shards and FSDP2 shards of those, a unit a decoder layer.
 
     `layout`: of all ranks, which call it together; None: each is a data-parallel one. Computes in `compute_dtype`,
     reduces gradients in float32.
     """
-    mesh = ModelMesh(layout or Layout(data=dist.get_world_size()))
+    mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
     if mesh.layout.pipeline > 1:
         cut_stage(model, mesh)

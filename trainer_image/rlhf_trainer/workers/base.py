@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint.storage import Staging, fetched
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
-from rlhf_trainer.protocols import ONE_TO_ALL, Layout
+from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import (
@@ -43,7 +44,7 @@ class WorkerSetting:
     folder: str
     """Local folder of the model, or its name on the hub."""
     total_steps: int
-    layout: Layout | None = None
+    layout: ParallelSizes | None = None
     """How the model is cut over the ranks of its pool; None: every rank is a data-parallel one."""
 
     @property

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_api.functions import Function, RewardService
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model, RewardSum, RewardTerm
-from rlhf_trainer.protocols import THREE_D_PROTO, Layout
+from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.rewards.service import ServiceClient
@@ -47,7 +48,7 @@ class ScoringWorker:
             if not isinstance(term.reward, Model)
         }
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
-        layout = setting.layout or Layout(data=dist.get_world_size())
+        layout = setting.layout or ParallelSizes(data=dist.get_world_size())
         # of ranks with the same rows one asks the user's code, and its scores are those that are collected
         self._scores_here = (dist.get_rank(),) in THREE_D_PROTO.collect(layout)
         for code in self._code.values():

@@ -1,0 +1,113 @@
+"""How a model is cut over the ranks of its pool: p-t-d in training, p_g-t_g-d_g in generation (HybridFlow, section 5).
+
+`ParallelSizes` is what the mapper decides, the status shows and the trainer builds. A manifest may leave sizes unset;
+what it asks for is a `Parallelism`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.contract import Count, Spec
+
+Axis = Literal["data", "pipeline", "tensor", "micro", "generation_pipeline", "generation_tensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSizes:
+    """The sizes of one model, all known.
+
+    Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. Each replica generates as
+    d_g = p t / (p_g t_g) micro data-parallel ones, whose ranks are picked at intervals, so that a rank's training
+    shard lies in its generation shard.
+    """
+
+    data: int
+    pipeline: int = 1
+    tensor: int = 1
+    replicas: int = 1
+    """Copies of the training weights among the data-parallel ranks (HSDP)."""
+    generation_pipeline: int = 0
+    """p_g; 0 stands for p."""
+    generation_tensor: int = 0
+    """t_g; 0 stands for t."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "generation_pipeline", self.generation_pipeline or self.pipeline)
+        object.__setattr__(self, "generation_tensor", self.generation_tensor or self.tensor)
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}-{self.tensor}-{self.data}"
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.pipeline * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """Data-parallel ranks that share one copy of the weights (FSDP); rank i of the data axis has shard i mod this.
+
+        ValueError if `replicas` does not divide d.
+        """
+        if self.data % self.replicas:
+            raise ValueError(f"the replicas of {self!r} do not divide its data-parallel ranks")
+        return self.data // self.replicas
+
+    @property
+    def micro(self) -> int:
+        """d_g, micro data-parallel replicas of a data-parallel one. ValueError if p_g, t_g do not divide p, t."""
+        stages, shards = self._micro()
+        return stages * shards
+
+    def size(self, axis: Axis) -> int:
+        """Ranks along an axis."""
+        return int(getattr(self, axis))
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """The place of a rank on every axis; (data, pipeline, tensor) and the other three with data are unique."""
+        tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
+        stages, shards = self._micro()
+        return {
+            "data": rank // (self.tensor * self.pipeline),
+            "pipeline": stage,
+            "tensor": tensor,
+            "micro": stage % stages * shards + tensor % shards,
+            "generation_pipeline": stage // stages,
+            "generation_tensor": tensor // shards,
+        }
+
+    def _micro(self) -> tuple[int, int]:
+        """(p / p_g, t / t_g), whose product is d_g."""
+        if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
+            raise ValueError(f"the generation sizes of {self!r} do not divide its training sizes")
+        return self.pipeline // self.generation_pipeline, self.tensor // self.generation_tensor
+
+
+class Parallelism(Spec):
+    """How a model is cut over the slots of its pool in forward passes and training; their product is the slots.
+
+    A type of its own because a manifest may leave d unset, and says elsewhere (`rollout`) how the actor generates.
+    """
+
+    pipeline: Annotated[Count, Field(description="Pipeline stages (p).")] = 1
+    tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")] = 1
+    data: Annotated[
+        Count | None, Field(description="Data-parallel ranks (d); unset means all slots that p and t leave.")
+    ] = None
+    replicas: Annotated[
+        Count, Field(description="Copies of the weights among the data-parallel ranks, each sharded over the others.")
+    ] = 1
+
+    def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
+        """These sizes on a pool of so many slots: where d is unset it is what p and t leave of them, 1 or more."""
+        return ParallelSizes(
+            data=self.data or max(1, slots // (self.pipeline * self.tensor)),
+            pipeline=self.pipeline,
+            tensor=self.tensor,
+            replicas=self.replicas,
+            generation_pipeline=generation_pipeline,
+            generation_tensor=generation_tensor,
+        )
