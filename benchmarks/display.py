@@ -28,14 +28,14 @@ from rich.table import Table
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_trainer.outputs.event_files import EventFiles
+from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.outputs.live import LiveDisplay
+from rlhf_trainer.outputs.options import OutputOptions, opened
+from rlhf_trainer.outputs.prometheus import PrometheusMetrics
+from rlhf_trainer.outputs.trace import Trace
 from rlhf_trainer.run import chain
-from rlhf_trainer.run.folder import JobFolder
-from rlhf_trainer.run.outputs.event_files import EventFiles
-from rlhf_trainer.run.outputs.listener import Listener
-from rlhf_trainer.run.outputs.live import LiveDisplay
-from rlhf_trainer.run.outputs.options import OutputOptions, opened
-from rlhf_trainer.run.outputs.prometheus import PrometheusMetrics
-from rlhf_trainer.run.outputs.trace import Trace
+from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import StepReport
 
 ROOT = Path(__file__).resolve().parents[1]

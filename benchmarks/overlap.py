@@ -25,9 +25,9 @@ from transformers import AutoTokenizer
 from rlhf_api.job import Job
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
-from rlhf_trainer.run.folder import model_folders
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.wiring import RayRuntime
+from rlhf_trainer.run_folder.folder import model_folders
 
 WARM_UP = 2
 POOLS = [

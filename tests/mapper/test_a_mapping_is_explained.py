@@ -12,9 +12,9 @@ from rich.console import Console
 
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction
-from rlhf_trainer.run.mapping_text import TIMES, explain
-from rlhf_trainer.run.timeline import Timeline, marks_of, seconds_text, timeline_of
-from rlhf_trainer.run.timeline_svg import svg_of
+from rlhf_planning.mapping_text import TIMES, explain
+from rlhf_planning.timeline import Timeline, marks_of, seconds_text, timeline_of
+from rlhf_planning.timeline_svg import svg_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
 
 MAPPINGS = {"colocated": COLOCATED, "split": SPLIT, "laptop": LAPTOP}
@@ -248,6 +248,6 @@ def test_bars_stand_where_the_axis_says_and_fill_the_picture() -> None:
 
 
 def test_explaining_loads_no_runtime() -> None:
-    modules = "rlhf_mapper.as_json, rlhf_trainer.run.mapping_text, rlhf_trainer.run.timeline_svg"
+    modules = "rlhf_mapper.as_json, rlhf_planning.mapping_text, rlhf_planning.timeline_svg"
     check = f"import sys, {modules}; assert not {{'torch', 'ray', 'vllm', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -13,12 +13,19 @@ from tests.repo.tree import ROOT
 PACKAGES = {
     "rlhf_api": "crds",
     "rlhf_mapper": "operator",
+    "rlhf_planning": "operator",
     "rlhf_trainer": "trainer_image",
     "rlhf_examples": "examples",
 }
 BREACHES = {
     "the mapper imports a program": ("rlhf_mapper/planted.py", "import rlhf_trainer.errors", "the programs stand on"),
-    "the api imports torch": ("rlhf_api/names.py", "import torch", "the api and the mapper are light"),
+    "the planning imports a program": (
+        "rlhf_planning/planted.py",
+        "import rlhf_trainer.errors",
+        "the programs stand on",
+    ),
+    "the planning imports torch": ("rlhf_planning/machines.py", "import torch", "the api, the mapper and the planning"),
+    "the api imports torch": ("rlhf_api/names.py", "import torch", "the api, the mapper and the planning are light"),
     "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec", "floors of the api"),
     "rules of the custom resource import the whole": (
         "rlhf_api/crd/cel.py",
@@ -43,7 +50,7 @@ BREACHES = {
     "a module without a floor": ("rlhf_trainer/planted.py", "", "floors of the trainer"),
     "math imports ray": ("rlhf_trainer/ops/masks.py", "import ray", "math knows no runtime"),
     "a reward imports torch": ("rlhf_trainer/rewards/sample.py", "import torch", "rewards know no runtime"),
-    "the report imports torch": ("rlhf_trainer/report/numbers.py", "import torch", "the report knows files only"),
+    "the report imports torch": ("rlhf_trainer/report/plots.py", "import torch", "the report knows files only"),
     "training imports ray": ("rlhf_trainer/training/planted.py", "import ray", "training knows no runtime"),
     "an algorithm imports a worker": (
         "rlhf_trainer/algorithms/ppo.py",

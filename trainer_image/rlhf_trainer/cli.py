@@ -16,9 +16,9 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.attempt import VARIABLE, leave_exit
 from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.run_folder.attempt import VARIABLE, leave_exit
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
@@ -62,8 +62,8 @@ def run(
     def work() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
             signal.signal(number, leave_at_once)
+        from rlhf_trainer.outputs.options import OutputOptions
         from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
-        from rlhf_trainer.run.outputs.options import OutputOptions
 
         options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
         run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
@@ -132,12 +132,11 @@ def plan(
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
 
     def work() -> None:
-        from rlhf_trainer.run.machines import ClusterFlags  # numpy: time that `validate` does not need
-        from rlhf_trainer.run.plan import Question
-        from rlhf_trainer.run.plan import plan as answer
+        from rlhf_planning.machines import ClusterFlags  # numpy: time that `validate` does not need
+        from rlhf_trainer.plan_command import PlanOptions, tell_plan
 
         machines = ClusterFlags(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
-        question = Question(
+        options = PlanOptions(
             only=job,
             machines=machines,
             objective=objective,
@@ -147,7 +146,7 @@ def plan(
             calibrate=calibrate,
             lengths=response_tokens,
         )
-        answer(jobs_of(file, sets, output), run_folder(file, output), question)
+        tell_plan(jobs_of(file, sets, output), run_folder(file, output), options)
 
     sys.exit(exit_code_of(work, debug=False))
 
@@ -157,7 +156,7 @@ def checkpoints(run_dir: RunDir) -> None:
     """List the checkpoints of a run: step, size, age and whether each is whole."""
 
     def work() -> None:
-        from rlhf_trainer.run.inspect import show_checkpoints
+        from rlhf_trainer.run_folder.commands import show_checkpoints
 
         show_checkpoints(run_dir)
 
@@ -172,7 +171,7 @@ def export(
     """Write the model of a checkpoint as a Hugging Face directory."""
 
     def work() -> None:
-        from rlhf_trainer.run.export import export as export_model
+        from rlhf_trainer.run_folder.export import export as export_model
 
         export_model(checkpoint, folder)
         typer.echo(folder)
@@ -187,7 +186,7 @@ def save_now(
     """Have a running job save a checkpoint after its current step, and wait for it."""
 
     def work() -> None:
-        from rlhf_trainer.run.inspect import save_now as save
+        from rlhf_trainer.run_folder.commands import save_now as save
 
         typer.echo(save(run_dir))
 
@@ -211,7 +210,7 @@ def report(
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
     """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
-    from rlhf_trainer.run.folder import load_beside
+    from rlhf_trainer.run_folder.folder import load_beside
 
     return load_beside(run_folder(file, output), file, sets or [])
 

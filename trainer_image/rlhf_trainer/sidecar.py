@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
-from rlhf_trainer.attempt import Attempt, Watch, WrongAttempt, own_attempt, read_exit, read_status
+from rlhf_trainer.run_folder.attempt import Attempt, Watch, WrongAttempt, own_attempt, read_exit, read_status
 
 PORT = 8490
 LOGS = Path("/tmp/ray/session_latest/logs")

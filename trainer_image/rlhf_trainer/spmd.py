@@ -28,17 +28,17 @@ from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
+from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.checkpoints import Checkpoints
-from rlhf_trainer.run.folder import JobFolder, add_to_summary, load_beside, model_folders
-from rlhf_trainer.run.lock import only_run_in
-from rlhf_trainer.run.off_cluster import require_no_cluster
-from rlhf_trainer.run.outputs.display import Display, LastingConsole
+from rlhf_trainer.run.cluster_only import require_no_cluster
+from rlhf_trainer.run.job_run import run_job
+from rlhf_trainer.run.placement import require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run.sizes import require_possible
-from rlhf_trainer.run.stage import run_stage
 from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_beside, model_folders
+from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
@@ -161,7 +161,7 @@ def run_rank(
         for role in job.models()
     }
     runtime = SpmdRuntime({"data": LocalModel(data, layout), **models}, layout)
-    return run_stage(
+    return run_job(
         job,
         runtime,
         total_steps=total_steps,

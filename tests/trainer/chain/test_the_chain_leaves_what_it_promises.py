@@ -10,8 +10,8 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run.chain import leave_report
-from rlhf_trainer.run.outputs.display import Display
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}

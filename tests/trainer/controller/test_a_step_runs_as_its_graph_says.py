@@ -18,8 +18,8 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_planning.step_graph import Edge, Graph
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.graph import Edge, Graph
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_trainer.attempt import JOB_UID_VARIABLE, VARIABLE
-from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run_folder.attempt import JOB_UID_VARIABLE, VARIABLE
+from rlhf_trainer.run_folder.lock import only_run_in
 
 
 class Become:

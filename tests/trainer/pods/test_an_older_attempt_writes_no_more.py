@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.attempt import EXIT, LIFE, SILENCE_SECONDS, Attempt, Watch, WrongAttempt, leave_exit, owner, read_exit
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run import inspect
-from rlhf_trainer.run.fence import SETTLE_SECONDS
-from rlhf_trainer.run.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_summary
-from rlhf_trainer.run.inspect import save_now
-from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run_folder import commands
+from rlhf_trainer.run_folder.attempt import (
+    EXIT,
+    LIFE,
+    SILENCE_SECONDS,
+    Attempt,
+    Watch,
+    WrongAttempt,
+    leave_exit,
+    owner,
+    read_exit,
+)
+from rlhf_trainer.run_folder.commands import save_now
+from rlhf_trainer.run_folder.fence import SETTLE_SECONDS
+from rlhf_trainer.run_folder.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_summary
+from rlhf_trainer.run_folder.lock import only_run_in
 from tests.trainer.jobs import job
 from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT
@@ -90,7 +100,7 @@ def test_what_an_older_attempt_writes_at_the_last_moment_is_gone(
             file.write('{"step": 4}\n')
         (folder.path / "status.json").write_text('{"attempt": 1, "phase": "Running"}')
 
-    monkeypatch.setattr("rlhf_trainer.run.fence.time.sleep", older_writes)
+    monkeypatch.setattr("rlhf_trainer.run_folder.fence.time.sleep", older_writes)
     attempt(2)
     with only_run_in(folder.path.parent):
         newer = JobFolder(folder.path.parent, job(tmp_path, "mine", SFT))
@@ -103,7 +113,7 @@ def test_an_attempt_waits_for_no_older_one_that_has_ended(
     tmp_path: Path, attempt: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("rlhf_trainer.run.fence.time.sleep", waits.append)
+    monkeypatch.setattr("rlhf_trainer.run_folder.fence.time.sleep", waits.append)
     begin(tmp_path, attempt, 1)
     leave_exit(tmp_path, 3, reason="Data", message="gone")
     begin(tmp_path, attempt, 2)
@@ -164,8 +174,8 @@ def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
     folder: JobFolder, attempt: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = folder.path.parent
-    monkeypatch.setattr(inspect, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr("rlhf_trainer.attempt.SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(commands, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rlhf_trainer.run_folder.attempt.SILENCE_SECONDS", 0.2)
     (output / LIFE).write_text("1 99 another-machine")
     assert "the trainer has ended; step 0 is saved" in save_now(output), "it was killed: no exit.json, no more beats"
     assert read_exit(output, Attempt(1)) is None, "nobody here can know for sure"
@@ -180,9 +190,9 @@ def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
 
 def test_a_killed_trainer_is_found_dead_by_its_lock(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     output = folder.path.parent
-    monkeypatch.setattr("rlhf_trainer.attempt.FREED_SECONDS", 0.2)
+    monkeypatch.setattr("rlhf_trainer.run_folder.attempt.FREED_SECONDS", 0.2)
     program = (
-        "from pathlib import Path; from rlhf_trainer.run.lock import only_run_in; import time\n"
+        "from pathlib import Path; from rlhf_trainer.run_folder.lock import only_run_in; import time\n"
         f"with only_run_in(Path({str(output)!r})):\n    print('in', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
@@ -210,7 +220,7 @@ def test_a_trainer_that_ends_while_a_pod_asks_has_the_last_word(
         status.write_text(json.dumps(saved))
         leave_exit(output, 143, reason="Stopped", message="stopped by SIGTERM")
 
-    monkeypatch.setattr("rlhf_trainer.run.inspect.time.sleep", trainer_ends)
+    monkeypatch.setattr("rlhf_trainer.run_folder.commands.time.sleep", trainer_ends)
     assert save_now(output).endswith("step 3 is saved")
 
 
@@ -218,7 +228,7 @@ def test_a_pod_that_ends_asks_for_what_is_not_saved_and_waits_for_it(folder: Job
     status = folder.path / "status.json"
     saved = {**json.loads(status.read_text()), "checkpoint": {"step": 3}}
     program = (
-        "import json, sys, time; from pathlib import Path; from rlhf_trainer.run.lock import only_run_in\n"
+        "import json, sys, time; from pathlib import Path; from rlhf_trainer.run_folder.lock import only_run_in\n"
         f"status, request = Path({str(status)!r}), Path({str(folder.save_request)!r})\n"
         f"with only_run_in(status.parent.parent):\n"
         "    print('in', flush=True)\n"

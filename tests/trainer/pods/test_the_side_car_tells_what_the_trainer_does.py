@@ -18,10 +18,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from rlhf_trainer import attempt as attempts
-from rlhf_trainer.attempt import EXIT, Attempt, leave_exit
-from rlhf_trainer.run.fence import marked
-from rlhf_trainer.run.lock import only_run_in
+from rlhf_trainer.run_folder import attempt as attempts
+from rlhf_trainer.run_folder.attempt import EXIT, Attempt, leave_exit
+from rlhf_trainer.run_folder.fence import marked
+from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.sidecar import Follower, kept_log
 
 PATIENCE = 60
@@ -90,7 +90,7 @@ def side_car(tmp_path: Path) -> Iterator[SideCar]:
 def test_it_needs_nothing_but_the_standard_library() -> None:
     program = "import sys, rlhf_trainer.sidecar; print(*{name.partition('.')[0] for name in sys.modules})"
     clean = [sys.executable, "-S", "-c", program]  # without site-packages, whose .pth files import what they like
-    path = {"PYTHONPATH": str(Path(attempts.__file__).parents[1])}
+    path = {"PYTHONPATH": str(Path(attempts.__file__).parents[2])}
     loaded = subprocess.run(clean, env=path, capture_output=True, text=True, check=True).stdout.split()
     assert {name for name in loaded if name not in sys.stdlib_module_names} == {"__main__", "rlhf_trainer"} & {*loaded}
 

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
+from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run.chain import tell_mapping
-from rlhf_trainer.run.folder import JobFolder
-from rlhf_trainer.run.outputs.display import Display
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run_folder.folder import JobFolder
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN
 from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
 

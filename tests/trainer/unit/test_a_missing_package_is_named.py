@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.attempt import Attempt, read_exit
 from rlhf_trainer.cli import ending
+from rlhf_trainer.run_folder.attempt import Attempt, read_exit
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
 

@@ -18,13 +18,12 @@ from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, STAGES, Inventory
+from rlhf_planning.job_plan import objective_of
+from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
-from rlhf_trainer.run import machines
-from rlhf_trainer.run.machines import device_of, this_machine
-from rlhf_trainer.run.plan import objective_of
+from rlhf_trainer.run.placement import possible_place
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run.sizes import possible_place
 from rlhf_trainer.run.stages import STAGES as STAGES_OF_ALGORITHMS
 from tests.examples.test_every_example_is_right import EXAMPLES
 from tests.trainer.chain.mistakes import LLAMA_7B, MISTAKES, PLAN
@@ -415,26 +414,26 @@ def test_the_first_model_that_an_algorithm_trains_is_the_one_it_saves() -> None:
         ("Tesla T4", 15.6e9, "t4-16g"),
     ],
 )
-def test_gpus_of_this_machine_are_found_in_the_table(
-    name: str, memory: float, gpu: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machines, "_gpus_here", lambda: [(name, memory)] * 4)
+def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, gpu: str) -> None:
+    def gpus() -> list[tuple[str, float]]:
+        return [(name, memory)] * 4
+
     (job,) = load(JOB)
-    here = this_machine(job)
+    here = this_machine(job, gpus)
     assert [(group.gpu.name, group.gpus) for group in here.groups] == [(gpu, 4)]
     assert device_of(job, here) == "GPU"
-    assert this_machine(load(JOB, ["resources.slotsPerNode=2"])[0]).gpus == 2
+    assert this_machine(load(JOB, ["resources.slotsPerNode=2"])[0], gpus).gpus == 2
     with pytest.raises(SpecError, match=r"ppo: spec\.resources: asks for 8 GPUs, but there are 4"):
-        this_machine(load(JOB, ["resources.slotsPerNode=8"])[0])
+        this_machine(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
 
 
-def test_a_gpu_that_nobody_knows_takes_an_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_nobody_knows_takes_an_inventory() -> None:
     (job,) = load(JOB)
-    monkeypatch.setattr(machines, "_gpus_here", lambda: [("NVIDIA GeForce RTX 4090", 25.3e9)])
-    with pytest.raises(EnvironmentProblem, match="NVIDIA GeForce RTX 4090 of 25 GB, are not known; give --inventory"):
-        this_machine(job)
-    monkeypatch.setattr(machines, "_gpus_here", list)
-    here = this_machine(job)
+    sentence = "NVIDIA GeForce RTX 4090 of 25 GB, are not known; give --inventory"
+    with pytest.raises(UnknownGpuError, match=sentence) as refused:
+        this_machine(job, lambda: [("NVIDIA GeForce RTX 4090", 25.3e9)])
+    assert refused.value.exit_code == 4
+    here = this_machine(job, list)
     assert device_of(job, here) == "CPU"
     with pytest.raises(SpecError, match=r"ppo: spec\.resources\.device: is GPU, but there is no GPU here"):
         device_of(load(JOB, ["resources.device=GPU"])[0], here)
@@ -444,9 +443,8 @@ def test_a_job_for_cpu_slots_is_not_planned_for_gpus(manifest: Path) -> None:
     assert plan(manifest, *TWO_NODES, "--set=resources.device=CPU")[0] == 2
 
 
-def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_gpus_here", list)
-    one, four = (this_machine(load(JOB, [f"resources.slotsPerNode={slots}"])[0]) for slots in (1, 4))
+def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine() -> None:
+    one, four = (this_machine(load(JOB, [f"resources.slotsPerNode={slots}"])[0], list) for slots in (1, 4))
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert one.groups[0].gpu.memory == 4 * four.groups[0].gpu.memory == there
     assert device_of(load(JOB)[0], four) == "CPU"

@@ -11,7 +11,7 @@ import pytest
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.run.folder import model_folders
+from rlhf_trainer.run_folder.folder import model_folders
 from rlhf_trainer.workers.base import WorkerSetting
 from tests.trainer import jobs
 

@@ -17,13 +17,14 @@ from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
+from rlhf_planning.graph_svg import svg_of
+from rlhf_planning.graph_text import spread_of, text_of
+from rlhf_planning.step_graph import Graph
 from rlhf_trainer.cli import app
-from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
+from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width, require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, Spread, typed
 from rlhf_trainer.run.graph import graph_of
-from rlhf_trainer.run.graph_svg import svg_of
-from rlhf_trainer.run.graph_text import spread_of, text_of
 from rlhf_trainer.types import register
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 

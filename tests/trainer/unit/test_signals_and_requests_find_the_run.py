@@ -10,10 +10,10 @@ import pytest
 
 from rlhf_api.problems import SpecError
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.folder import SAVE_REQUEST
-from rlhf_trainer.run.inspect import save_now
-from rlhf_trainer.run.lock import is_running, only_run_in
 from rlhf_trainer.run.stopping import Stopped, StopSignals
+from rlhf_trainer.run_folder.commands import save_now
+from rlhf_trainer.run_folder.folder import SAVE_REQUEST
+from rlhf_trainer.run_folder.lock import is_running, only_run_in
 
 
 def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
@@ -37,7 +37,7 @@ def test_a_stop_is_no_error_that_something_on_the_way_could_take_for_its_own() -
 
 def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> None:
     program = (
-        "import sys; from rlhf_trainer.run.outputs.display import Display, LastingConsole\n"
+        "import sys; from rlhf_trainer.outputs.display import Display, LastingConsole\n"
         "display = Display(LastingConsole())\n"
         "for _ in range(2000): display.say('x' * 100)\n"
         f"open({str(tmp_path / 'done')!r}, 'w').close()"
@@ -68,8 +68,8 @@ def test_save_now_needs_a_run_and_says_when_it_ended_first(tmp_path: Path, monke
     with pytest.raises(SpecError, match="no rlhf run is using this folder"):
         save_now(tmp_path)
     run = tmp_path / "runs" / "mine"
-    program = f"from pathlib import Path; from rlhf_trainer.run.lock import only_run_in\nfrom time import sleep\n\
-with only_run_in(Path({str(run)!r})):\n    print('in', flush=True)\n\
+    program = f"from pathlib import Path; from rlhf_trainer.run_folder.lock import only_run_in\n\
+from time import sleep\nwith only_run_in(Path({str(run)!r})):\n    print('in', flush=True)\n\
     while not Path({str(run / SAVE_REQUEST)!r}).exists(): sleep(0.01)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -9,8 +9,8 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.run.folder import METRICS, JobFolder, load_beside
 from rlhf_trainer.run.resume import from_the_start, unfinished
+from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_beside
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
 NAMES = ["helpful-sft", "helpful-rm", "helpful-ppo"]

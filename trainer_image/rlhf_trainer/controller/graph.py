@@ -8,81 +8,10 @@ from functools import partial
 from typing import Any
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_planning.step_graph import Call, Edge, Graph, Moved
 from rlhf_trainer.fields import FIELDS, FieldType, Widths
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A node: one call of a method of a model."""
-
-    number: int
-    """Place in the order of the calls, from 0."""
-    name: str
-    """model.method."""
-    arguments: Mapping[str, Any]
-    phase: str
-    pool: str
-    protocol: str
-    level: int
-    """A call waits for calls of lower levels only; of one level there is at most one in a pool."""
-    adds: Mapping[str, int]
-    """Field -> its bytes, at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moved:
-    """A field on an edge."""
-
-    name: str
-    """As it is read."""
-    added_as: str
-    """Its name where it was added; another one if `with_prefixed` gave it a prefix."""
-    bytes: int
-    """What all ranks of the consumer fetch of it together, at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edge:
-    """What a call reads of the fields that another one added."""
-
-    producer: int
-    consumer: int
-    fields: tuple[Moved, ...]
-    split: int
-    """S(0): into so many blocks of rows the consumer's protocol cuts the batch."""
-    broadcast: int
-    """B: so many ranks of the consumer get each row."""
-    summed: int
-    """P: so many ranks of the producer hold addends of each row."""
-
-    @property
-    def bytes(self) -> int:
-        return sum(moved.bytes for moved in self.fields)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Graph:
-    """The calls of a step in their order, and what moves between them."""
-
-    rows: int
-    calls: tuple[Call, ...]
-    edges: tuple[Edge, ...]
-
-    @property
-    def by_level(self) -> list[Call]:
-        """The calls in the order of their levels."""
-        return sorted(self.calls, key=lambda call: (call.level, call.number))
-
-    def producers(self, call: Call) -> list[int]:
-        """Numbers of the calls whose fields a call reads."""
-        return [edge.producer for edge in self.edges if edge.consumer == call.number]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that all ranks fetch in a step, at most."""
-        return sum(edge.bytes for edge in self.edges)
 
 
 @dataclass(frozen=True)

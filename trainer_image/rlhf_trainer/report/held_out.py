@@ -11,8 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rlhf_planning.numbers import number, shortened, signed
 from rlhf_trainer.report import plots
-from rlhf_trainer.report.numbers import number, shortened, signed
 from rlhf_trainer.report.reading import JobRecord
 
 HIGHLIGHTS, MOST_ROWS, MOST_CHARACTERS = 3, 250, 2000

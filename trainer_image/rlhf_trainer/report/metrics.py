@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from rlhf_planning.numbers import duration, number
 from rlhf_trainer.report import plots
-from rlhf_trainer.report.numbers import duration, number
 from rlhf_trainer.report.reading import JobRecord
 
 MEANINGS = {

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rlhf_planning.numbers import between, duration, shortened, step_list
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report import held_out, metrics, predicted
-from rlhf_trainer.report.numbers import between, duration, shortened, step_list
 from rlhf_trainer.report.reading import JobRecord, Run, read_run
 
 REPORT = "report.html"

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from rlhf_trainer.report.numbers import tick
+from rlhf_planning.numbers import tick
 
 POINTS = 200
 """Steps beyond this share points: the line is their mean, the band their range."""

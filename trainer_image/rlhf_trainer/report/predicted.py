@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_mapper.calibration import apart
-from rlhf_trainer.report.numbers import duration
+from rlhf_planning.numbers import duration
 from rlhf_trainer.report.reading import JobRecord
 
 

@@ -1,1 +1,1 @@
-"""From a manifest to finished run folders: Ray, pools, worker groups, the loop and what it writes."""
+"""Running the jobs of a manifest: Ray, pools, worker groups, the loop, checkpoints and where each job goes on."""

@@ -13,12 +13,25 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping, Inventory
-from rlhf_trainer.attempt import own_attempt
-from rlhf_trainer.report.numbers import duration
+from rlhf_planning.numbers import duration
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.outputs.live import display_for
+from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.environment import write_environment
-from rlhf_trainer.run.folder import (
+from rlhf_trainer.run.cluster_only import require_no_cluster
+from rlhf_trainer.run.job_run import run_job
+from rlhf_trainer.run.machine import write_environment
+from rlhf_trainer.run.placement import Placed, possible_place
+from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.resume import Start, from_the_start, unfinished
+from rlhf_trainer.run.session import inventory, ray_session
+from rlhf_trainer.run.stopping import StopSignals
+from rlhf_trainer.run.vocabulary import require_one_vocabulary
+from rlhf_trainer.run.wiring import RayRuntime
+from rlhf_trainer.run_folder.attempt import own_attempt
+from rlhf_trainer.run_folder.folder import (
     SAVE_REQUEST,
     SUMMARY,
     JobFolder,
@@ -28,20 +41,7 @@ from rlhf_trainer.run.folder import (
     read_summary,
     written,
 )
-from rlhf_trainer.run.lock import only_run_in
-from rlhf_trainer.run.off_cluster import require_no_cluster
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.listener import Listener
-from rlhf_trainer.run.outputs.live import display_for
-from rlhf_trainer.run.outputs.options import OutputOptions, opened
-from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run.resume import Start, from_the_start, unfinished
-from rlhf_trainer.run.session import inventory, ray_session
-from rlhf_trainer.run.sizes import Placed, possible_place
-from rlhf_trainer.run.stage import run_stage
-from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run.vocabulary import require_one_vocabulary
-from rlhf_trainer.run.wiring import RayRuntime
+from rlhf_trainer.run_folder.lock import only_run_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def run_file(
             stop.listen()  # once more, for Ray installs signal handlers of its own when it starts
             placed = own or {job.name: possible_place(job, inventory(), jobs, output) for job in pending}
             for job in pending:
-                run_job(job, placed[job.name], folders[job.name], start=starts[job.name], shared=shared)
+                run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], shared=shared)
         display.table(read_summary(output))
         leave_report(output, display)
     display.say(f"run folder: {output}")
@@ -141,7 +141,7 @@ def tell_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
         publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")
 
 
-def run_job(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
+def run_on_ray(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(shared.output, job)
     folder.begin(start.checkpoint, inputs=start.inputs)
@@ -159,7 +159,7 @@ def run_job(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start,
         with runtime.running() as shape:
             for fact in shape.facts:
                 publisher.say(fact)
-            summary = run_stage(
+            summary = run_job(
                 job,
                 runtime,
                 total_steps=job.total_steps_for(shape.rows),

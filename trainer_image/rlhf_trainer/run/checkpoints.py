@@ -11,8 +11,8 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_trainer.checkpoint.store import STATE, Checkpoint
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.run.folder import JobFolder
 from rlhf_trainer.run.stopping import Stopped, StopSignals
+from rlhf_trainer.run_folder.folder import JobFolder
 
 State = dict[str, Any]
 """What the controller knows after a step besides the step's number: JSON values."""

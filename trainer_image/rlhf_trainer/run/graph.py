@@ -5,7 +5,8 @@ from __future__ import annotations
 from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
-from rlhf_trainer.controller.graph import Graph, Place, ShapeFuture, Tracer
+from rlhf_planning.step_graph import Graph
+from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
 from rlhf_trainer.run.stages import stage_of, worker_of
 

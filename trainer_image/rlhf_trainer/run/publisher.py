@@ -9,9 +9,9 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import as_told, reason_of
-from rlhf_trainer.run.folder import JobFolder, written
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.run_folder.folder import JobFolder, written
 from rlhf_trainer.telemetry import StepReport
 
 

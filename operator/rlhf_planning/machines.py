@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, SAME_MEMORY, Cluster, Gpu, NodeGroup
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
-from rlhf_trainer.errors import EnvironmentProblem
+
+GpusHere = Callable[[], Sequence[tuple[str, float]]]
+"""Finds this machine's GPUs: of each the name that its driver gives, and bytes of memory."""
+
+
+class UnknownGpuError(Exception):
+    """Nobody knows the figures of a GPU."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.ENVIRONMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +64,13 @@ def device_of(job: Job, cluster: Cluster) -> Device:
     return device
 
 
-def this_machine(job: Job) -> Cluster:
-    """The slots that a job may use here: GPUs where torch sees some, else as many CPU slots as it asks for.
+def this_machine(job: Job, gpus_here: GpusHere) -> Cluster:
+    """The slots that a job may use here: the GPUs where there are any, else as many CPU slots as it asks for.
 
-    Raises SpecError where it asks for more GPUs than there are, EnvironmentProblem where nobody knows their figures.
+    Raises SpecError where it asks for more GPUs than there are, UnknownGpuError where nobody knows their figures.
     """
     resources, placement = job.spec.resources, job.spec.placement
-    gpus = _gpus_here() if resources.device != "CPU" else []
+    gpus = gpus_here() if resources.device != "CPU" else ()
     asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))
     nodes, slots = resources.nodes, resources.slots_per_node or 1
     if placement.pools:
@@ -73,15 +84,19 @@ def this_machine(job: Job) -> Cluster:
     return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
 
 
-def slots_of(placed: DeviceMapping) -> Cluster:
+def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
     """The slots that a placement takes, as one group of equal nodes.
 
-    EnvironmentProblem where these are GPUs whose figures are not known.
+    UnknownGpuError where these are GPUs whose figures are not known; a Ray elsewhere does not say what it has.
     """
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
-    gpu = _cpu_slot(slots) if placed.device == "CPU" else _gpu_here()
-    return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=slots),))
+    if placed.device == "CPU":
+        return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
+    gpus = gpus_here()
+    if not gpus:
+        raise UnknownGpuError("the GPUs are not of this machine, so nobody knows their figures")
+    return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=nodes, gpus_per_node=slots),))
 
 
 def _read(file: Path) -> Cluster:
@@ -103,23 +118,6 @@ def _cpu_slot(slots: int) -> Gpu:
     return replace(CPU_SLOT, memory=memory / slots)
 
 
-def _gpu_here() -> Gpu:
-    """The type of this machine's GPUs; a Ray elsewhere does not say what it has."""
-    if here := _gpus_here():
-        return _known(*here[0])
-    raise EnvironmentProblem("the GPUs are not of this machine, so nobody knows their figures")
-
-
-def _gpus_here() -> list[tuple[str, float]]:
-    """Name and bytes of memory of each GPU that torch sees; none without torch."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    found = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
-    return [(each.name, float(each.total_memory)) for each in found]
-
-
 def _known(name: str, memory: float) -> Gpu:
     """The row of the table for a GPU as its driver names it, such as NVIDIA A100-SXM4-80GB."""
     words = re.split(r"[^a-z0-9]+", name.lower())
@@ -127,4 +125,4 @@ def _known(name: str, memory: float) -> Gpu:
         if gpu.name.partition("-")[0] in words and abs(memory / gpu.memory - 1) < SAME_MEMORY:
             return gpu
     size = f"{memory / 1e9:.0f} GB"
-    raise EnvironmentProblem(f"the figures of this machine's GPU, {name} of {size}, are not known; give --inventory")
+    raise UnknownGpuError(f"the figures of this machine's GPU, {name} of {size}, are not known; give --inventory")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Prediction, Stage
-from rlhf_trainer.report.numbers import MINUS, number, tick
+from rlhf_planning.numbers import MINUS, number, tick
 
 STEPS = (1, 2, 2.5, 5, 10)
 """A time axis is marked in these steps times a power of ten."""

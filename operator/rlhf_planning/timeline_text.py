@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import PHASES, Phase
-from rlhf_trainer.run.timeline import Timeline, marks_of, seconds_text
+from rlhf_planning.timeline import Timeline, marks_of, seconds_text
 
 BLOCKS: dict[Phase, tuple[str, str]] = {
     "reshard": ("░", "yellow"),

@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 
 from rlhf_mapper.mapping import PHASES, Phase
-from rlhf_trainer.run.timeline import Bar, Timeline, marks_of, seconds_text
+from rlhf_planning.timeline import Bar, Timeline, marks_of, seconds_text
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 COLOURS: dict[Phase, str] = {

@@ -14,10 +14,11 @@ from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import DeviceMapping, Inventory
 from rlhf_mapper.place import place
+from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
-from rlhf_trainer.run.folder import model_folder
-from rlhf_trainer.run.machines import slots_of
+from rlhf_trainer.run.machine import gpus_here
 from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run_folder.folder import model_folder
 from rlhf_trainer.training.models import load_config
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
@@ -50,8 +51,8 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     GPUs, or where by its figures a placement made by hand does not fit.
     """
     try:
-        shapes, cluster = shapes_of(jobs, job, output), slots_of(together)
-    except TrainerError as error:
+        shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)
+    except (TrainerError, UnknownGpuError) as error:
         return Placed(together, str(error))
     if job.spec.placement.mode == "Manual":
         kept = predicted(job, together, cluster, shapes)

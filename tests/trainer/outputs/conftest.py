@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.folder import JobFolder
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listener import Listener
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER, Span, StepReport
 from tests.trainer.jobs import job
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.options import OutputOptions, opened
-from rlhf_trainer.run.outputs.trace import FIRST_STEPS, LATEST_STEPS
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.options import OutputOptions, opened
+from rlhf_trainer.outputs.trace import FIRST_STEPS, LATEST_STEPS
 from rlhf_trainer.run.publisher import Publisher
-from tests.trainer.run_outputs.conftest import step_report
+from tests.trainer.outputs.conftest import step_report
 
 
 def events(path: Path) -> list[dict[str, Any]]:

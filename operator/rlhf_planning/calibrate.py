@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
 from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.calibration import Compared, apart, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Kind, Phase
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.report.numbers import number
-from rlhf_trainer.report.reading import JobRecord, read_run
+from rlhf_planning.numbers import number
 
 LEAST, MOST = 1e-4, 1e4
 """Measured over predicted seconds beyond these are a damaged file, not a slow machine."""
@@ -57,56 +56,76 @@ class Measured:
         return f"corrected by {self.job}, where measured over predicted seconds were: {ratios}"
 
 
-def measured(run: Path, job: Job, cluster: Cluster) -> Measured:
-    """What the job of this name, or else of this algorithm, took in a run folder.
+class JobRecord(Protocol):
+    """What is read of a job in a run folder, as `rlhf report` reads it."""
 
-    Raises ConfigError where there is none with a prediction and a step, where it ran on GPUs of another type, or where
+    name: str
+    records: list[dict[str, float]]
+    """Lines of metrics.jsonl by step."""
+    mapping: Mapping[str, Any]
+    """mapping.json."""
+
+    @property
+    def algorithm(self) -> str: ...
+
+
+def measured(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> Measured:
+    """What the job of this name, or else of this algorithm, took in a run folder, which holds these records.
+
+    Raises SpecError where there is none with a prediction and a step, where it ran on GPUs of another type, or where
     its files are damaged.
     """
-    record = _record(run, job)
-    path = f"--calibrate {run}: {record.name}"
-    mapping = _mapping(record, path)
+    try:
+        record = _record(records, job)
+        return _measured(record, cluster)
+    except ValueError as error:
+        raise SpecError([Problem(f"--calibrate {run}", str(error))]) from None
+
+
+def _measured(record: JobRecord, cluster: Cluster) -> Measured:
+    """ValueError, a sentence that begins with the record's name, where it corrects nothing."""
+    mapping = _mapping(record)
     there = {pool.gpu for pool in mapping.pools}
     here = {group.gpu.name for group in cluster.groups}
     if not there <= here:
         types = ", ".join(sorted(there)), ", ".join(sorted(here))
-        raise ConfigError(f"{path} ran on {types[0]}, and this plan is for {types[1]}")
+        raise ValueError(f"{record.name} ran on {types[0]}, and this plan is for {types[1]}")
     predicted = mapping.predicted
-    _require_times(record, path)
+    _require_times(record)
     phases = [each for each in apart(predicted.phases, record.records) if each.measured]
     if not phases:
-        raise ConfigError(f"{path}/metrics.jsonl has no time/<phase> of a phase that was predicted")
+        raise ValueError(f"{record.name}/metrics.jsonl has no time/<phase> of a phase that was predicted")
     for each in phases:
         if not LEAST <= each.ratio <= MOST:
-            raise ConfigError(
-                f"{path}/metrics.jsonl: {each.phase} took {each.ratio:.3g} times what was predicted, "
+            raise ValueError(
+                f"{record.name}/metrics.jsonl: {each.phase} took {each.ratio:.3g} times what was predicted, "
                 f"expected {LEAST:g} to {MOST:g} times"
             )
     correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
     return Measured(job=record.name, phases=phases, correction=correction)
 
 
-def _mapping(record: JobRecord, path: str) -> MappingThere:
+def _mapping(record: JobRecord) -> MappingThere:
     try:
         return MappingThere.model_validate(record.mapping)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}/mapping.json is damaged: {place}: {first['msg']}") from None
+        raise ValueError(f"{record.name}/mapping.json is damaged: {place}: {first['msg']}") from None
 
 
-def _require_times(record: JobRecord, path: str) -> None:
-    """ConfigError for a time that is no number of seconds, such as NaN."""
+def _require_times(record: JobRecord) -> None:
+    """ValueError for a time that is no number of seconds, such as NaN."""
     for row in record.records:
         for name, value in row.items():
             if name.startswith("time/") and not 0 <= value < LONGEST:
-                raise ConfigError(
-                    f"{path}/metrics.jsonl: {name} of step {row['step']} is {str(value)[:20]}, expected seconds"
+                raise ValueError(
+                    f"{record.name}/metrics.jsonl: {name} of step {row['step']} is {str(value)[:20]}, expected seconds"
                 )
 
 
-def _record(run: Path, job: Job) -> JobRecord:
-    usable = [record for record in read_run(run).jobs if record.records and record.mapping.get("predicted")]
+def _record(records: Sequence[JobRecord], job: Job) -> JobRecord:
+    usable = [record for record in records if record.records and record.mapping.get("predicted")]
     for record in usable:
         if record.name == job.name:
             return record
@@ -114,4 +133,4 @@ def _record(run: Path, job: Job) -> JobRecord:
         if record.algorithm == job.spec.algorithm.name:
             return record
     message = f"has no job named {job.name} or of {job.spec.algorithm.name} with a prediction and a measured step"
-    raise ConfigError(f"--calibrate {run}: {message}")
+    raise ValueError(message)

@@ -20,7 +20,7 @@ def silent(_: StepReport) -> None:
     """Tells nobody of a step."""
 
 
-def run_stage(
+def run_job(
     job: Job,
     runtime: Runtime,
     *,

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.options import OutputOptions, opened
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
-from tests.trainer.run_outputs.conftest import step_report
+from tests.trainer.outputs.conftest import step_report
 
 
 def run_steps(publisher_with: Callable[..., Publisher], output: Path, losses: dict[int, float]) -> None:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rlhf_trainer.controller.graph import Call, Graph
-from rlhf_trainer.run.graph_text import label_of, size_text, spread_of
+from rlhf_planning.graph_text import label_of, size_text, spread_of
+from rlhf_planning.step_graph import Call, Graph
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a")

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from rlhf_trainer.attempt import LOCK, lock_file, own_attempt
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.fence import marked, require_newest
+from rlhf_trainer.run_folder.attempt import LOCK, lock_file, own_attempt
+from rlhf_trainer.run_folder.fence import marked, require_newest
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 

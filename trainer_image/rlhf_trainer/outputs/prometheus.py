@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, disabl
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, Kind, metric_of
+from rlhf_trainer.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, Kind, metric_of
 from rlhf_trainer.telemetry import StepReport
 
 FAMILIES: dict[Kind, type[Gauge | Counter | Summary]] = {"gauge": Gauge, "counter": Counter, "summary": Summary}

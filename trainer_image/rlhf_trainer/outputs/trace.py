@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.attempt import replace
+from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20

@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_trainer.controller.graph import Call, Edge, Graph
+from rlhf_planning.step_graph import Call, Edge, Graph
 
 COLUMNS = 100
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
-from rlhf_trainer.attempt import (
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run_folder.attempt import (
     BEAT_SECONDS,
     EXIT,
     LIFE,
@@ -22,7 +23,6 @@ from rlhf_trainer.attempt import (
     read_exit,
     replace,
 )
-from rlhf_trainer.errors import EnvironmentProblem
 
 SETTLE_SECONDS: Final = 1.0
 """An older attempt that looked at the mark just before it changed has written by then."""

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from rlhf_api.job import Job
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.live import POINTS, Course, LiveDisplay, display_for, sparkline
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.live import POINTS, Course, LiveDisplay, display_for, sparkline
 from rlhf_trainer.run.publisher import Publisher
-from tests.trainer.run_outputs.conftest import step_report
+from tests.trainer.outputs.conftest import step_report
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -28,8 +28,8 @@ from rlhf_mapper.mapping import (
     Rejected,
     Stage,
 )
-from rlhf_trainer.run.timeline import plain, seconds_text, timeline_of
-from rlhf_trainer.run.timeline_text import chart_of, legend_of
+from rlhf_planning.timeline import plain, seconds_text, timeline_of
+from rlhf_planning.timeline_text import chart_of, legend_of
 
 Columns = Literal["all", "cuts", "seconds"]
 NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}

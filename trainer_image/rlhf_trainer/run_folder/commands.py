@@ -13,11 +13,11 @@ from rich.table import Table
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.attempt import STATUS, Attempt, Watch, leave_exit, own_attempt, read_exit, read_status
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
-from rlhf_trainer.run.lock import is_running
+from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, leave_exit, own_attempt, read_exit, read_status
+from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
+from rlhf_trainer.run_folder.lock import is_running
 
 POLL_SECONDS = 0.2
 KILLED = 128 + signal.SIGKILL

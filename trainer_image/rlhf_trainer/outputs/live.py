@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.run.outputs.display import SHOWN, Display, LastingConsole, clock
+from rlhf_trainer.outputs.display import SHOWN, Display, LastingConsole, clock
 from rlhf_trainer.telemetry import StepReport
 
 REFRESHES_PER_SECOND = 1.0

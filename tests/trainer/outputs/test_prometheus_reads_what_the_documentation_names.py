@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.outputs.display import Display
-from rlhf_trainer.run.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
-from rlhf_trainer.run.outputs.options import OutputOptions, opened
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
+from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from tests.repo.tree import ROOT
-from tests.trainer.run_outputs.conftest import step_report
+from tests.trainer.outputs.conftest import step_report
 
 TRAINER = ROOT / "trainer_image" / "rlhf_trainer"
 RENAMED = {"tokens": "tokens_per_second"}

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_trainer.run.outputs.listener import Listener
+from rlhf_trainer.outputs.listener import Listener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,15 @@ def opened(options: OutputOptions, output: Path) -> Iterator[Sequence[Listener]]
     listeners: list[Listener] = []
     with ExitStack() as stack:
         if options.metrics_port is not None:
-            from rlhf_trainer.run.outputs.prometheus import metrics_served
+            from rlhf_trainer.outputs.prometheus import metrics_served
 
             listeners.append(stack.enter_context(metrics_served(options.metrics_port)))
         if options.tensorboard:
-            from rlhf_trainer.run.outputs.event_files import EventFiles
+            from rlhf_trainer.outputs.event_files import EventFiles
 
             listeners.append(EventFiles(output / "tensorboard"))
         if options.trace:
-            from rlhf_trainer.run.outputs.trace import Trace
+            from rlhf_trainer.outputs.trace import Trace
 
             listeners.append(Trace(output))
         yield listeners

@@ -1,0 +1,103 @@
+"""The device mapping of a job on a cluster: its manifest's pools, or the best one for an objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError, choice
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.coefficients import Correction
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, Inventory
+from rlhf_mapper.place import place
+from rlhf_mapper.search.objective import Objective
+from rlhf_planning.timeline import seconds_text
+
+OBJECTIVES = ("throughput", "fewest-gpus=SECONDS", "lowest-cost")
+
+
+def plan_job(
+    job: Job,
+    cluster: Cluster,
+    shapes: Mapping[Role, Architecture],
+    *,
+    device: Device,
+    objective: Objective,
+    correction: Correction | None = None,
+    responses: Sequence[float] = (),
+) -> DeviceMapping | Infeasible:
+    """The best mapping of a job onto a cluster, or the one that its manifest says, with what a step would take.
+
+    responses: lengths of past responses in tokens; without any all are as long as may be. Raises SpecError.
+    """
+    if job.spec.placement.mode == "Manual":
+        placed = place(job, _inventory(cluster, device))
+        return predicted(job, placed, cluster, shapes, correction=correction, responses=responses)
+    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
+    mapping = search(objective=objective)
+    if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
+        return _too_slow(search(), objective.most_seconds)
+    return mapping
+
+
+def prices_of(cluster: Cluster) -> dict[str, float]:
+    """Price of a GPU for an hour by type; none where a type has none, or more than one."""
+    groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
+    prices = {gpu: price for gpu, price in groups if price is not None}
+    return prices if len(prices) == len(groups) else {}
+
+
+def _inventory(cluster: Cluster, device: Device) -> Inventory:
+    """The GPUs of each machine; CPU slots are none."""
+    return Inventory(
+        gpus_per_machine=tuple(
+            group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count)
+        )
+    )
+
+
+def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infeasible:
+    """Why no mapping takes so few seconds; fastest: the best one without that limit."""
+    if isinstance(fastest, Infeasible):
+        return fastest
+    assert fastest.prediction, "the shapes are known"
+    seconds = seconds_text(fastest.prediction.step_seconds)
+    return Infeasible(
+        short_bytes=0.0,
+        smallest=(),
+        reason=f"no mapping takes {seconds_text(most_seconds)} a step or less; the fastest takes {seconds}",
+    )
+
+
+def objective_of(text: str, cluster: Cluster) -> Objective:
+    """What `--objective` asks for. Raises SpecError."""
+    name, equals, value = text.partition("=")
+    prices = [group.gpu_hour_price for group in cluster.groups]
+    match name:
+        case "throughput" if not equals:
+            return Objective.throughput()
+        case "fewest-gpus":
+            return Objective.fewest_gpus(_seconds(text, value))
+        case "lowest-cost" if not equals:
+            known = tuple(price for price in prices if price is not None)
+            if len(known) < len(prices):
+                message = "lowest-cost needs the pricePerGpuHour of all nodes of an --inventory"
+                raise SpecError([Problem("--objective", message)])
+            return Objective.lowest_cost(known)
+    raise SpecError([Problem("--objective", f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
+
+
+def _seconds(text: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        message = f"is {text}, expected the seconds that a step may take, such as fewest-gpus=60"
+        raise SpecError([Problem("--objective", message)])
+    return seconds

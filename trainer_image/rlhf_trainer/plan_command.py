@@ -1,0 +1,184 @@
+"""`rlhf plan`: where the models of a manifest would live, how they would be cut, and what a step would take."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.as_json import as_json
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_planning.calibrate import Measured, measured
+from rlhf_planning.graph_svg import svg_of as graph_svg
+from rlhf_planning.graph_text import LEGEND, text_of
+from rlhf_planning.job_plan import objective_of, plan_job, prices_of
+from rlhf_planning.machines import ClusterFlags, device_of, this_machine
+from rlhf_planning.mapping_text import explain, step_price
+from rlhf_planning.timeline import timeline_of
+from rlhf_planning.timeline_svg import svg_of as timeline_svg
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.report.reading import read_run
+from rlhf_trainer.run.machine import gpus_here
+from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run_folder.folder import written
+
+COLUMNS = 100
+"""Width of the text where no terminal has one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What `rlhf plan` is asked besides the manifest."""
+
+    only: str | None
+    """One of the jobs; None: all."""
+    machines: ClusterFlags
+    objective: str
+    """As `--objective` says it."""
+    in_json: bool
+    graph: bool
+    """Whether to draw the calls of a step instead of explaining the mapping."""
+    svg: Path | None
+    calibrate: Path | None
+    """Run folder whose times correct the prediction."""
+    lengths: Path | None
+    """File with the tokens of past responses, one a line; None: all are as long as may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """What is told about a job."""
+
+    job: Job
+    mapping: DeviceMapping | Infeasible
+    measured: Measured | None
+    """By which the prediction is corrected."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Of a GPU for an hour, by type; none where one is not known."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.name}, a step of {self.job.spec.algorithm.name}"
+
+
+def tell_plan(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
+    """Answer for each of the manifest's jobs, or for one; nothing is loaded, and nothing runs.
+
+    Raises SpecError; DataError for a model whose shape cannot be read; EnvironmentProblem where no mapping fits, after
+    everything has been told.
+    """
+    chosen, cluster = _chosen(jobs, options), options.machines.cluster()
+    plans = [_planned(job, cluster or this_machine(job, gpus_here), jobs, output, options) for job in chosen]
+    if cluster:
+        plans = [replace(each, prices=prices_of(cluster)) for each in plans]
+    _tell(plans, options)
+    if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
+        raise EnvironmentProblem("; ".join(short))
+
+
+def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
+    """The device mapping of a job by what the command line, the manifest and config.json say."""
+    device, objective = device_of(job, cluster), objective_of(options.objective, cluster)
+    run = options.calibrate
+    found = measured(run, read_run(run).jobs, job, cluster) if run else None
+    mapping = plan_job(
+        job,
+        cluster,
+        shapes_of(jobs, job, output),
+        device=device,
+        objective=objective,
+        correction=found.correction if found else None,
+        responses=_lengths(options.lengths, job) if options.lengths else (),
+    )
+    return JobPlan(job=job, mapping=mapping, measured=found)
+
+
+def _lengths(file: Path, job: Job) -> tuple[float, ...]:
+    """Tokens of past responses. SpecError where they cannot be read or cannot be those of the job."""
+    path, most = f"--response-tokens {file}", job.spec.data.max_response_tokens
+    try:
+        lines = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
+    wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
+    if wrong is not None or not lines:
+        found = f"has {wrong}" if wrong else "is empty"
+        raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
+    return tuple(map(float, lines))
+
+
+def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
+    """The jobs that are asked for. SpecError where there are none, or too many for one picture."""
+    names = ", ".join(job.name for job in jobs)
+    chosen = [job for job in jobs if options.only in (None, job.name)]
+    if not chosen:
+        raise SpecError([Problem("JOB", f"is {options.only}; the manifest has {names}")])
+    if options.svg and len(chosen) > 1:
+        raise SpecError([Problem("--svg", f"draws one job; name one of {names}")])
+    if options.in_json and (options.graph or options.svg):
+        raise SpecError([Problem("--json", f"is not for {'--graph' if options.graph else '--svg'}")])
+    return chosen
+
+
+def _tell(answers: Sequence[JobPlan], options: PlanOptions) -> None:
+    """Print what was found, in the form that is asked for."""
+    found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
+    if options.in_json:
+        documents = [{"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in answers]
+        typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
+    elif options.graph:
+        _draw(found, options.svg)
+    else:
+        for each in answers:
+            _explain(each, options.svg)
+
+
+def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, Any]:
+    """The JSON of an answer; where prices are known, the best placement and each that was rejected have theirs."""
+    for each in (document, *document["rejected"]) if prices and document["predicted"] else ():
+        pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
+        each["predicted"]["price"] = step_price(pools, each["predicted"]["step_seconds"], prices)
+    return document
+
+
+def _draw(found: Sequence[tuple[Job, DeviceMapping]], svg: Path | None) -> None:
+    """Print the graph of each job's step, and draw that of the only one into a file."""
+    try:
+        from rlhf_trainer.run.graph import graph_of
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(f"--graph reads what the workers declare, which needs {error.name}") from error
+    for job, placed in found:
+        pools = "; ".join(f"{pool.name}: {placed.described(pool)}" for pool in placed.pools)
+        graph, title = graph_of(job, placed), f"{job.name}, a step of {job.spec.algorithm.name}. {pools}"
+        typer.echo(f"{text_of(graph, title=title)}\n")
+        if svg:
+            with written(svg):
+                svg.write_text(graph_svg(graph, title=title, pools=[pool.name for pool in placed.pools]))
+            typer.echo(f"drawn into {svg}\n")
+    if found:
+        typer.echo(LEGEND)
+
+
+def _explain(answer: JobPlan, svg: Path | None) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = COLUMNS
+    with console.capture() as shown:
+        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices)
+    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
+    typer.echo(f"{answer.measured}\n" if answer.measured else "")
+    if svg and isinstance(answer.mapping, DeviceMapping):
+        assert answer.mapping.prediction, "the shapes are known"
+        timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
+        with written(svg):
+            svg.write_text(timeline_svg(timeline, title=answer.title))
+        typer.echo(f"drawn into {svg}")
