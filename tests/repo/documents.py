@@ -18,7 +18,13 @@ SEVERAL_WORDS = re.compile(r"[a-z][A-Z]|[A-Za-z0-9]_[A-Za-z]")
 """Marks an identifier that is no ordinary word: snake_case, camelCase or CamelCase."""
 OURS = {".py", ".md"}
 """Kinds of files that only the repository has; a run folder holds others."""
-ROOTS = {"rlhf_api": "crds", "rlhf_mapper": "operator", "rlhf_operator": "operator", "rlhf_trainer": "trainer_image"}
+ROOTS = {
+    "rlhf_api": "crds",
+    "rlhf_mapper": "operator",
+    "rlhf_planning": "operator",
+    "rlhf_operator": "operator",
+    "rlhf_trainer": "trainer_image",
+}
 ROOTS |= {"rlhf_examples": "examples"}
 
 
