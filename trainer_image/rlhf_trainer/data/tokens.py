@@ -29,26 +29,6 @@ class Column:
         return DataError(f"{self.field}: row {self.first_row + index} (counted from 0) {what}")
 
 
-def prompt_tokens(
-    prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
-) -> Ids:
-    """Token ids of one prompt; see `encode_prompts`."""
-    return encode_prompts(Column(field="prompt", values=[prompt]), tokenizer, chat_template=chat_template)[0]
-
-
-def pair_tokens(
-    prompt: str | list[Message],
-    response: str | Message | list[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    chat_template: ChatTemplate,
-) -> tuple[Ids, Ids]:
-    """(prompt ids, response ids) of one row; see `encode_prompts` and `encode_responses`."""
-    prompts, responses = Column(field="prompt", values=[prompt]), Column(field="response", values=[response])
-    ids = encode_prompts(prompts, tokenizer, chat_template=chat_template)
-    return ids[0], encode_responses(prompts, ids, responses, tokenizer, chat_template=chat_template)[0]
-
-
 def encode_prompts(prompts: Column, tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate) -> list[Ids]:
     """Token ids of each prompt, up to where the response starts.
 

@@ -3,13 +3,26 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_trainer.data.tokens import ChatTemplate, Column, encode_prompts, encode_responses, pair_tokens, prompt_tokens
+from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_prompts, encode_responses
 from rlhf_trainer.errors import ConfigError, DataError
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be kind"}
 REPLY = {"role": "assistant", "content": "hello"}
 Prompt = str | list[dict[str, str]]
+
+
+def prompt_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerFast, *, chat_template: ChatTemplate) -> Ids:
+    """Token ids of one prompt."""
+    return encode_prompts(Column(field="prompt", values=[prompt]), tokenizer, chat_template=chat_template)[0]
+
+
+def pair_tokens(prompt: Prompt, response: object, tokenizer: PreTrainedTokenizerFast) -> tuple[Ids, Ids]:
+    """(prompt ids, response ids) of one row."""
+    prompts, responses = Column(field="prompt", values=[prompt]), Column(field="response", values=[response])
+    ids = encode_prompts(prompts, tokenizer, chat_template="Auto")
+    return ids[0], encode_responses(prompts, ids, responses, tokenizer, chat_template="Auto")[0]
+
 
 PROMPTS: dict[str, tuple[Prompt, bool, ChatTemplate, str]] = {
     "a text without a template stands as it is": ("Human: hi", False, "Auto", "Human: hi"),
@@ -56,25 +69,25 @@ def test_a_response_is_the_text_and_the_end(
 ) -> None:
     response, has_template = RESPONSES[name]
     tokenizer = chat if has_template else plain
-    prompt, ids = pair_tokens("hi", response, tokenizer, chat_template="Auto")  # type: ignore[arg-type]
+    prompt, ids = pair_tokens("hi", response, tokenizer)
     assert tokenizer.decode(ids) == "hello</s>"
     assert prompt == prompt_tokens("hi", tokenizer, chat_template="Auto")
     assert ids[-1] == tokenizer.eos_token_id
 
 
 def test_an_end_that_is_written_is_not_doubled(plain: PreTrainedTokenizerFast) -> None:
-    _, ids = pair_tokens("hi", "hello</s>", plain, chat_template="Auto")
+    _, ids = pair_tokens("hi", "hello</s>", plain)
     assert plain.decode(ids) == "hello</s>"
 
 
 def test_an_empty_response_is_the_end(plain: PreTrainedTokenizerFast, chat: PreTrainedTokenizerFast) -> None:
     for tokenizer in (plain, chat):
-        assert pair_tokens("hi", "", tokenizer, chat_template="Auto")[1] == [tokenizer.eos_token_id]
+        assert pair_tokens("hi", "", tokenizer)[1] == [tokenizer.eos_token_id]
 
 
 def test_a_template_without_the_end_gets_one(chat: PreTrainedTokenizerFast) -> None:
     chat.chat_template = str(chat.chat_template).replace("</s>", "<pad>")
-    _, ids = pair_tokens("hi", "hello", chat, chat_template="Auto")
+    _, ids = pair_tokens("hi", "hello", chat)
     assert chat.decode(ids) == "hello<pad>\n</s>"
 
 
@@ -146,4 +159,4 @@ def test_an_empty_prompt_is_refused(plain: PreTrainedTokenizerFast) -> None:
 def test_a_tokenizer_without_an_end_of_text_is_refused(plain: PreTrainedTokenizerFast) -> None:
     plain.eos_token = None
     with pytest.raises(ConfigError, match="no end-of-text token"):
-        pair_tokens("a", "b", plain, chat_template="Auto")
+        pair_tokens("a", "b", plain)
