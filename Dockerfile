@@ -1,11 +1,11 @@
-# The operator: no torch, no Ray, no shell needed. `docker build --tag rlhf-operator:0.1.0 .`
+# The operator: no torch, no Ray, no shell needed. `docker build --tag rlhf-operator .`
 # tests/helm/test_the_operator_needs_no_torch.py installs the same wheel the same way; the image itself has never been
 # built, for there is no container engine where this project is tested.
 ARG PYTHON=3.11.13-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /source
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY crds ./crds
 COPY operator ./operator
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer

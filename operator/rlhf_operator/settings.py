@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -37,7 +38,7 @@ class Settings(Spec):
     """To watch; none means all."""
     read_nodes: bool = True
     """Whether the operator may list nodes; without, spec.resources alone sizes a job."""
-    trainer_image: str = "rlhf-trainer:0.1.0"
+    trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"

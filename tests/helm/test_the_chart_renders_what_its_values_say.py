@@ -1,5 +1,6 @@
 """Each value of the chart does what it says, and what is off is not there."""
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_the_pod_starts_anew_when_its_settings_change_and_only_then(helm: Helm) 
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        ({}, "rlhf-operator:0.1.0"),
+        ({}, f"rlhf-operator:{version('rlhf-operator')}"),
         ({"repository": "a/b", "tag": "c"}, "a/b:c"),
         ({"repository": "a/b", "tag": "c", "digest": "sha256:" + "0" * 64}, "a/b@sha256:" + "0" * 64),
     ],

@@ -5,10 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf_operator.settings import Settings
 from tests.helm.rendering import CHART
-from tests.repo.tree import ROOT
+from tests.repo.tree import ROOT, tracked_files
 
 DOCKERFILES = [ROOT / "Dockerfile", ROOT / "trainer_image/Dockerfile"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -30,7 +31,7 @@ def tracked_names(dockerfile: Path) -> list[str]:
 def test_what_is_copied_exists_and_is_sent_to_the_builder(dockerfile: Path) -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = tracked_names(dockerfile)
-    assert "pyproject.toml" in copied
+    assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
     assert not [name for name in copied if not (ROOT / name).exists() or name not in sent]
 
 
@@ -62,12 +63,16 @@ def test_the_chart_names_the_ray_of_the_image() -> None:
     assert Settings().ray_version == locked("gpu")["ray"]
 
 
-def test_one_version_is_everywhere() -> None:
-    chart = (CHART / "Chart.yaml").read_text()
-    version = PROJECT["version"]
-    assert f"\nversion: {version}\n" in chart
-    assert f"\nappVersion: {version}\n" in chart
-    assert Settings().trainer_image == f"rlhf-trainer:{version}"
+def test_the_chart_installs_the_images_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (PROJECT["version"], PROJECT["version"]), "run `make generate`"
+    assert Settings().trainer_image == f"rlhf-trainer:{PROJECT['version']}", "run `make install`"
+
+
+def test_the_version_is_written_in_pyproject_toml_and_the_chart_only() -> None:
+    version = re.compile(rf"rlhf-(?:operator|trainer):{re.escape(PROJECT['version'])}\b")
+    texts = {path: path.read_bytes().decode(errors="ignore") for path in tracked_files()}
+    assert not [str(path.relative_to(ROOT)) for path, text in texts.items() if version.search(text)]
 
 
 def test_uv_is_that_of_the_makefile() -> None:

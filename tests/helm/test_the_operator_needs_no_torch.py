@@ -12,7 +12,8 @@ import pytest
 from tests.repo.tree import ROOT
 
 UV = ROOT / ".venv/bin/uv"
-SOURCES = ("pyproject.toml", "README.md", "crds", "operator", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+SOURCES = (*FILES, "crds", "operator", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
 """What the Dockerfiles copy."""
 EXAMPLE = "examples/01-helpful-ppo.yaml"
 TRAINER = {"torch", "ray", "vllm", "transformers", "datasets"}

@@ -1,5 +1,7 @@
-"""`python -m rlhf_api.crd` writes what is made from the typed spec: definition, copy in the chart, reference."""
+"""`python -m rlhf_api.crd` writes what is made from the typed spec (definition, reference), and the chart's version."""
 
+import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,15 +12,19 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def generated() -> Mapping[Path, str]:
     """Every generated file and what belongs in it."""
+    chart = ROOT / "helm/rlhf-operator"
     return {
-        ROOT / "crds" / "rlhfjobs.yaml": definition.text(),
-        ROOT
-        / "helm"
-        / "rlhf-operator"
-        / "files"
-        / "rlhfjobs.yaml": definition.text(),  # Helm reads its own folder only
-        ROOT / "docs" / "api-reference.md": reference.text(),
+        ROOT / "crds/rlhfjobs.yaml": definition.text(),
+        chart / "files/rlhfjobs.yaml": definition.text(),  # Helm reads its own folder only
+        chart / "Chart.yaml": with_version((chart / "Chart.yaml").read_text(encoding="utf-8")),
+        ROOT / "docs/api-reference.md": reference.text(),
     }
+
+
+def with_version(chart: str) -> str:
+    """Chart.yaml with the version of pyproject.toml, for the chart and for the images that it installs."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return re.sub(r"^(version|appVersion): .*$", rf"\1: {version}", chart, flags=re.MULTILINE)
 
 
 def main() -> None:

@@ -1,0 +1,33 @@
+"""What checks a change outside of `make` (CI on GitHub, pre-commit) calls the same programs and fetches no others."""
+
+import shlex
+
+import pytest
+import yaml
+
+from tests.repo.tree import ROOT
+
+REPOS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+HOOKS = [hook for repo in REPOS for hook in repo["hooks"]]
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
+def test_a_hook_runs_what_make_install_has_installed(hook: dict[str, str]) -> None:
+    program, argument, *_ = shlex.split(hook["entry"])
+    assert hook["language"] == "system"
+    assert (ROOT / program).is_file() or (program == "make" and f"\n{argument}: " in MAKEFILE)
+
+
+def test_hooks_come_from_this_repository() -> None:
+    assert [repo["repo"] for repo in REPOS] == ["local"]
+
+
+def test_the_workflow_runs_ci_run_and_nothing_else() -> None:
+    commands = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
+    assert [shlex.split(command)[-1] for command in commands] == [".ci/run"]
+
+
+def test_the_page_for_agents_is_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 80
