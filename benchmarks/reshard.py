@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,10 +27,13 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import LlamaConfig
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.hybrid_engine.comparison import MODES, Mode, Transition, transition
-from rlhf_trainer.hybrid_engine.exchange import Exchange, Piece
-from rlhf_trainer.hybrid_engine.layout import Boxes, Parameter, describe
+from rlhf_trainer.hybrid_engine.exchange import Exchange
+from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, describe
+from rlhf_trainer.tensor_slice import WeightSlice
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, transition
 
 SIZES: dict[str, dict[str, Any]] = {
     "27 M": {
@@ -89,8 +93,8 @@ class Trial:
     """Whether what arrives is kept; else it is copied into one buffer, as where vLLM packs a layer at a time."""
 
 
-def bytes_of(boxes: Boxes, dtype: torch.dtype) -> int:
-    return sum(box.numel for box in boxes.values()) * dtype.itemsize
+def bytes_of(slices: Shards, dtype: torch.dtype) -> int:
+    return sum(part.numel for part in slices.values()) * dtype.itemsize
 
 
 def timed(action: Callable[[], object], device: torch.device) -> float:
@@ -112,31 +116,31 @@ def synchronise(device: torch.device) -> None:
     dist.barrier()
 
 
-def keep(pieces: Iterable[Piece], whole: dict[str, Tensor], boxes: Boxes) -> None:
+def keep(pieces: Iterable[WeightSlice], whole: dict[str, Tensor], slices: Shards) -> None:
     """Put the pieces where they belong in buffers that are there already."""
-    for name, box, piece in pieces:
-        whole[name][box.within(boxes[name])] = piece
+    for name, part, piece in pieces:
+        whole[name][part.within(slices[name])] = piece
 
 
-def drop(pieces: Iterable[Piece], scratch: Tensor) -> None:
+def drop(pieces: Iterable[WeightSlice], scratch: Tensor) -> None:
     """Copy each piece to the same place."""
-    for _, box, piece in pieces:
-        scratch[: box.numel].view(box.shape).copy_(piece)
+    for _, part, piece in pieces:
+        scratch[: part.numel].view(part.shape).copy_(piece)
 
 
-def consumer(trial: Trial, way: Transition, rank: int, device: torch.device) -> Callable[[Iterable[Piece]], None]:
+def consumer(trial: Trial, way: Transition, rank: int, device: torch.device) -> Callable[[Iterable[WeightSlice]], None]:
     """What the generator does with the pieces; its memory is allocated before anything is measured."""
-    boxes = way.plan.destinations[rank]
+    slices = way.plan.destinations[rank]
     if not trial.keeps:
-        scratch = torch.ones(max(box.numel for box in boxes.values()), dtype=WIRE, device=device)
+        scratch = torch.ones(max(part.numel for part in slices.values()), dtype=WIRE, device=device)
         return lambda pieces: drop(pieces, scratch)
-    held = {name: torch.ones(box.shape, dtype=WIRE, device=device) for name, box in boxes.items()}
+    held = {name: torch.ones(part.shape, dtype=WIRE, device=device) for name, part in slices.items()}
 
-    def keeping(pieces: Iterable[Piece]) -> None:
-        keep(pieces, held, boxes)
+    def keeping(pieces: Iterable[WeightSlice]) -> None:
+        keep(pieces, held, slices)
         if trial.mode != "HybridFlow":  # the whole model came; the shard is cut out of it
-            for name, box in way.kept[rank].items():
-                held[name][box.within(boxes[name])].clone()
+            for name, part in way.kept[rank].items():
+                held[name][part.within(slices[name])].clone()
 
     return keeping
 
@@ -145,11 +149,11 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
     """The figures of this rank."""
     rank = dist.get_rank()
     way = transition(trial.mode, model, trial.layout, shards=trial.shards)
-    weights = {name: torch.ones(box.shape, device=device) for name, box in way.plan.sources[rank].items()}
+    weights = {name: torch.ones(part.shape, device=device) for name, part in way.plan.sources[rank].items()}
     exchange = Exchange(way.plan, model, dtype=WIRE, buffer_bytes=BUFFER_BYTES, device=device)
     take = consumer(trial, way, rank, device)
     seconds = timed(lambda: take(exchange.pieces(weights)), device)
-    traffic, own = exchange.traffic, bytes_of(way.plan.sources[rank], torch.float32)
+    traffic, own = exchange.stats, bytes_of(way.plan.sources[rank], torch.float32)
     assert traffic.received == way.plan.received(rank) * WIRE.itemsize
     figures: Figures = {
         "received": traffic.received,

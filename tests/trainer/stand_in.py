@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.generation.checksum import bit_sum
-from rlhf_trainer.hybrid_engine.exchange import Piece
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
 class GeneratorStandIn:
@@ -19,14 +18,14 @@ class GeneratorStandIn:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.weights: dict[str, Tensor] = {}
 
-    def load_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
         """The bit sum of each weight."""
-        missing = {name: box.numel for name, box in holds.items()}
-        for name, box, piece in pieces:
+        missing = {name: part.numel for name, part in holds.items()}
+        for name, part, piece in pieces:
             if name not in self.weights:
                 self.weights[name] = torch.empty(holds[name].shape, dtype=piece.dtype)
-            self.weights[name][box.within(holds[name])] = piece
-            missing[name] -= box.numel
+            self.weights[name][part.within(holds[name])] = piece
+            missing[name] -= part.numel
         assert not any(missing.values()), missing
         return {name: bit_sum(weight) for name, weight in self.weights.items()}
 

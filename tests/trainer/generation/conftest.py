@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.generation.engine import CPU_ENVIRONMENT, ENVIRONMENT
+from rlhf_trainer.generation.vllm_engine import CPU_ENVIRONMENT, ENVIRONMENT
 from tests.trainer.ranks import RankServer
 
 RunRanks = Callable[..., list[Any]]

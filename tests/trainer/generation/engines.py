@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_api.spec import Rollout
-from rlhf_trainer.boxes import Box
-from rlhf_trainer.generation.engine import GenerationEngine
+from rlhf_trainer.generation.vllm_engine import GenerationEngine
+from rlhf_trainer.tensor_slice import TensorSlice
 
 NEW_TOKENS, END = 16, 2
 _ALIVE: list[GenerationEngine] = []
@@ -36,16 +36,16 @@ def build(
     return engine
 
 
-def cut(weights: dict[str, Tensor], holds: dict[str, Box]) -> Iterator[tuple[str, Box, Tensor]]:
-    """Each box in up to six pieces, the last rows first."""
-    for name, box in holds.items():
-        height = -(-box.shape[0] // 3)
-        for start in reversed(range(box.starts[0], box.stops[0], max(height, 1))):
-            rows = box.cut(0, start, start + height)
-            middle = (box.starts[-1] + box.stops[-1]) // 2
-            halves = [rows.cut(1, 0, middle), rows.cut(1, middle, box.stops[-1])] if len(box.shape) > 1 else [rows]
+def cut(weights: dict[str, Tensor], holds: dict[str, TensorSlice]) -> Iterator[tuple[str, TensorSlice, Tensor]]:
+    """Each part in up to six pieces, the last rows first."""
+    for name, part in holds.items():
+        height = -(-part.shape[0] // 3)
+        for start in reversed(range(part.starts[0], part.stops[0], max(height, 1))):
+            rows = part.cut(0, start, start + height)
+            middle = (part.starts[-1] + part.stops[-1]) // 2
+            halves = [rows.cut(1, 0, middle), rows.cut(1, middle, part.stops[-1])] if len(part.shape) > 1 else [rows]
             for piece in halves:
-                yield name, piece, weights[name][piece.within(Box.whole(tuple(weights[name].shape)))]
+                yield name, piece, weights[name][piece.within(TensorSlice.whole(tuple(weights[name].shape)))]
 
 
 def texts(engine: GenerationEngine, asked: list[list[int]], *, greedy: bool) -> list[list[int]]:

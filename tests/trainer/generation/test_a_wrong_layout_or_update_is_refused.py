@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
+from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts
 from tests.trainer.generation.models import model_of, prompts, save_config
 
 GROUPS = [[0, 1]]
-FOREIGN = Box((0,), (1,))
+FOREIGN = TensorSlice((0,), (1,))
 
 
 def swap_gate_and_up(patch: pytest.MonkeyPatch) -> None:
@@ -24,10 +24,10 @@ def swap_gate_and_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_shards_from_the_last(patch: pytest.MonkeyPatch) -> None:
-    from rlhf_trainer.generation.places import Rows
+    from rlhf_trainer.generation.weight_layout import RowRange
 
-    shard = Rows.shard
-    patch.setattr(Rows, "shard", lambda total, index, count: shard(total, count - 1 - index, count))
+    shard = RowRange.shard
+    patch.setattr(RowRange, "shard", lambda total, index, count: shard(total, count - 1 - index, count))
 
 
 def leave_a_row_out(patch: pytest.MonkeyPatch) -> None:
@@ -39,21 +39,21 @@ def move_the_vocabulary(patch: pytest.MonkeyPatch) -> None:
 
 
 def change_rows(patch: pytest.MonkeyPatch, kind: str, change: Callable[[Any, Any], Any]) -> None:
-    from rlhf_trainer.generation import places
+    from rlhf_trainer.generation import weight_layout
 
-    plain = places.rows_of
+    plain = weight_layout.row_ranges
 
-    def changed(module: Any) -> list[places.Rows]:
+    def changed(module: Any) -> list[weight_layout.RowRange]:
         rows = plain(module)
-        return [change(each, places.Rows) for each in rows] if type(module).__name__ == kind else rows
+        return [change(each, weight_layout.RowRange) for each in rows] if type(module).__name__ == kind else rows
 
-    patch.setattr(places, "rows_of", changed)
+    patch.setattr(weight_layout, "row_ranges", changed)
 
 
 def know_no_norms(patch: pytest.MonkeyPatch) -> None:
-    from rlhf_trainer.generation import places
+    from rlhf_trainer.generation import weight_layout
 
-    patch.setattr(places, "RMSNorm", type("AnotherNorm", (), {}))
+    patch.setattr(weight_layout, "RMSNorm", type("AnotherNorm", (), {}))
 
 
 MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
@@ -65,21 +65,21 @@ MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 }
 
 Pieces = list[Any]
-Update = tuple[Pieces, dict[str, Box]]
+Update = tuple[Pieces, dict[str, TensorSlice]]
 GATE = "model.layers.1.mlp.gate_proj.weight"
 NORM = "model.norm.weight"
 
 
-def drop_one(pieces: Pieces, holds: dict[str, Box]) -> Update:
+def drop_one(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
     lost = next(place for place, piece in enumerate(pieces) if piece[0] == GATE)
     return pieces[:lost] + pieces[lost + 1 :], holds
 
 
-def double_one(pieces: Pieces, holds: dict[str, Box]) -> Update:
+def double_one(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
     return pieces + [piece for piece in pieces if piece[0] == NORM][:1], holds
 
 
-def double_one_for_another(pieces: Pieces, holds: dict[str, Box]) -> Update:
+def double_one_for_another(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
     """As many elements as there should be, one piece twice and another not at all."""
     gate = [piece for piece in pieces if piece[0] == GATE]
     rest = [piece for piece in pieces if piece[0] != GATE]
@@ -87,29 +87,29 @@ def double_one_for_another(pieces: Pieces, holds: dict[str, Box]) -> Update:
     return rest + gate[1:] + same[-1:], holds
 
 
-def send_a_foreign_box(pieces: Pieces, holds: dict[str, Box]) -> Update:
-    name, box, tensor = next(piece for piece in pieces if piece[0] == NORM)
-    beyond = Box((box.starts[0] + 128,), (box.stops[0] + 128,))
+def send_a_foreign_slice(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
+    name, part, tensor = next(piece for piece in pieces if piece[0] == NORM)
+    beyond = TensorSlice((part.starts[0] + 128,), (part.stops[0] + 128,))
     return [*pieces, (name, beyond, tensor)], holds
 
 
-def send_an_unknown_name(pieces: Pieces, holds: dict[str, Box]) -> Update:
+def send_an_unknown_name(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
     return [*pieces, ("model.layers.9.mlp.gate_proj.weight", FOREIGN, pieces[0][2])], holds
 
 
-def hold_something_else(pieces: Pieces, holds: dict[str, Box]) -> Update:
+def hold_something_else(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
     return pieces, {**holds, NORM: FOREIGN}
 
 
-def forget_a_parameter(pieces: Pieces, holds: dict[str, Box]) -> Update:
-    return pieces, {name: box for name, box in holds.items() if name != NORM}
+def forget_a_parameter(pieces: Pieces, holds: dict[str, TensorSlice]) -> Update:
+    return pieces, {name: part for name, part in holds.items() if name != NORM}
 
 
-UPDATES: dict[Callable[[Pieces, dict[str, Box]], Update], str] = {
+UPDATES: dict[Callable[[Pieces, dict[str, TensorSlice]], Update], str] = {
     drop_one: f"{GATE}: 2048 of 12288 elements did not come",
     double_one: f"{NORM}: elements of",
     double_one_for_another: f"{GATE}: elements of",
-    send_a_foreign_box: f"{NORM}: the piece",
+    send_a_foreign_slice: f"{NORM}: the piece",
     send_an_unknown_name: "model.layers.9.mlp.gate_proj.weight: a piece of it came",
     hold_something_else: f"{NORM}: the layout of generation is",
     forget_a_parameter: f"{NORM}: the layout of generation is None",
@@ -126,7 +126,7 @@ def refusals(folder: str) -> tuple[dict[str, str], list[list[int]]]:
                 build(folder, GROUPS)
         said[mutation.__name__] = str(refused.value)
     engine = build(folder, GROUPS)
-    holds = engine.boxes_held()
+    holds = engine.held_shards()
     weights = {name: weight.detach() for name, weight in model_of(folder, 1).named_parameters()}
     pieces = list(cut(weights, holds))
     for change in UPDATES:

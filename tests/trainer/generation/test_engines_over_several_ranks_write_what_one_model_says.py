@@ -1,4 +1,4 @@
-"""Engines on the ranks that a layout picks, given new weights as boxes, against transformers on one process at float32.
+"""Engines on the ranks that a layout picks, given weights as slices, against transformers on one process at float32.
 
 Greedy tokens must be equal, except from a position on where the two best logits are closer than 1e-4: 2 % of the rows
 at most. Prompts are long enough to be cached, so that a cache from before an update would show.
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.boxes import Box
+from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts
 from tests.trainer.generation.models import FAMILIES, model_of, prompts, save_config
@@ -38,7 +38,7 @@ def generate(folder: str, layout: ParallelSizes, stage_layers: tuple[int, ...]) 
     engine = build(folder, groups, stage_layers)
     stages = layout.generation_pipeline
     index = next(place for place, group in enumerate(groups) if int(os.environ["RANK"]) in group) // stages
-    holds = engine.boxes_held()
+    holds = engine.held_shards()
     answers: dict[str, Any] = {"engine": index, "holds": holds, "sums": [], "greedy": []}
     asked = prompts(index)
     for seed in SEEDS:
@@ -142,8 +142,8 @@ def test_what_was_written_has_the_bits_of_the_source(case: Any) -> None:
     for place, seed in enumerate(SEEDS):
         weights = dict(model_of(folder, seed).named_parameters())
         for rank in ranks:
-            for name, box in rank["holds"].items():
-                there = weights[name].detach()[box.within(Box.whole(tuple(weights[name].shape)))]
+            for name, part in rank["holds"].items():
+                there = weights[name].detach()[part.within(TensorSlice.whole(tuple(weights[name].shape)))]
                 assert rank["sums"][place][name] == int(there.contiguous().view(torch.int32).sum(dtype=torch.int64))
 
 
@@ -154,8 +154,8 @@ def test_an_engine_holds_every_element(case: Any) -> None:
     for index in {rank["engine"] for rank in ranks}:
         counts = {name: torch.zeros(weight.shape) for name, weight in weights.items()}
         for rank in ranks:
-            for name, box in rank["holds"].items() if rank["engine"] == index else ():
-                counts[name][box.within(Box.whole(tuple(weights[name].shape)))] += 1
+            for name, part in rank["holds"].items() if rank["engine"] == index else ():
+                counts[name][part.within(TensorSlice.whole(tuple(weights[name].shape)))] += 1
         for name, count in counts.items():
             assert count.min() == count.max() >= 1, name
             if "q_proj" in name or "down_proj" in name:

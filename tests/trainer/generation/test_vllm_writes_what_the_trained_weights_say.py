@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_trainer.generation.engine import Response, response_seed
+from rlhf_trainer.generation.vllm_engine import Response, response_seed
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.training.sharding import full_weights, shard
 from tests.trainer.generation.conftest import RunRanks
@@ -38,7 +38,7 @@ def generate_with_updates(folders: list[str]) -> dict[str, Any]:
         model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
         before = torch.random.get_rng_state()
         sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
-        holds = engine.boxes_held()
+        holds = engine.held_shards()
         engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded)), holds)
         seeds = [response_seed(7, 1, row) for row in range(64)]
         responses[f"{place} greedy"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS, greedy=True)

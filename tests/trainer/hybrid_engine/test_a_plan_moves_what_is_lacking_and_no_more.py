@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.boxes import Box
-from rlhf_trainer.hybrid_engine.comparison import Mode, transition
 from rlhf_trainer.hybrid_engine.layout import (
-    Boxes,
     Parameter,
+    Shards,
     describe,
-    generation_boxes,
-    training_boxes,
+    generation_shards,
+    training_shards,
 )
-from rlhf_trainer.hybrid_engine.plan import ReshardPlan, plan
+from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan, plan
+from rlhf_trainer.tensor_slice import TensorSlice
+from tests.trainer.hybrid_engine.baselines import Mode, transition
 from tests.trainer.hybrid_engine.families import config
 
 UNTIED = describe(config("qwen3", tied=False))
@@ -34,16 +34,18 @@ def colocated(model: list[Parameter], sizes: ParallelSizes, *, shards: int = 1) 
 
 def received(made: ReshardPlan, rank: int, is_counted: Callable[[str], bool] = lambda name: True) -> int:
     return sum(
-        move.box.numel for move in made.moves if move.destination == rank and not move.is_own and is_counted(move.name)
+        move.slice.numel
+        for move in made.moves
+        if move.destination == rank and not move.is_own and is_counted(move.name)
     )
 
 
 def sharded_layers(model: list[Parameter]) -> dict[str, int]:
     """Elements of the parameters that p stages and t ranks share equally."""
     return {
-        parameter.name: Box.whole(parameter.shape).numel
+        parameter.name: TensorSlice.whole(parameter.shape).numel
         for parameter in model
-        if isinstance(parameter.places[0], int) and parameter.tensor_dim is not None
+        if isinstance(parameter.positions[0], int) and parameter.tensor_dim is not None
     }
 
 
@@ -68,7 +70,7 @@ def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> No
 
 def test_without_stages_that_holds_for_the_embedding_and_head_too_and_norms_cost_nothing() -> None:
     sizes = layout(1, 4, 2, 1, 2)
-    total = sum(Box.whole(parameter.shape).numel for parameter in UNTIED if parameter.tensor_dim is not None)
+    total = sum(TensorSlice.whole(parameter.shape).numel for parameter in UNTIED if parameter.tensor_dim is not None)
     assert {colocated(UNTIED, sizes).received(rank) for rank in range(8)} == {total // 4}
 
 
@@ -91,9 +93,9 @@ def test_a_rank_receives_its_generation_shard_but_for_what_it_holds(
     made = colocated(model, sizes, shards=sizes.data if sharded else 1)
     for rank in range(sizes.world_size):
         lacking = 0
-        for name, box in made.destinations[rank].items():
-            own = made.sources[rank][name].intersection(box) if name in made.sources[rank] else None
-            lacking += box.numel - (own.numel if own else 0)
+        for name, part in made.destinations[rank].items():
+            own = made.sources[rank][name].intersection(part) if name in made.sources[rank] else None
+            lacking += part.numel - (own.numel if own else 0)
         assert made.received(rank) == lacking
     assert_every_element_comes_once(model, made)
 
@@ -103,15 +105,15 @@ def assert_every_element_comes_once(model: list[Parameter], made: ReshardPlan) -
     shapes = {parameter.name: parameter.shape for parameter in model}
     counts: dict[tuple[int, str], torch.Tensor] = {
         (rank, name): torch.zeros(shapes[name], dtype=torch.int8)
-        for rank, boxes in made.destinations.items()
-        for name in boxes
+        for rank, slices in made.destinations.items()
+        for name in slices
     }
     for move in made.moves:
-        assert made.sources[move.source][move.name].intersection(move.box) == move.box
-        counts[move.destination, move.name][move.box.within(Box.whole(shapes[move.name]))] += 1
+        assert made.sources[move.source][move.name].intersection(move.slice) == move.slice
+        counts[move.destination, move.name][move.slice.within(TensorSlice.whole(shapes[move.name]))] += 1
     for (rank, name), count in counts.items():
         expected = torch.zeros_like(count)
-        expected[made.destinations[rank][name].within(Box.whole(shapes[name]))] = 1
+        expected[made.destinations[rank][name].within(TensorSlice.whole(shapes[name]))] = 1
         assert torch.equal(count, expected), f"{name} on rank {rank}"
 
 
@@ -120,7 +122,7 @@ def test_equal_layouts_move_nothing() -> None:
         made = colocated(TIED, sizes)
         assert made.moves
         assert all(move.is_own for move in made.moves)
-        assert made.trading_groups == []
+        assert made.exchange_groups == []
 
 
 def test_the_bytes_of_a_rank_do_not_depend_on_the_replicas() -> None:
@@ -155,12 +157,12 @@ def test_the_comparisons_receive_what_the_paper_says(sizes: ParallelSizes) -> No
     ids=str,
 )
 def test_only_a_micro_data_parallel_group_trades(sizes: ParallelSizes, groups: list[tuple[int, ...]]) -> None:
-    assert colocated(UNTIED, sizes).trading_groups == groups
+    assert colocated(UNTIED, sizes).exchange_groups == groups
 
 
 def test_a_replica_of_shards_trades_inside_itself() -> None:
     """d = 4 as 2 replicas of 2 shards, t = 2, t_g = 1: the replicas are ranks 0-3 and 4-7."""
-    assert colocated(ODD, layout(1, 2, 4, 1, 1), shards=2).trading_groups == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert colocated(ODD, layout(1, 2, 4, 1, 1), shards=2).exchange_groups == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_what_many_hold_is_sent_by_all_of_them() -> None:
@@ -177,8 +179,8 @@ def disjoint(
 ) -> ReshardPlan:
     """A plan from one pool to another, whose ranks are numbered after those of the first."""
     first = training.world_size
-    sources = dict(enumerate(training_boxes(model, training, shards=shards)))
-    return plan(sources, dict(enumerate(generation_boxes(model, generation), first)))
+    sources = dict(enumerate(training_shards(model, training, shards=shards)))
+    return plan(sources, dict(enumerate(generation_shards(model, generation), first)))
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -188,25 +190,25 @@ def disjoint(
 def test_generation_may_have_a_pool_of_its_own(generation: ParallelSizes, shards: int) -> None:
     made = disjoint(ODD, ParallelSizes(data=2, pipeline=2, tensor=2), generation, shards=shards)
     assert_every_element_comes_once(ODD, made)
-    for rank, boxes in enumerate(generation_boxes(ODD, generation), 8):
-        assert made.received(rank) == sum(box.numel for box in boxes.values())
+    for rank, slices in enumerate(generation_shards(ODD, generation), 8):
+        assert made.received(rank) == sum(part.numel for part in slices.values())
     assert not any(move.is_own for move in made.moves)
 
 
-def boxes(*bounds: tuple[int, int]) -> dict[int, Boxes]:
-    return {rank: {"weight": Box((start,), (stop,))} for rank, (start, stop) in enumerate(bounds)}
+def slices(*bounds: tuple[int, int]) -> dict[int, Shards]:
+    return {rank: {"weight": TensorSlice((start,), (stop,))} for rank, (start, stop) in enumerate(bounds)}
 
 
 def test_what_nobody_holds_and_what_overlaps_is_refused() -> None:
     with pytest.raises(ValueError, match="weight: rank 0 needs 4 elements, and the sources hold 3"):
-        plan(boxes((0, 2), (2, 3)), boxes((0, 4)))
+        plan(slices((0, 2), (2, 3)), slices((0, 4)))
     with pytest.raises(ValueError, match="weight: the sources hold boxes that overlap"):
-        plan(boxes((0, 2), (1, 3)), boxes((0, 3)))
+        plan(slices((0, 2), (1, 3)), slices((0, 3)))
 
 
 def test_of_two_sources_the_nearer_gives() -> None:
     near: dict[int, tuple[int, ...]] = {0: (0, 0), 1: (1, 0), 2: (1, 1), 3: (1, 1)}
-    source = {rank: {"weight": Box((0,), (2,))} for rank in (0, 1, 2)}
-    made: Boxes = {"weight": Box((0,), (2,))}
+    source = {rank: {"weight": TensorSlice((0,), (2,))} for rank in (0, 1, 2)}
+    made: Shards = {"weight": TensorSlice((0,), (2,))}
     assert [move.source for move in plan(source, {3: made}, near).moves] == [2]
     assert [move.source for move in plan({0: made, 1: made}, {3: made}, near).moves] == [1]

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.hybrid_engine.groups import Groups, Method, cell, generation_groups
+from tests.trainer.hybrid_engine.baselines import Groups, Method, generation_coordinates, generation_groups
 
 
 def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
@@ -69,7 +69,11 @@ def trained(sizes: ParallelSizes, rank: int) -> tuple[int, int]:
 
 def generated(sizes: ParallelSizes, rank: int, method: Method) -> set[tuple[int, int]]:
     """The training cells that make up the generation shard of a rank."""
-    here, stages, shards = cell(sizes, rank, method), sizes.pipeline // sizes.generation_pipeline, sizes.tensor
+    here, stages, shards = (
+        generation_coordinates(sizes, rank, method),
+        sizes.pipeline // sizes.generation_pipeline,
+        sizes.tensor,
+    )
     shards //= sizes.generation_tensor
     return set(
         product(

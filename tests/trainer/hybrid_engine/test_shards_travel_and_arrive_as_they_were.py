@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
-from rlhf_trainer.hybrid_engine.comparison import MODES, Mode, Transition, assembled, transition
-from rlhf_trainer.hybrid_engine.exchange import Exchange, Traffic, buckets
-from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_boxes, training_boxes
-from rlhf_trainer.hybrid_engine.plan import plan
+from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, buckets
+from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
+from rlhf_trainer.hybrid_engine.reshard_plan import plan
+from rlhf_trainer.tensor_slice import TensorSlice
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, assembled, transition
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
 
@@ -40,16 +40,18 @@ def full_weights(model: list[Parameter]) -> dict[str, Tensor]:
     return {parameter.name: torch.randn(parameter.shape) for parameter in model}
 
 
-def cut(full: dict[str, Tensor], boxes: dict[str, Box]) -> dict[str, Tensor]:
-    """The parts of a model in these boxes."""
-    return {name: full[name][box.within(Box.whole(full[name].shape))].clone() for name, box in boxes.items()}
+def cut(full: dict[str, Tensor], slices: dict[str, TensorSlice]) -> dict[str, Tensor]:
+    """The parts of a model in these slices."""
+    return {name: full[name][part.within(TensorSlice.whole(full[name].shape))].clone() for name, part in slices.items()}
 
 
 def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def moved(model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int) -> tuple[Traffic, int, int]:
+def moved(
+    model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int
+) -> tuple[ReshardStats, int, int]:
     """Two updates on this rank, both checked: what the second counted, and the elements the plan sends and receives."""
     rank, full = dist.get_rank(), full_weights(model)
     held = cut(full, way.plan.sources.get(rank, {}))
@@ -61,7 +63,7 @@ def moved(model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_by
         assert same_bits(found, {name: tensor.to(dtype) for name, tensor in cut(full, wanted).items()})
         assert exchange.checksums == {name: bit_sum(tensor) for name, tensor in found.items()}
         assert same_bits(held, before)
-    return exchange.traffic, way.plan.sent(rank), way.plan.received(rank)
+    return exchange.stats, way.plan.sent(rank), way.plan.received(rank)
 
 
 CASES: dict[str, tuple[list[Parameter], ParallelSizes, int]] = {
@@ -117,7 +119,7 @@ def test_every_layout(model: list[Parameter], world: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_modes_side_by_side(mode: Mode) -> None:
     """1-4-2 to 1-2: each rank receives 1/4, 3/4 or 7/8 of the sharded weights, and DS-Chat's half of the norms."""
-    whole = {parameter.name: Box.whole(parameter.shape).numel for parameter in UNTIED}
+    whole = {parameter.name: TensorSlice.whole(parameter.shape).numel for parameter in UNTIED}
     norms = sum(numel for name, numel in whole.items() if "norm" in name)
     weights = sum(whole.values()) - norms
     expected = {"HybridFlow": weights // 4, "HybridFlow-V": weights * 3 // 4, "DS-Chat": weights * 7 // 8 + norms // 2}
@@ -129,19 +131,19 @@ def test_the_modes_side_by_side(mode: Mode) -> None:
 def test_equal_layouts_call_no_collective() -> None:
     way = transition("HybridFlow", TIED, layout(2, 2, 1, 2, 2))
     for traffic, _, _ in run_ranks(4, moved, TIED, way, torch.float32, 8192):
-        assert traffic == Traffic()
+        assert traffic == ReshardStats()
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_weights_reach_a_pool_that_does_not_train(shards: int) -> None:
     """Ranks 0-3 train as 1-2-2, ranks 4-5 generate with t_g = 2; nobody does both."""
-    sources = dict(enumerate(training_boxes(ODD, ParallelSizes(data=2, tensor=2), shards=shards)))
-    kept = generation_boxes(ODD, ParallelSizes(data=1, tensor=2))
+    sources = dict(enumerate(training_shards(ODD, ParallelSizes(data=2, tensor=2), shards=shards)))
+    kept = generation_shards(ODD, ParallelSizes(data=1, tensor=2))
     way = Transition(plan(sources, dict(enumerate(kept, 4))), kept)
     traffic = [counted for counted, _, _ in run_ranks(6, moved, ODD, way, torch.bfloat16, 8192)]
     assert [counted.received for counted in traffic[:4]] == [0] * 4
     assert [counted.received for counted in traffic[4:]] == [
-        2 * sum(box.numel for box in boxes.values()) for boxes in kept
+        2 * sum(part.numel for part in slices.values()) for slices in kept
     ]
 
 
@@ -162,14 +164,14 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def allocated(
     model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int
-) -> tuple[int, int, Traffic]:
+) -> tuple[int, int, ReshardStats]:
     """What the exchange allocates in an update: the largest tensor, all tensors together, and what it counts itself."""
     held = cut(full_weights(model), way.plan.sources[dist.get_rank()])
     exchange = Exchange(way.plan, model, dtype=dtype, buffer_bytes=buffer_bytes, device=torch.device("cpu"))
     with Allocations() as allocations:  # type: ignore[no-untyped-call]
         for _ in exchange.pieces(held):
             pass
-    return allocations.largest, allocations.new, exchange.traffic
+    return allocations.largest, allocations.new, exchange.stats
 
 
 def test_no_rank_makes_a_tensor_that_is_larger_than_its_shards_or_its_buffers() -> None:
@@ -238,14 +240,14 @@ def shape_of_another_layout(model: list[Parameter], way: Transition) -> str:
 def test_weights_of_another_layout_are_refused() -> None:
     way = transition("HybridFlow", UNTIED, layout(1, 2, 1, 1, 1))
     sentences = run_ranks(2, shape_of_another_layout, UNTIED, way)
-    assert "model.embed_tokens.weight: rank 1 holds (256, 32), not Box(starts=(128, 0)" in sentences[1]
+    assert "model.embed_tokens.weight: rank 1 holds (256, 32), not TensorSlice(starts=(128, 0)" in sentences[1]
 
 
 def test_buckets_end_with_their_layer_and_all_ranks_cut_them_alike() -> None:
     way = transition("HybridFlow", UNTIED, layout(2, 2, 1, 1, 1))
     found = [buckets(way.plan, UNTIED, rank, 2000) for rank in range(4)]
-    assert all([bucket.traded for bucket in other] == [bucket.traded for bucket in found[0]] for other in found)
-    names = [list(dict.fromkeys(move.name for move in bucket.takes)) for bucket in found[0]]
+    assert all([bucket.exchanged for bucket in other] == [bucket.exchanged for bucket in found[0]] for other in found)
+    names = [list(dict.fromkeys(move.name for move in bucket.needed)) for bucket in found[0]]
     assert list(dict.fromkeys(chain.from_iterable(names))) == [parameter.name for parameter in UNTIED]
     assert all(len({name.split(".")[2] for name in bucket}) == 1 for bucket in names if "layers" in bucket[0])
     assert max(map(len, names)) > 1
@@ -256,7 +258,7 @@ def test_no_rank_sends_and_gets_more_in_a_bucket_than_the_limit() -> None:
     way = transition("HybridFlow", UNTIED, layout(2, 2, 2, 1, 2), shards=2)
     for rank in range(8):
         found = buckets(way.plan, UNTIED, rank, 2048)
-        loads = [sum(move.box.numel for move in (*bucket.gives, *bucket.gets)) for bucket in found]
+        loads = [sum(move.slice.numel for move in (*bucket.sends, *bucket.receives)) for bucket in found]
         assert 1024 < max(loads) <= 2048
-        parts = [bucket for bucket in found if any("embed_tokens" in move.name for move in bucket.gives)]
+        parts = [bucket for bucket in found if any("embed_tokens" in move.name for move in bucket.sends)]
         assert len(parts) > 1 or rank % 4 > 1

@@ -9,9 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.spec import Rollout
-from rlhf_trainer.boxes import Box
-from rlhf_trainer.generation.engine import Response
-from rlhf_trainer.hybrid_engine.exchange import Piece
+from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from tests.trainer.stand_in import GeneratorStandIn
 
 LONGEST = 6
@@ -28,7 +27,7 @@ class PlainSampler(GeneratorStandIn):
         self._temperature, self._eos_token = rollout.temperature, eos_token
 
     @torch.no_grad()
-    def load_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
         """Replace the weights of the model, which this rank holds whole."""
         sums = super().load_weights(pieces, holds)
         for name, parameter in self._model.named_parameters():

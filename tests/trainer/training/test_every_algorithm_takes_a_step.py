@@ -11,7 +11,7 @@ import torch
 from rlhf_api.files import load
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.generation.engine import Response
+from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.stages import setting_of, stage_of

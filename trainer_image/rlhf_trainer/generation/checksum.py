@@ -1,4 +1,4 @@
-"""A checksum that can be taken of parts: of the boxes of a parameter, on whichever ranks and in whatever order."""
+"""A checksum of a parameter that can be added up from its slices, on any ranks and in any order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def bit_sum(tensor: Tensor) -> int:
-    """The bit patterns of all elements, read as signed integers, added up; the sums of boxes add up to the whole's.
+    """The sum of all elements' bit patterns, read as signed integers; sums of disjoint slices add up to the whole's.
 
     float32, bfloat16 or float16.
     """

@@ -1,7 +1,7 @@
-"""Before any training: does vLLM keep each parameter where `places` says? A version that does not is refused.
+"""Checks before training that vLLM keeps each parameter where `weight_layout` says; refuses a version that does not.
 
-While the engine starts, vLLM's own loader is given probes, whose every element tells its row and column, for one
-decoder layer and for what stands outside of the layers. Nothing is packed yet, and no forward pass is needed.
+While the engine starts, vLLM's own loader is given probe tensors, whose elements follow from their row and column, for
+one decoder layer and all parameters outside of the layers. Nothing is packed yet, and no forward pass is needed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.generation.places import Place, places_of
+from rlhf_trainer.generation.weight_layout import ParameterLocation, locations_of
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @contextmanager
 def layout_checked() -> Iterator[None]:
-    """While this block runs, an engine that starts without weights (`load_format="dummy"`) is checked first."""
+    """While this block runs, an engine with `load_format="dummy"` is checked before its weights are made."""
     original = DummyModelLoader.load_weights
 
     def checked(loader: DummyModelLoader, model: nn.Module, model_config: Any) -> None:
@@ -42,57 +42,57 @@ def layout_checked() -> Iterator[None]:
 
 @torch.no_grad()
 def check(model: Any) -> None:
-    """Overwrites the weights that it looks at. EnvironmentProblem names the parameter that lies elsewhere."""
-    every = places_of(model)
+    """EnvironmentProblem names a parameter that vLLM keeps elsewhere. Overwrites the weights that it checks."""
+    every = locations_of(model)
     _require_no_gaps(every)
-    places = _looked_at(every)
-    for place in places.values():
-        getattr(place.module, place.attribute).data.fill_(torch.nan)
-    dtypes = {name: place.section().dtype for name, place in places.items()}
+    locations = _checked_locations(every)
+    for location in locations.values():
+        getattr(location.module, location.attribute).data.fill_(torch.nan)
+    dtypes = {name: location.view().dtype for name, location in locations.items()}
     try:
-        model.load_weights((name, probe(name, places[name].shape).to(dtypes[name])) for name in places)
+        model.load_weights((name, probe(name, locations[name].shape).to(dtypes[name])) for name in locations)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise EnvironmentProblem(
             f"vLLM {vllm.__version__} does not load parameters of these names and shapes: {reason}"
         ) from error
-    for name, place in places.items():
-        _compare(name, place, probe(name, place.shape))
+    for name, location in locations.items():
+        _compare(name, location, probe(name, location.shape))
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A byte for each element, made of its row's and its column's: uint8, exact in every dtype of a weight."""
+    """A random byte for each row xor one for each column, by the name: uint8, exact in every dtype of a weight."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
     return axes[0] if len(axes) == 1 else axes[0][:, None] ^ axes[1][None, :]
 
 
-def _looked_at(places: dict[str, Place]) -> dict[str, Place]:
-    """Those of this rank's first decoder layer, and those outside of the layers."""
-    layers = {name: found.group(1) for name in places if (found := _LAYER.search(name))}
+def _checked_locations(locations: dict[str, ParameterLocation]) -> dict[str, ParameterLocation]:
+    """The locations of this rank's first decoder layer, and those outside of the layers."""
+    layers = {name: found.group(1) for name in locations if (found := _LAYER.search(name))}
     first = min(layers.values(), key=int, default="")
-    return {name: place for name, place in places.items() if layers.get(name, first) == first}
+    return {name: location for name, location in locations.items() if layers.get(name, first) == first}
 
 
-def _require_no_gaps(places: dict[str, Place]) -> None:
-    """Every row of vLLM's tensors is one of ours; a vocabulary may end with padding."""
+def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
+    """EnvironmentProblem unless each row of vLLM's tensors is located; a vocabulary may end with rows of padding."""
     rows: dict[tuple[nn.Module, str], int] = {}
-    for place in places.values():
-        key = place.module, place.attribute
-        rows[key] = rows.get(key, 0) + place.box.shape[0]
-    for name, place in places.items():
-        there = len(getattr(place.module, place.attribute))
-        known = rows[place.module, place.attribute]
-        if known > there or (known < there and not isinstance(place.module, VocabParallelEmbedding)):
+    for location in locations.values():
+        key = location.module, location.attribute
+        rows[key] = rows.get(key, 0) + location.shard.shape[0]
+    for name, location in locations.items():
+        there = len(getattr(location.module, location.attribute))
+        known = rows[location.module, location.attribute]
+        if known > there or (known < there and not isinstance(location.module, VocabParallelEmbedding)):
             raise EnvironmentProblem(
                 f"vLLM {vllm.__version__} keeps {there} rows where {name} lies, and this trainer knows {known} of them"
             )
 
 
-def _compare(name: str, place: Place, expected: Tensor) -> None:
-    section, box = place.section(), place.box
-    whole = tuple(slice(start, stop) for start, stop in zip(box.starts, box.stops, strict=True))
-    if section.shape != box.shape or not torch.equal(section.cpu(), expected[whole].to(section.dtype)):
+def _compare(name: str, location: ParameterLocation, expected: Tensor) -> None:
+    view, shard = location.view(), location.shard
+    whole = tuple(slice(start, stop) for start, stop in zip(shard.starts, shard.stops, strict=True))
+    if view.shape != shard.shape or not torch.equal(view.cpu(), expected[whole].to(view.dtype)):
         raise EnvironmentProblem(
             f"vLLM {vllm.__version__} keeps {name} elsewhere than this trainer writes it, "
             "so its weights cannot be updated"

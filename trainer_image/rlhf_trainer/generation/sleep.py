@@ -1,4 +1,4 @@
-"""On CPU, where vLLM has no sleep mode: its cache and weights give their memory back while the actor trains."""
+"""vLLM's sleep mode for CPU, which vLLM has for GPUs only: frees cache and weights while the actor trains."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import LinearBase
 
-Emptied = list[tuple[torch.UntypedStorage, int]]
+FreedStorages = list[tuple[torch.UntypedStorage, int]]
 """(storage, bytes that it had)."""
 
 
 def bytes_held(model: nn.Module, caches: Iterable[Tensor]) -> int:
-    """Bytes of the key and value cache and of the weights, with the packed copies of linears and of the head."""
+    """Bytes of the KV cache and of the weights, with the packed copies of linear layers and of the head."""
     plain = sum(storage.nbytes() for storage in _storages([*model.parameters(), *caches]))
     return plain + sum(map(_packed_bytes, model.modules()))
 
 
-def empty(tensors: Iterable[Tensor]) -> Emptied:
-    """Free the memory of these tensors, which stay what they are for all who look into them."""
-    emptied = [(storage, storage.nbytes()) for storage in _storages(tensors)]
-    for storage, _ in emptied:
+def free(tensors: Iterable[Tensor]) -> FreedStorages:
+    """Free the memory of these tensors; the tensors and their views stay usable after `allocate`."""
+    freed = [(storage, storage.nbytes()) for storage in _storages(tensors)]
+    for storage, _ in freed:
         storage.resize_(0)
-    return emptied
+    return freed
 
 
 def drop_packed(model: nn.Module) -> None:
@@ -35,9 +35,9 @@ def drop_packed(model: nn.Module) -> None:
             module.cpu_linear = None
 
 
-def fill(emptied: Emptied) -> None:
-    """Give the tensors memory again, all zero: a masked position of the cache must not be a NaN."""
-    for storage, size in emptied:
+def allocate(freed: FreedStorages) -> None:
+    """Give the storages memory again, all zero: a masked position of the cache must not be a NaN."""
+    for storage, size in freed:
         storage.resize_(size)
         torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 

@@ -1,29 +1,29 @@
-"""Runs inside vLLM's worker: its weights and its cache, in place."""
+"""Methods that run inside vLLM's worker and change its weights and cache in place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_trainer.boxes import Box
-from rlhf_trainer.generation.live_weights import Piece, update
-from rlhf_trainer.generation.places import places_of
-from rlhf_trainer.generation.sleep import Emptied, bytes_held, drop_packed, empty, fill
+from rlhf_trainer.generation.live_weights import update
+from rlhf_trainer.generation.sleep import FreedStorages, allocate, bytes_held, drop_packed, free
+from rlhf_trainer.generation.weight_layout import locations_of
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
-class Resharding:
-    """Methods that vLLM adds to its worker (`worker_extension_cls`)."""
+class WorkerExtension:
+    """vLLM mixes this class into its worker (`worker_extension_cls`)."""
 
     get_model: Any
     model_runner: Any
-    _weights_away: Emptied
-    _cache_away: Emptied
+    _freed_weights: FreedStorages
+    _freed_cache: FreedStorages
 
-    def boxes_held(self) -> dict[str, Box]:
-        """Which box of each Hugging Face parameter this rank holds, in the order of the model."""
-        return {name: place.box for name, place in places_of(self.get_model()).items()}
+    def held_shards(self) -> dict[str, TensorSlice]:
+        """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
+        return {name: location.shard for name, location in locations_of(self.get_model()).items()}
 
-    def update_live_weights(self, pieces: Iterable[Piece], holds: Mapping[str, Box]) -> dict[str, int]:
+    def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
         """See `live_weights.update`."""
         return update(self.get_model(), pieces, holds)
 
@@ -32,21 +32,21 @@ class Resharding:
         return bytes_held(self.get_model(), self.model_runner.kv_caches)
 
     def free_memory(self) -> None:
-        """Free the cache and the weights; on CPU."""
-        self._cache_away = empty(self.model_runner.kv_caches)
-        self._weights_away = empty(self.get_model().parameters())
+        """Free the cache and the weights (on CPU, where vLLM has no sleep mode)."""
+        self._freed_cache = free(self.model_runner.kv_caches)
+        self._freed_weights = free(self.get_model().parameters())
         drop_packed(self.get_model())
 
-    def bring_back_weights(self) -> None:
-        """Memory for new weights."""
-        fill(self._weights_away)
+    def allocate_weights(self) -> None:
+        """Give the weights memory again, for the values of the next update."""
+        allocate(self._freed_weights)
 
-    def bring_back_cache(self) -> None:
-        """Memory for the cache."""
-        fill(self._cache_away)
+    def allocate_cache(self) -> None:
+        """Give the cache memory again."""
+        allocate(self._freed_cache)
 
-    def make_room_between_stages(self) -> None:
-        """What a later pipeline stage is handed is copied here; vLLM makes it in a warm-up, which CPU has none of."""
+    def allocate_stage_input(self) -> None:
+        """Make the input tensors of a later pipeline stage, as vLLM does in its warm-up, which it skips on CPU."""
         from vllm.distributed import get_pp_group
 
         runner = self.model_runner

@@ -1,4 +1,4 @@
-"""Which box of every parameter a rank holds, in training and in generation.
+"""Which slice of every parameter a rank holds, in training and in generation.
 
 A model is a list of `Parameter`s under the names and shapes of Hugging Face; nothing here knows a model family.
 """
@@ -14,16 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.hybrid_engine.groups import Method, cell
 from rlhf_trainer.protocols import blocks
+from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.tensor_parallel import plan_of
 
-Place = int | Literal["first", "last"]
-"""A decoder layer, or an end of the model: the embedding, or the final norm and the head."""
-Boxes = dict[str, Box]
-"""What one rank holds: the name of a parameter -> its box; a parameter that the rank lacks is left out."""
+LayerPosition = int | Literal["first", "last"]
+"""Number of a decoder layer; "first" is the embedding, "last" the final norm and the head."""
+Shards = dict[str, TensorSlice]
+"""What one rank holds: name of a parameter -> its slice. A parameter of which it holds nothing is left out."""
 
 VOCABULARY_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of this before it splits it."""
@@ -37,12 +36,12 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    places: tuple[Place, ...]
-    """Where it is used; a tied embedding at both ends."""
+    positions: tuple[LayerPosition, ...]
+    """Where it is used; a tied embedding is used at both ends."""
     tensor_dim: int | None = None
     """The dim that tensor parallelism splits; None: every rank has all of it."""
     heads: int | None = None
-    """Heads along `tensor_dim` that generation never cuts: with more ranks than heads, ranks share a head."""
+    """Heads along `tensor_dim`. Generation splits no head: with more ranks than heads, several ranks hold the same."""
     multiple: int = 1
     """Generation splits `tensor_dim` as if it were padded to a multiple of this."""
 
@@ -60,11 +59,13 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
     styles = {f"{model.base_model_prefix}.{path}": style for path, style in plan_of(config).items()}
     described = []
     for name, weight in model.named_parameters():
-        place: Place = next((number for number, prefix in enumerate(layers) if name.startswith(prefix)), "last")
-        parameter = Parameter(name=name, shape=tuple(weight.shape), places=(place,))
+        position: LayerPosition = next(
+            (number for number, prefix in enumerate(layers) if name.startswith(prefix)), "last"
+        )
+        parameter = Parameter(name=name, shape=tuple(weight.shape), positions=(position,))
         if weight is embedding.weight:
             tied = head is not None and head.weight is weight
-            parameter = _vocabulary(replace(parameter, places=("first", "last") if tied else ("first",)))
+            parameter = _vocabulary(replace(parameter, positions=("first", "last") if tied else ("first",)))
         elif head is not None and weight is head.weight:
             parameter = _vocabulary(parameter)
         else:
@@ -98,7 +99,7 @@ def _pattern(path: str) -> str:
     return re.escape(path).replace(r"\*", r"\d+")
 
 
-def training_boxes(model: Sequence[Parameter], layout: ParallelSizes, *, shards: int) -> list[Boxes]:
+def training_shards(model: Sequence[Parameter], layout: ParallelSizes, *, shards: int) -> list[Shards]:
     """What every rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
 
     The d data-parallel ranks are d / `shards` replicas (HSDP) of `shards` FSDP shards; shard s of replica r is data
@@ -109,20 +110,20 @@ def training_boxes(model: Sequence[Parameter], layout: ParallelSizes, *, shards:
     stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
     held = []
     for rank in range(layout.world_size):
-        places = layout.coordinates(rank)
-        boxes = {}
+        at = layout.coordinates(rank)
+        mine = {}
         for parameter in model:
-            if places["pipeline"] not in stages[parameter.name]:
+            if at["pipeline"] not in stages[parameter.name]:
                 continue
-            box = Box.whole(parameter.shape)
+            part = TensorSlice.whole(parameter.shape)
             if parameter.tensor_dim is not None:
-                box = chunk(box, parameter.tensor_dim, places["tensor"], layout.tensor)
-            boxes[parameter.name] = chunk(box, 0, places["data"] % shards, shards)
-        held.append(boxes)
+                part = chunk(part, parameter.tensor_dim, at["tensor"], layout.tensor)
+            mine[parameter.name] = chunk(part, 0, at["data"] % shards, shards)
+        held.append(mine)
     return held
 
 
-def generation_boxes(model: Sequence[Parameter], layout: ParallelSizes, method: Method = "interval") -> list[Boxes]:
+def generation_shards(model: Sequence[Parameter], layout: ParallelSizes) -> list[Shards]:
     """What every rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
 
     ConfigError if t_g ranks cannot share a parameter equally.
@@ -131,29 +132,29 @@ def generation_boxes(model: Sequence[Parameter], layout: ParallelSizes, method: 
     stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
     held = []
     for rank in range(layout.world_size):
-        here = cell(layout, rank, method)
-        mine = range(here.stage * width, (here.stage + 1) * width)
+        at = layout.coordinates(rank)
+        stage, shard = at["generation_pipeline"], at["generation_tensor"]
         held.append(
             {
-                parameter.name: _generation_shard(parameter, here.shard, layout.generation_tensor)
+                parameter.name: _generation_shard(parameter, shard, layout.generation_tensor)
                 for parameter in model
-                if not stages[parameter.name].isdisjoint(mine)
+                if not stages[parameter.name].isdisjoint(range(stage * width, (stage + 1) * width))
             }
         )
     return held
 
 
-def chunk(box: Box, dim: int, index: int, count: int) -> Box:
-    """Part `index` of a box that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
-    first, stop = box.starts[dim], box.stops[dim]
+def chunk(whole: TensorSlice, dim: int, index: int, count: int) -> TensorSlice:
+    """Part `index` of a slice that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
+    first, stop = whole.starts[dim], whole.stops[dim]
     size = -(-(stop - first) // count)
     start = min(first + index * size, stop)
-    return box.cut(dim, start, min(start + size, stop))
+    return whole.cut(dim, start, min(start + size, stop))
 
 
-def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> Box:
+def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> TensorSlice:
     """Shard `shard` of `tensor` of a parameter, as vLLM splits it."""
-    whole = Box.whole(parameter.shape)
+    whole = TensorSlice.whole(parameter.shape)
     if parameter.tensor_dim is None or tensor == 1:
         return whole
     parts = min(tensor, parameter.heads or tensor)
@@ -166,7 +167,7 @@ def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> Box:
 
 
 def _layers(model: Iterable[Parameter]) -> int:
-    return 1 + max((place for parameter in model for place in parameter.places if isinstance(place, int)), default=-1)
+    return 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
 
 
 def _stages(parameter: Parameter, layers: int, pipeline: int) -> set[int]:
@@ -177,4 +178,4 @@ def _stages(parameter: Parameter, layers: int, pipeline: int) -> set[int]:
         )
     ends = {"first": 0, "last": pipeline - 1}
     stage_of = [stage for stage, rows in enumerate(blocks(layers, pipeline)) for _ in rows]
-    return {stage_of[place] if isinstance(place, int) else ends[place] for place in parameter.places}
+    return {stage_of[at] if isinstance(at, int) else ends[at] for at in parameter.positions}

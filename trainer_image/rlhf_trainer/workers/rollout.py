@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.generation.engine import GenerationEngine, Response, response_seed
-from rlhf_trainer.hybrid_engine.engine import HybridEngine, engine_groups, stage_layers
+from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
+from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups, stage_layers
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO

@@ -12,13 +12,13 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.tensor_slice import TensorSlice
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Place:
-    """Where one Hugging Face parameter lies."""
+class ParameterLocation:
+    """Where vLLM keeps one Hugging Face parameter."""
 
     module: nn.Module
     attribute: str
@@ -27,52 +27,52 @@ class Place:
     """First row in the module's own tensor."""
     shape: tuple[int, ...]
     """Of the whole Hugging Face parameter."""
-    box: Box
+    shard: TensorSlice
     """The part of it that this rank holds."""
 
-    def section(self) -> Tensor:
-        """The rows of the module's tensor that hold the box; a weight that is packed has none."""
+    def view(self) -> Tensor:
+        """A view of the rows of the module's tensor that hold the shard; not for a weight that is packed."""
         tensor: Tensor = getattr(self.module, self.attribute).data
-        return tensor.narrow(0, self.row, self.box.shape[0])
+        return tensor.narrow(0, self.row, self.shard.shape[0])
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows [start, stop) of `total` of a Hugging Face parameter that a module keeps."""
+class RowRange:
+    """RowRange [start, stop) of `total` of a Hugging Face parameter that a module keeps."""
 
     start: int
     stop: int
     total: int
 
     @classmethod
-    def shard(cls, total: int, index: int, count: int) -> Rows:
+    def shard(cls, total: int, index: int, count: int) -> RowRange:
         """The shard of that index of `count` equal ones."""
         return cls(index * (total // count), (index + 1) * (total // count), total)
 
 
-def places_of(model: nn.Module) -> dict[str, Place]:
-    """The place of each parameter that this rank holds, by Hugging Face name, in the order of the model.
+def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
+    """The location of each parameter that this rank holds, by Hugging Face name, in the order of the model.
 
-    A tied head has none of its own. EnvironmentProblem for a module whose layout is not known.
+    A tied head has no location of its own. EnvironmentProblem for a module whose layout is not known.
     """
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
-    places: dict[str, Place] = {}
+    locations: dict[str, ParameterLocation] = {}
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        places.update(_places_in(module, path, [name for name in own if id(own[name]) not in seen], fused))
+        locations.update(_locations_in(module, path, [name for name in own if id(own[name]) not in seen], fused))
         seen |= set(map(id, own.values()))
-    return places
+    return locations
 
 
-def _places_in(
+def _locations_in(
     module: Any, path: str, attributes: Sequence[str], fused: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, Place]]:
-    """The places of these tensors of a module; each of the parameters that it fuses has one in each of them."""
+) -> Iterator[tuple[str, ParameterLocation]]:
+    """The locations in these tensors of a module; a fused module keeps several parameters in each."""
     if not attributes:
         return
     parent, dot, leaf = path.rpartition(".")
-    parts = rows_of(module)
+    parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
     if len(parts) != len(names):
         raise EnvironmentProblem(
@@ -82,39 +82,39 @@ def _places_in(
     row = 0
     for name, rows in zip(names, parts, strict=True):
         for attribute in attributes:
-            shape, box = _part_of(module, attribute, rows)
-            place = Place(module=module, attribute=attribute, row=row, shape=shape, box=box)
-            yield f"{parent}{dot}{name}.{attribute}", place
+            shape, shard = _part_of(module, attribute, rows)
+            location = ParameterLocation(module=module, attribute=attribute, row=row, shape=shape, shard=shard)
+            yield f"{parent}{dot}{name}.{attribute}", location
         row += rows.stop - rows.start
 
 
-def rows_of(module: Any) -> list[Rows]:
+def row_ranges(module: Any) -> list[RowRange]:
     """The rows that a module keeps of each Hugging Face parameter in it, one below the other; [] if not known."""
     if isinstance(module, QKVParallelLinear):
         head, rank, count = module.head_size, module.tp_rank, module.tp_size
         replicas = module.num_kv_head_replicas
-        queries = Rows.shard(module.total_num_heads * head, rank, count)
-        keys = Rows.shard(module.total_num_kv_heads * head, rank // replicas, count // replicas)
+        queries = RowRange.shard(module.total_num_heads * head, rank, count)
+        keys = RowRange.shard(module.total_num_kv_heads * head, rank // replicas, count // replicas)
         return [queries, keys, keys]
     if isinstance(module, ColumnParallelLinear):
         sizes = getattr(module, "output_sizes", [module.output_size])
-        return [Rows.shard(size, module.tp_rank, module.tp_size) for size in sizes]
+        return [RowRange.shard(size, module.tp_rank, module.tp_size) for size in sizes]
     if isinstance(module, VocabParallelEmbedding):
         there = module.shard_indices
-        return [Rows(there.org_vocab_start_index, there.org_vocab_end_index, module.org_vocab_size)]
+        return [RowRange(there.org_vocab_start_index, there.org_vocab_end_index, module.org_vocab_size)]
     if isinstance(module, RowParallelLinear):
-        return [Rows.shard(module.output_size, 0, 1)]
+        return [RowRange.shard(module.output_size, 0, 1)]
     if isinstance(module, RMSNorm):
-        return [Rows.shard(module.hidden_size, 0, 1)]
+        return [RowRange.shard(module.hidden_size, 0, 1)]
     return []
 
 
-def _part_of(module: Any, attribute: str, rows: Rows) -> tuple[tuple[int, ...], Box]:
+def _part_of(module: Any, attribute: str, rows: RowRange) -> tuple[tuple[int, ...], TensorSlice]:
     """(shape of a Hugging Face parameter, the part of it that this rank holds)."""
     width = getattr(module, "input_size", getattr(module, "embedding_dim", None))
     if attribute == "bias" or width is None:
-        return (rows.total,), Box((rows.start,), (rows.stop,))
-    columns = Rows.shard(width, 0, 1)
+        return (rows.total,), TensorSlice((rows.start,), (rows.stop,))
+    columns = RowRange.shard(width, 0, 1)
     if isinstance(module, RowParallelLinear):
-        columns = Rows.shard(width, module.tp_rank, module.tp_size)
-    return (rows.total, width), Box((rows.start, columns.start), (rows.stop, columns.stop))
+        columns = RowRange.shard(width, module.tp_rank, module.tp_size)
+    return (rows.total, width), TensorSlice((rows.start, columns.start), (rows.stop, columns.stop))

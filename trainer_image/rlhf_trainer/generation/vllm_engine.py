@@ -1,4 +1,4 @@
-"""vLLM in this process: this rank's part of an engine, fed with the actor's weights, seeded per response."""
+"""vLLM in this process: this rank's part of an engine, which gets the actor's weights and a seed per response."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, MemoryProblem, TrainerError
-from rlhf_trainer.generation.groups import groups_on
+from rlhf_trainer.generation.vllm_groups import groups_on
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, beside the trained weights
@@ -30,13 +29,13 @@ CPU_ENVIRONMENT = {
 CPU_BLOCK_TOKENS = 128
 MAX_SEQUENCES = 256
 UNMAPPED_SHARE = 0.4
-"""Of a GPU's memory, where neither the manifest nor the mapper says what generation may take."""
+"""Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""
 GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What the engine wrote for one prompt."""
+    """What the engine generated for one prompt."""
 
     tokens: Sequence[int]
     """Token ids, with the end-of-text token if it was reached."""
@@ -79,8 +78,8 @@ class GenerationEngine:
         folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
         stage_layers: the layers of each of the p_g stages, or nothing for one stage.
-        Raises EnvironmentProblem without vLLM or with one whose layout of weights is not known, and MemoryProblem when
-        its cache does not fit.
+        Raises EnvironmentProblem if vLLM is missing or lays out weights in a way that is not known, MemoryProblem when
+        its cache does not fit, and ConfigError for stages of unequal length on GPUs.
         """
         on_gpu = device.type == "cuda"
         shards, stages = len(tensor_groups[0]), max(len(stage_layers), 1)
@@ -113,22 +112,23 @@ class GenerationEngine:
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=shards,
                 pipeline_parallel_size=stages,
-                worker_extension_cls="rlhf_trainer.generation.vllm_extension.Resharding",
+                worker_extension_cls="rlhf_trainer.generation.vllm_extension.WorkerExtension",
                 **memory,
             )
         if stages > 1:
-            self._call("make_room_between_stages")
+            self._call("allocate_stage_input")
 
-    def boxes_held(self) -> dict[str, Box]:
-        """Which box of each Hugging Face parameter this rank holds, in the order of the model."""
-        held: dict[str, Box] = self._call("boxes_held")
+    def held_shards(self) -> dict[str, TensorSlice]:
+        """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
+        held: dict[str, TensorSlice] = self._call("held_shards")
         return held
 
-    def load_weights(self, pieces: Iterable[tuple[str, Box, Tensor]], holds: Mapping[str, Box]) -> dict[str, int]:
-        """Replace the weights in place, piece by piece in layer order, and forget cached prefixes; wakes the engine.
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+        """Replace the weights in place and drop cached prefixes; wakes the engine.
 
-        `holds` says which box of each parameter this rank shall hold. Returns, by parameter, the bit patterns of what
-        was written added up. TrainerError names a parameter that does not come whole and once.
+        `pieces` come in layer order; `holds` says which slice of each parameter this rank shall hold. Returns the
+        `bit_sum` of what was written, by parameter. TrainerError names a parameter of which an element is missing or
+        comes twice.
         """
         if self._asleep:
             self._wake("weights")
@@ -141,7 +141,7 @@ class GenerationEngine:
         return sums
 
     def sleep(self) -> int:
-        """Let cache and weights leave the device until the next `load_weights`; returns the bytes that it freed."""
+        """Free cache and weights until the next `load_weights`; returns how many bytes that freed."""
         if self._asleep:
             return 0
         before = self.bytes_held()
@@ -158,14 +158,14 @@ class GenerationEngine:
         return held
 
     def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """The weights come first, so that the cache takes no memory while they are exchanged."""
+        """Allocate the weights or the cache again; the cache comes last, so it takes no memory during the reshard."""
         if self._on_gpu:
             self._engine.wake_up(tags=[part])
         else:
-            self._call("bring_back_weights" if part == "weights" else "bring_back_cache")
+            self._call("allocate_weights" if part == "weights" else "allocate_cache")
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """A method of vLLM's worker, which lives in this process."""
+        """Call a method of vLLM's worker, which runs in this process."""
         (result,) = self._engine.collective_rpc(method, args=arguments)
         return result
 
@@ -220,9 +220,9 @@ def _import_vllm(*, on_gpu: bool, stage_layers: Sequence[int]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """vLLM starts here: on these groups, after a check of its layout, its seed kept from the process's generator.
+    """In this block vLLM starts: on these groups, with a check of its layout, without touching torch's random state.
 
-    What it says about memory becomes a MemoryProblem that names the field.
+    An error about memory becomes a MemoryProblem that names the field of the manifest.
     """
     from rlhf_trainer.generation.self_check import layout_checked  # it imports vLLM
 
@@ -239,10 +239,10 @@ def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterat
 def _cache_on_cpu(
     config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
 ) -> dict[str, int]:
-    """A float32 key and value cache of a rank, `layers` of a model cut in `shards`, for full-length responses at once.
+    """vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
 
-    Its blocks are given too, for all stages must plan with the same number. MemoryProblem when the machine has less
-    memory than that.
+    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
+    use the same. MemoryProblem when the machine has less memory than that.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,4 +1,4 @@
-"""The boxes of a layout are what torch and vLLM hold."""
+"""The slices of a layout are what torch and vLLM hold."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.boxes import Box
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.hybrid_engine.layout import Parameter, chunk, describe, generation_boxes, training_boxes
+from rlhf_trainer.hybrid_engine.layout import Parameter, chunk, describe, generation_shards, training_shards
+from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
 
@@ -54,14 +54,14 @@ def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list
     for layer in model.model.layers:
         fully_shard(layer, mesh=data)
     fully_shard(model, mesh=data)
-    boxes = training_boxes(describe(of), layout, shards=shards)[torch.distributed.get_rank()]
+    slices = training_shards(describe(of), layout, shards=shards)[torch.distributed.get_rank()]
     wrong = []
     for name, weight in model.named_parameters():
         assert isinstance(weight, DTensor)
-        box = boxes.pop(name)
-        if not torch.equal(weight.to_local(), full[name][box.within(Box.whole(full[name].shape))]):
-            wrong.append(f"{name}: {box} is not the local shard {tuple(weight.to_local().shape)}")
-    return wrong + list(boxes)
+        part = slices.pop(name)
+        if not torch.equal(weight.to_local(), full[name][part.within(TensorSlice.whole(full[name].shape))]):
+            wrong.append(f"{name}: {part} is not the local shard {tuple(weight.to_local().shape)}")
+    return wrong + list(slices)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list
     ],
     ids=["FSDP in TP", "uneven FSDP", "HSDP", "TP with biases"],
 )
-def test_training_boxes_are_what_dtensor_holds(
+def test_training_shards_are_what_dtensor_holds(
     family: str, changed: dict[str, Any], layout: ParallelSizes, shards: int
 ) -> None:
     assert run_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
@@ -88,7 +88,7 @@ def test_training_boxes_are_what_dtensor_holds(
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("size", [1, 2, 5, 6, 12])
 def test_a_chunk_is_that_of_torch(size: int, count: int) -> None:
-    parts = [chunk(Box.whole((size,)), 0, index, count) for index in range(count)]
+    parts = [chunk(TensorSlice.whole((size,)), 0, index, count) for index in range(count)]
     expected = [len(part) for part in torch.arange(size).chunk(count)]
     assert [part.numel for part in parts] == expected + [0] * (count - len(expected))
     assert [row for part in parts for row in range(*part.starts, *part.stops)] == list(range(size))
@@ -111,11 +111,11 @@ def test_a_description_says_what_is_split_and_where_it_is_used() -> None:
     qwen2, qwen3 = named(describe(config("qwen2", tied=True))), named(describe(config("qwen3", tied=False)))
     biased = named(describe(config("llama", attention_bias=True)))
     layer = "model.layers.3.self_attn."
-    assert qwen2["model.embed_tokens.weight"].places == ("first", "last")
-    assert qwen3["model.embed_tokens.weight"].places == ("first",)
-    assert (qwen3["lm_head.weight"].places, qwen3["lm_head.weight"].tensor_dim) == (("last",), 0)
-    assert qwen2["model.norm.weight"].places == ("last",)
-    assert qwen2[f"{layer}k_proj.bias"].places == (3,)
+    assert qwen2["model.embed_tokens.weight"].positions == ("first", "last")
+    assert qwen3["model.embed_tokens.weight"].positions == ("first",)
+    assert (qwen3["lm_head.weight"].positions, qwen3["lm_head.weight"].tensor_dim) == (("last",), 0)
+    assert qwen2["model.norm.weight"].positions == ("last",)
+    assert qwen2[f"{layer}k_proj.bias"].positions == (3,)
     assert (qwen2[f"{layer}k_proj.bias"].tensor_dim, qwen2[f"{layer}k_proj.bias"].heads) == (0, 4)
     assert (qwen2[f"{layer}o_proj.weight"].tensor_dim, biased[f"{layer}o_proj.bias"].tensor_dim) == (1, None)
     assert qwen3[f"{layer}q_norm.weight"].tensor_dim is None
@@ -130,53 +130,53 @@ def test_a_style_of_splitting_that_is_not_known_is_refused(monkeypatch: pytest.M
 
 
 def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
-    boxes = training_boxes(
+    slices = training_shards(
         describe(config("llama", tied=True, num_hidden_layers=3)), ParallelSizes(data=1, pipeline=2), shards=1
     )
-    layers = [{name.split(".")[2] for name in held if "layers" in name} for held in boxes]
+    layers = [{name.split(".")[2] for name in held if "layers" in name} for held in slices]
     assert layers == [{"0", "1"}, {"2"}]
-    assert ["model.embed_tokens.weight" in held for held in boxes] == [True, True]
-    assert ["model.norm.weight" in held for held in boxes] == [False, True]
+    assert ["model.embed_tokens.weight" in held for held in slices] == [True, True]
+    assert ["model.norm.weight" in held for held in slices] == [False, True]
 
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="pipeline: 4 stages are more than the 2 layers"):
-        training_boxes(describe(config(num_hidden_layers=2)), ParallelSizes(data=1, pipeline=4), shards=1)
+        training_shards(describe(config(num_hidden_layers=2)), ParallelSizes(data=1, pipeline=4), shards=1)
 
 
 def test_a_replica_that_is_no_multiple_of_its_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="3 data-parallel ranks are no multiple of 2 shards"):
-        training_boxes(describe(config()), ParallelSizes(data=3), shards=2)
+        training_shards(describe(config()), ParallelSizes(data=3), shards=2)
 
 
-def rows(boxes: list[dict[str, Box]], name: str, dim: int = 0) -> list[tuple[int, int]]:
-    return [(held[name].starts[dim], held[name].stops[dim]) for held in boxes]
+def rows(slices: list[dict[str, TensorSlice]], name: str, dim: int = 0) -> list[tuple[int, int]]:
+    return [(held[name].starts[dim], held[name].stops[dim]) for held in slices]
 
 
-def test_generation_boxes_are_those_of_vllm() -> None:
+def test_generation_shards_are_those_of_vllm() -> None:
     """250 words are padded to 256; 2 KV heads of 4 rows are shared by 4 ranks; o_proj is split in its columns."""
     model = describe(config("qwen3", tied=False, vocabulary=250, num_key_value_heads=2))
-    boxes = generation_boxes(model, ParallelSizes(data=1, tensor=4))
+    slices = generation_shards(model, ParallelSizes(data=1, tensor=4))
     attention = "model.layers.0.self_attn."
-    assert rows(boxes, "lm_head.weight") == [(0, 64), (64, 128), (128, 192), (192, 250)]
-    assert rows(boxes, f"{attention}q_proj.weight") == [(0, 8), (8, 16), (16, 24), (24, 32)]
-    assert rows(boxes, f"{attention}k_proj.weight") == [(0, 4), (0, 4), (4, 8), (4, 8)]
-    assert rows(boxes, f"{attention}o_proj.weight") == [(0, 32)] * 4
-    assert rows(boxes, f"{attention}o_proj.weight", dim=1) == [(0, 8), (8, 16), (16, 24), (24, 32)]
-    assert rows(boxes, f"{attention}q_norm.weight") == [(0, 4)] * 4
+    assert rows(slices, "lm_head.weight") == [(0, 64), (64, 128), (128, 192), (192, 250)]
+    assert rows(slices, f"{attention}q_proj.weight") == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert rows(slices, f"{attention}k_proj.weight") == [(0, 4), (0, 4), (4, 8), (4, 8)]
+    assert rows(slices, f"{attention}o_proj.weight") == [(0, 32)] * 4
+    assert rows(slices, f"{attention}o_proj.weight", dim=1) == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert rows(slices, f"{attention}q_norm.weight") == [(0, 4)] * 4
 
 
 def test_a_last_shard_may_be_all_padding() -> None:
-    boxes = generation_boxes(describe(config(vocabulary=70)), ParallelSizes(data=1, tensor=4))
-    assert rows(boxes, "model.embed_tokens.weight") == [(0, 32), (32, 64), (64, 70), (70, 70)]
+    slices = generation_shards(describe(config(vocabulary=70)), ParallelSizes(data=1, tensor=4))
+    assert rows(slices, "model.embed_tokens.weight") == [(0, 32), (32, 64), (64, 70), (70, 70)]
 
 
 def test_generation_stages_join_training_stages() -> None:
-    boxes = generation_boxes(describe(config(tied=False)), ParallelSizes(data=1, pipeline=4, generation_pipeline=2))
-    layers = [sorted({name.split(".")[2] for name in held if "layers" in name}) for held in boxes]
+    slices = generation_shards(describe(config(tied=False)), ParallelSizes(data=1, pipeline=4, generation_pipeline=2))
+    layers = [sorted({name.split(".")[2] for name in held if "layers" in name}) for held in slices]
     assert layers == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
 
 
 def test_sizes_that_cannot_be_shared_equally_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout.tensorParallel: 3 ranks cannot share .*embed_tokens"):
-        generation_boxes(describe(config()), ParallelSizes(data=1, tensor=3))
+        generation_shards(describe(config()), ParallelSizes(data=1, tensor=3))

@@ -1,4 +1,4 @@
-"""vLLM's parallel groups on ranks of our choice."""
+"""Makes vLLM build its parallel groups on given ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHARED_MEMORY = Path("/dev/shm")
 def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
     """While this block runs, vLLM builds its groups on these ranks instead of adjacent ones; all ranks enter it.
 
-    vLLM counts places: tensor-parallel ones are consecutive, then pipeline stages, then engines. The rank at place i
-    is the i-th of `tensor_groups`. What the ranks of a group share on CPU gets a name that no other job has, and
-    none once all have opened it, so nothing is left behind however a rank ends.
+    vLLM's own rank i (tensor-parallel ranks are consecutive, then pipeline stages, then engines) becomes the i-th rank
+    of `tensor_groups`. Shared memory of a group gets a name that no other job uses, and is unlinked once all ranks have
+    opened it, so that no file stays behind however a rank ends.
     """
     from vllm.distributed import parallel_state
 
@@ -28,13 +28,13 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
     original = parallel_state.init_model_parallel_group
     job = _name_of_this_start()
 
-    def on_our_ranks(places: list[list[int]], *arguments: Any, **options: Any) -> Any:
+    def on_our_ranks(vllm_ranks: list[list[int]], *arguments: Any, **options: Any) -> Any:
         os.environ["VLLM_DIST_IDENT"] = job
         options["use_message_queue_broadcaster"] = False  # shared memory for a driver that sends work; here is none
-        ours = [[ranks[place] for place in group] for group in places]
+        ours = [[ranks[number] for number in group] for group in vllm_ranks]
         assert all(group == sorted(group) for group in ours), f"torch numbers the ranks of {ours} in ascending order"
         group = original(ours, *arguments, **options)
-        _forget(f"{job}-{group.unique_name}-[{'-'.join(map(str, group.ranks))}]")
+        _unlink(f"{job}-{group.unique_name}-[{'-'.join(map(str, group.ranks))}]")
         return group
 
     parallel_state.init_model_parallel_group = on_our_ranks
@@ -50,8 +50,8 @@ def _name_of_this_start() -> str:
     return f"rlhf-{name[0]}"
 
 
-def _forget(start: str) -> None:
-    """Take the names from the shared memory of a group of this name; its ranks have it open."""
+def _unlink(start: str) -> None:
+    """Unlink a group's files in shared memory, whose names start so; its ranks have them open."""
     for file in SHARED_MEMORY.glob("rlhf-*"):
         if file.name.startswith(start):
             file.unlink(missing_ok=True)

@@ -1,20 +1,22 @@
-"""Boxes: n-dimensional slices of a tensor, by which one layout is compared with another."""
+"""N-dimensional slices of a tensor, by which the shards of one layout are compared with those of another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
+from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TensorSlice:
     """The elements [starts[i], stops[i]) of every dim i of a tensor."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Box:
+    def whole(cls, shape: tuple[int, ...]) -> TensorSlice:
         """All of a tensor of this shape."""
         return cls((0,) * len(shape), shape)
 
@@ -26,22 +28,26 @@ class Box:
     def numel(self) -> int:
         return prod(self.shape)
 
-    def cut(self, dim: int, start: int, stop: int) -> Box:
-        """The part of this box from `start` to `stop` of a dim, counted in the tensor."""
+    def cut(self, dim: int, start: int, stop: int) -> TensorSlice:
+        """The part of this slice between two indices of a dim of the whole tensor; empty where they do not meet."""
         starts, stops = list(self.starts), list(self.stops)
         starts[dim] = max(starts[dim], start)
         stops[dim] = max(starts[dim], min(stops[dim], stop))
-        return Box(tuple(starts), tuple(stops))
+        return TensorSlice(tuple(starts), tuple(stops))
 
-    def intersection(self, other: Box) -> Box | None:
-        """What both hold; None if that is nothing."""
+    def intersection(self, other: TensorSlice) -> TensorSlice | None:
+        """The elements in both slices; None if there are none."""
         starts = tuple(map(max, self.starts, other.starts))
         stops = tuple(map(min, self.stops, other.stops))
-        return Box(starts, stops) if all(map(int.__lt__, starts, stops)) else None
+        return TensorSlice(starts, stops) if all(map(int.__lt__, starts, stops)) else None
 
-    def within(self, outer: Box) -> tuple[slice, ...]:
-        """Where this box lies in a tensor that holds `outer`."""
+    def within(self, outer: TensorSlice) -> tuple[slice, ...]:
+        """The index of this slice in a local tensor that holds the elements of `outer`."""
         return tuple(
             slice(start - first, stop - first)
             for start, stop, first in zip(self.starts, self.stops, outer.starts, strict=True)
         )
+
+
+WeightSlice = tuple[str, TensorSlice, Tensor]
+"""(Hugging Face name of a parameter, which part of it, the elements of that part)."""

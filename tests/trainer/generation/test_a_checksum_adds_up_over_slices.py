@@ -1,4 +1,4 @@
-"""The checksum of a parameter is that of its boxes added up, and every bit counts."""
+"""The checksum of a parameter is that of its slices added up, and every bit counts."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_boxes_add_up_to_the_whole(dtype: torch.dtype) -> None:
+def test_slices_add_up_to_the_whole(dtype: torch.dtype) -> None:
     whole = torch.randn(6, 10).to(dtype)
-    boxes = [whole[:2], whole[2:, 3:], whole[2:, :3]]
-    assert sum(map(bit_sum, boxes)) == bit_sum(whole) == bit_sum(whole.T.flip(0))
+    slices = [whole[:2], whole[2:, 3:], whole[2:, :3]]
+    assert sum(map(bit_sum, slices)) == bit_sum(whole) == bit_sum(whole.T.flip(0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
