@@ -193,8 +193,8 @@ def script_of(workers: int) -> Script:
 
 def plain(given: Sequence[Any], made: dict[Reference, Result]) -> PlainCall:
     """A call without anything of ours in it."""
-    order, *references = given
-    shapes = [shape(name, rows.stop - rows.start, TOKENS) for name, parts in order.cuts.items() for rows in parts]
+    request, *references = given
+    shapes = [shape(name, rows.stop - rows.start, TOKENS) for name, parts in request.cuts.items() for rows in parts]
     return PlainCall(shapes, [made[reference] for reference in references])
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -97,7 +97,7 @@ def error_of(group: Group, method: str, stacks: Path) -> tuple[str, str]:
     group.actor.read(group.actor.make(BatchFuture(step=1, size=4)))
     with pytest.raises(CommunicationError) as raised:
         group.log.drain(deadline=group.deadline)
-    return str(diagnosed(raised.value, group.group.look(), stacks)), stacks.read_text()
+    return str(diagnose(raised.value, group.group.inspect(), stacks)), stacks.read_text()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A batch as the controller sees it: references to rows that workers hold, never the bytes."""
+"""A batch as the controller sees it: references to rows that lie in Ray's object store, never the bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from rlhf_trainer.types import Batch, concatenate, prefixed
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows [start, stop) of one field, held by the worker that made them; pieces of the same rows are added up."""
+class RowBlock:
+    """Rows [start, stop) of one field, as the worker that computed them put them into Ray's object store.
+
+    Blocks of the same rows are partial sums: a reader adds them up.
+    """
 
     start: int
     stop: int
@@ -25,44 +28,44 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlice:
-    """What one rank is sent beside the tensors of its fields' pieces: their rows, and which of them are its own."""
+    """Tells a rank which rows are its own, and which rows lie in the blocks whose tensors it is sent with it."""
 
     step: int
     rows: range
-    pieces: Mapping[str, Sequence[range]]
-    """For each field the rows of its pieces, in the order of the tensors."""
+    blocks: Mapping[str, Sequence[range]]
+    """For each field the rows of its blocks, in the order of the tensors."""
 
     def filled(self, tensors: Sequence[Tensor]) -> Batch:
-        """This rank's rows of the fields; runs in the worker."""
+        """This rank's rows of all fields, from the tensors of the blocks; runs in the worker."""
         recorder.add("bytes/transfer", tensor_bytes(tensors))
         arrived = iter(tensors)
         fields = {
-            name: self._joined([(piece, next(arrived)) for piece in pieces]) for name, pieces in self.pieces.items()
+            name: self._joined([(block, next(arrived)) for block in blocks]) for name, blocks in self.blocks.items()
         }
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
 
     def _joined(self, held: Sequence[tuple[range, Tensor]]) -> Tensor:
-        """This rank's rows of one field, from pieces that cover them in order."""
+        """This rank's rows of one field, from blocks that cover them in order; those of the same rows are added up."""
         parts: dict[tuple[int, int], Tensor] = {}
-        for piece, tensor in held:
-            key, mine = (piece.start, piece.stop), tensor[self._within(piece)]
+        for block, tensor in held:
+            key, mine = (block.start, block.stop), tensor[self._within(block)]
             parts[key] = parts[key] + mine if key in parts else mine
         return concatenate(list(parts.values()))
 
-    def _within(self, piece: range) -> slice:
-        """The part of a piece that belongs to this rank."""
-        return slice(max(self.rows.start, piece.start) - piece.start, min(self.rows.stop, piece.stop) - piece.start)
+    def _within(self, block: range) -> slice:
+        """The part of a block that belongs to this rank."""
+        return slice(max(self.rows.start, block.start) - block.start, min(self.rows.stop, block.stop) - block.start)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFuture:
-    """A step's batch: number of rows, and for each field the pieces that make it up, sorted by their rows."""
+    """A step's batch: the number of its rows, and for each field the blocks that make it up, sorted by their rows."""
 
     step: int
     size: int
-    fields: Mapping[str, Sequence[Piece]] = field(default_factory=dict)
+    fields: Mapping[str, Sequence[RowBlock]] = field(default_factory=dict)
 
-    def with_fields(self, added: Mapping[str, Sequence[Piece]]) -> BatchFuture:
+    def with_fields(self, added: Mapping[str, Sequence[RowBlock]]) -> BatchFuture:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
@@ -71,9 +74,9 @@ class BatchFuture:
         return self.with_fields(prefixed(others))
 
     def slice(self, rows: range, names: Sequence[str], *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """What a rank needs of the named fields for its rows, and the references to it.
+        """What a rank is sent of the named fields for its rows: which blocks they are, and the references to them.
 
-        A missing field is a mistake of the algorithm file.
+        KeyError for a field that the batch lacks, which is a mistake of the algorithm.
         """
         missing = [name for name in names if name not in self.fields]
         if missing:
@@ -81,15 +84,15 @@ class BatchFuture:
                 f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
             )
         needed = {name: self._needed(name, rows) for name in names}
-        places = {name: [range(piece.start, piece.stop) for piece in pieces] for name, pieces in needed.items()}
-        references = [piece.reference for pieces in needed.values() for piece in pieces]
-        return BatchSlice(step=self.step, rows=rows, pieces=places), references
+        described = {name: [range(block.start, block.stop) for block in blocks] for name, blocks in needed.items()}
+        references = [block.reference for blocks in needed.values() for block in blocks]
+        return BatchSlice(step=self.step, rows=rows, blocks=described), references
 
-    def _needed(self, name: str, rows: range) -> Sequence[Piece]:
-        """The pieces of a field that hold any of the rows; for no rows the first one, which may be empty."""
-        pieces = self.fields[name]
+    def _needed(self, name: str, rows: range) -> Sequence[RowBlock]:
+        """The blocks of a field that hold any of the rows; for no rows the first one, which may be empty."""
+        blocks = self.fields[name]
         if not rows:
-            return pieces[:1]
-        first = bisect_right(pieces, rows.start, key=lambda piece: piece.stop)
-        last = bisect_left(pieces, rows.stop, key=lambda piece: piece.start)
-        return [piece for piece in pieces[first:last] if piece.start < piece.stop]
+            return blocks[:1]
+        first = bisect_right(blocks, rows.start, key=lambda block: block.stop)
+        last = bisect_left(blocks, rows.stop, key=lambda block: block.start)
+        return [block for block in blocks[first:last] if block.start < block.stop]

@@ -1,4 +1,4 @@
-"""The process of one slot: the workers of all models of its pool, and the calls that the controller makes on them."""
+"""The process of one slot: it holds a worker of each model of its pool and runs the controller's calls on them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_trainer.controller.batch import BatchSlice
-from rlhf_trainer.controller.stacks import Sight, sight
+from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import transfers_of
 
-SIDE = "side"
-"""The concurrency group whose thread runs `look` while another runs the calls."""
+INSPECTION = "inspection"
+"""The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """One rank's part of a call, sent as one value beside the references to what it reads.
+class CallRequest:
+    """One rank's part of a call: the first argument, before the references to the tensors that the method reads.
 
-    Ray serialises each argument by itself, at a price, but brings along the values of references that are arguments.
-    For one inside the order, the worker would have to ask the controller's process.
+    It is one argument, as Ray serialises each by itself. The references are not in it, as Ray brings only those that
+    are arguments themselves to the worker; for others the worker would have to ask the controller's process.
     """
 
     role: str
@@ -40,11 +40,11 @@ class Order:
     batch: BatchSlice | None
     arguments: Mapping[str, Any]
     cuts: Mapping[str, Sequence[slice]]
-    """The pieces into which each field that the rank adds is cut."""
+    """For each field that the rank adds, the rows of the blocks into which it is cut, from its first row."""
     counts: bool
-    """Whether what the method measures here counts; see `Recorder.counting`."""
+    """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
-    """When the controller sent it, in seconds of its machine's clock."""
+    """When the controller sent it, in seconds of the controller's clock."""
 
     @property
     def name(self) -> str:
@@ -60,9 +60,9 @@ class SlotProcess:
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
-    def look(self) -> Sight:
-        """What this process does now, also while a call runs."""
-        return sight(self._running, self._thread)
+    def inspect(self) -> ProcessState:
+        """What this process does now; answers also while a call runs."""
+        return inspect_process(self._running, self._thread)
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of this machine, for rank 0 of a group."""
@@ -71,60 +71,59 @@ class SlotProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
     def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> int:
-        """Take up torchrun's environment contract and start torch.distributed by it; `start` returns the rank.
+        """Set torchrun's variables and start torch.distributed by them; `start` returns the rank.
 
-        Returns the number of this process.
+        Returns the process id.
         """
         os.environ.update(environment)
-        with self._doing("join"):
+        with self._running_call("join"):
             recorder.rank = start()
         return os.getpid()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
         """Make the worker of a role in this process."""
-        with self._doing(f"{role}.__init__"), translated_errors(role):
+        with self._running_call(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
 
-    def call(self, order: Order, *tensors: Tensor) -> Any:
-        """Run a method; it begins when the tensors that it reads are there.
+    def call(self, request: CallRequest, *tensors: Tensor) -> Any:
+        """Run a method of a worker. Ray starts this call when the tensors that it reads are on this machine.
 
-        Returns the pieces, by the order's cuts, of each field it adds (or, if it adds none, its value), and what was
-        measured.
+        Returns the blocks of each field that it adds (or its value, if it adds none), and last what was measured.
         """
-        with self._doing(order.name), translated_errors(order.name):
-            result = self._call(order, tensors)
-            if not transfers_of(type(self._workers[order.role]))[order.method].adds:
+        with self._running_call(request.name), translated_errors(request.name):
+            result = self._call(request, tensors)
+            if not transfers_of(type(self._workers[request.role]))[request.method].adds:
                 return result, recorder.drain()
-            assert order.batch is not None, "a method that adds fields has a batch"
-            require_declared(result, rows=len(order.batch.rows))
-            # a view would be sent with all that it is a view of
-            pieces = [result[name][rows].cpu().clone() for name, parts in order.cuts.items() for rows in parts]
-            return (*pieces, recorder.drain()) if pieces else recorder.drain()
+            assert request.batch is not None, "a method that adds fields has a batch"
+            require_declared(result, rows=len(request.batch.rows))
+            # a clone, as a view would be sent with the whole tensor that it is a view of
+            blocks = [result[name][rows].cpu().clone() for name, parts in request.cuts.items() for rows in parts]
+            return (*blocks, recorder.drain()) if blocks else recorder.drain()
 
     @contextmanager
-    def _doing(self, call: str) -> Iterator[None]:
+    def _running_call(self, call: str) -> Iterator[None]:
         self._running, self._thread = call, threading.get_ident()
         try:
             yield
         finally:
             self._running, self._free_since = "", time.time()
 
-    def _call(self, order: Order, tensors: Sequence[Tensor]) -> Any:
-        worker = self._workers[order.role]
-        transfer = transfers_of(type(worker))[order.method]
+    def _call(self, request: CallRequest, tensors: Sequence[Tensor]) -> Any:
+        worker = self._workers[request.role]
+        transfer = transfers_of(type(worker))[request.method]
         positional = []
-        if order.batch is not None:
-            with recorder.span(TRANSFER, f"{order.name}: fetch", since=max(order.sent, self._free_since)):
-                positional = [order.batch.filled(tensors)]
-        run = getattr(worker, order.method)
-        timed = recorder.span(transfer.phase, order.name) if transfer.phase else nullcontext()
-        with timed, recorder.counting(order.counts):
-            return run(*positional, **order.arguments)
+        if request.batch is not None:
+            with recorder.span(TRANSFER, f"{request.name}: fetch", since=max(request.sent, self._free_since)):
+                positional = [request.batch.filled(tensors)]
+        run = getattr(worker, request.method)
+        timed = recorder.span(transfer.phase, request.name) if transfer.phase else nullcontext()
+        with timed, recorder.counting(request.counts):
+            return run(*positional, **request.arguments)
 
 
 @contextmanager
 def translated_errors(where: str) -> Iterator[None]:
-    """Whatever is raised in the block leaves it as one of our errors, a sentence that says where it happened."""
+    """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised."""
     try:
         yield
     except TrainerError:
@@ -135,7 +134,7 @@ def translated_errors(where: str) -> Iterator[None]:
 
 
 def kind_of(error: Exception) -> type[TrainerError]:
-    """Which of our errors a library's error is."""
+    """The kind of TrainerError that a library's error becomes."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return MemoryProblem
     if isinstance(error, dist.DistError | ray.exceptions.RayError) or any(

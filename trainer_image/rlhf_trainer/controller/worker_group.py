@@ -1,4 +1,4 @@
-"""The ranks of a pool seen as one: a call goes to all of them by its transfer protocol and returns futures."""
+"""The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 import ray
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.controller.readers import Readers
+from rlhf_trainer.controller.diagnosis import RankState
+from rlhf_trainer.controller.dispatch import Batches, RankPart, Readers, collect, dispatch
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.shares import Batches, Share, result_of, shares_of
-from rlhf_trainer.controller.slot_process import SIDE, Order, SlotProcess
-from rlhf_trainer.controller.stacks import Seat
+from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, SlotProcess
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
@@ -24,40 +23,40 @@ from rlhf_trainer.types import Transfer, transfers_of
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The class and the arguments from which every rank of a group builds the worker of a role."""
+    """The worker class of a role, and the arguments with which every rank of a group builds it."""
 
     worker_class: type
     arguments: Mapping[str, Any]
     layout: ParallelSizes | None = None
-    """Of the model over the ranks, if it is not the group's."""
+    """Of the model over the group's ranks; None: the group's own."""
 
 
 @dataclass(frozen=True)
-class Values:
-    """Small values that a method returned: for each part of the result the references to its addends."""
+class ValueFuture:
+    """The small values that a method returns, for each part of the result the references to its partial sums."""
 
     references: Sequence[Sequence[ray.ObjectRef]]
     log: CallLog
     deadline: float
 
     def result(self) -> list[Any]:
-        """Wait for the values, in the order of the ranks; the deadline begins anew with each call before that ends."""
+        """Wait for the values, in the order of the ranks; the deadline starts again whenever an earlier call ends."""
         self.log.wait(deadline=self.deadline)
         values = iter(get([each for part in self.references for each in part], deadline=self.deadline))
         return [reduce(operator.add, (next(values) for _ in part)) for part in self.references]
 
 
-TOGETHER_SECONDS = 0.05
-"""Values that arrive within this time of each other are taken together; a failure is seen so much later."""
-LOOK_SECONDS = 10.0
-"""How long a rank may take to say what it does; it needs no more than its interpreter for it."""
-AS_CONTROLLER = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-"""Settings of Ray that `ray_session` makes and ranks need too; a Ray that others have started does not pass them on."""
+GATHER_SECONDS = 0.05
+"""How long `get` waits for further values after the first; it sees a failure so much later."""
+INSPECT_SECONDS = 10.0
+"""How long a rank may take to say what it does; a thread of its own answers."""
+RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+"""Settings of Ray that `ray_session` makes and ranks need too; a Ray that others started does not pass them on."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call that one rank of a pool was sent, and the reference of its report."""
+class SentCall:
+    """A call that was sent to one rank of a pool, and the reference to its report."""
 
     pool: str
     rank: int
@@ -65,7 +64,7 @@ class Call:
     report: ray.ObjectRef
 
     def has_succeeded(self) -> bool:
-        """Whether it has ended, and well."""
+        """Whether it has ended without an error."""
         try:
             ray.get(self.report, timeout=0)
         except ray.exceptions.RayError:
@@ -74,15 +73,15 @@ class Call:
 
 
 class CallLog:
-    """What the groups of a run share: who reads which field, and a step's calls, whose reports its end collects."""
+    """What all groups of a run share: the readers of each field, and the calls of the step with their reports."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.readers = Readers()
-        self._calls: list[Call] = []
-        self._drained: list[Call] = []
+        self._calls: list[SentCall] = []
+        self._drained: list[SentCall] = []
 
-    def add(self, calls: Sequence[Call]) -> None:
+    def add(self, calls: Sequence[SentCall]) -> None:
         self._calls.extend(calls)
 
     def wait(self, *, deadline: float) -> None:
@@ -90,14 +89,14 @@ class CallLog:
         get([call.report for call in self._calls], deadline=deadline)
 
     def drain(self, *, deadline: float) -> list[Report]:
-        """Wait until every call made so far has ended; what each rank measured in each, and the controller's spans."""
+        """Wait until every call made so far has ended; returns their reports and the controller's."""
         self._drained, self._calls = self._calls, []
         with self.recorder.span(CONTROLLER, f"wait for {len(self._drained)} calls"):
             drained: list[Report] = get([call.report for call in self._drained], deadline=deadline)
         return [*drained, self.recorder.drain()]
 
-    def open_call(self, pool: str, rank: int) -> str:
-        """The name of the first call that a rank has not ended well; empty if there is none."""
+    def unfinished_call(self, pool: str, rank: int) -> str:
+        """The name of the first call that a rank has not ended without an error; empty if there is none."""
         mine = (call for call in [*self._drained, *self._calls] if (call.pool, call.rank) == (pool, rank))
         return next((call.name for call in mine if not call.has_succeeded()), "")
 
@@ -115,10 +114,10 @@ class WorkerGroup:
         deadline: float,
         layout: ParallelSizes | None = None,
     ) -> None:
-        """Start the processes and join them by torchrun's contract.
+        """Start the processes and join them by torchrun's environment variables.
 
-        `start` initialises torch.distributed from the environment; `deadline`: seconds in which some call must end;
-        `layout`: of the pool's slots, which are data-parallel ranks unless it says otherwise.
+        start: initialises torch.distributed from the environment; deadline: seconds in which some call must end;
+        layout: of the pool's slots; None: all are data-parallel ranks.
         """
         self.name = pool.name
         self.layout = layout or ParallelSizes(data=pool.size)
@@ -126,27 +125,27 @@ class WorkerGroup:
         self._log = log
         self._deadline = deadline
         self._processes: list[int] = []
-        process = ray.remote(concurrency_groups={SIDE: 1})(SlotProcess)
+        process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
         self._ranks = [
             process.options(
                 scheduling_strategy=strategy,
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
-                runtime_env={"env_vars": {**AS_CONTROLLER, **environment}},
+                runtime_env={"env_vars": {**RAY_SETTINGS, **environment}},
             ).remote(pool=pool.name)
             for strategy, _ in pool.slots()
         ]
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=deadline)
         self._building = []
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
-            contract = {
+            variables = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(pool.size),
                 "LOCAL_RANK": "0" if pool.device == "GPU" else str(local_rank),  # Ray shows a process only its own GPU
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
             }
-            self._building.append(handle.join.remote(contract, start))
+            self._building.append(handle.join.remote(variables, start))
 
     def build(self, workers: Mapping[str, WorkerSpec]) -> None:
         """Have every rank build the workers, in the order given; returns at once."""
@@ -160,29 +159,29 @@ class WorkerGroup:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
         self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
 
-    def reads(self, transfer: Transfer, layout: ParallelSizes) -> None:
-        """A model of this group has such a method: what it reads is made to its measure from now on."""
+    def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
+        """Add a method of a model of this group: from now on the fields that it reads are cut for its rows."""
         self._log.readers.add(layout, transfer)
 
     def call(
         self, role: str, method: str, transfer: Transfer, layout: ParallelSizes, batch: Batches | None, arguments: Any
     ) -> Any:
-        """Send a call to every rank; returns the batch with the fields that the method adds, or its `Values`."""
+        """Send a call to every rank; returns the batch with the fields that the method adds, or its `ValueFuture`."""
         name = f"{role}.{method}"
-        shares = None
+        parts = None
         if batch is not None:
-            shares = shares_of(batch, transfer, layout, self._log.readers, name=name)
-        parts = transfer.protocol.collect(layout)
-        counted = {rank for ranks in parts for rank in ranks}
+            parts = dispatch(batch, transfer, layout, self._log.readers, name=name)
+        collected = transfer.protocol.collect(layout)
+        counted = {rank for ranks in collected for rank in ranks}
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
             outputs = [
-                self._send(handle, role, method, transfer, shares[rank] if shares else None, arguments, rank in counted)
+                self._send(handle, role, method, transfer, parts[rank] if parts else None, arguments, rank in counted)
                 for rank, handle in enumerate(self._ranks)
             ]
-        self._log.add([Call(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
-        if batch is not None and shares and transfer.adds:
-            return result_of(batch, transfer, layout, shares, outputs)
-        return Values([[outputs[rank][0] for rank in ranks] for ranks in parts], self._log, self._deadline)
+        self._log.add([SentCall(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
+        if batch is not None and parts and transfer.adds:
+            return collect(batch, transfer, layout, parts, outputs)
+        return ValueFuture([[outputs[rank][0] for rank in ranks] for ranks in collected], self._log, self._deadline)
 
     @staticmethod
     def _send(
@@ -190,42 +189,42 @@ class WorkerGroup:
         role: str,
         method: str,
         transfer: Transfer,
-        share: Share | None,
+        part: RankPart | None,
         arguments: Any,
         counts: bool,
     ) -> list[ray.ObjectRef]:
-        """Send one rank its part of a call; references to the pieces of its fields, or to its value, and its report."""
-        given, references = share.sent(transfer, reader=f"{role}.{method}") if share else (None, [])
-        places = share.places if share else {}
-        results = sum(map(len, places.values())) if transfer.adds else 1
-        order = Order(
+        """Send one rank its part of a call; references to the blocks of its fields (or its value) and its report."""
+        given, references = part.inputs(transfer, reader=f"{role}.{method}") if part else (None, [])
+        cuts = part.local_cuts if part else {}
+        results = sum(map(len, cuts.values())) if transfer.adds else 1
+        request = CallRequest(
             role=role,
             method=method,
             batch=given,
             arguments=arguments,
-            cuts=places,
+            cuts=cuts,
             counts=counts,
             sent=time.time(),
         )
-        sent = handle.call.options(num_returns=results + 1).remote(order, *references)
+        sent = handle.call.options(num_returns=results + 1).remote(request, *references)
         return sent if results else [sent]
 
-    def look(self) -> list[Seat]:
+    def inspect(self) -> list[RankState]:
         """What every rank does at this moment."""
-        answers = [handle.look.options(concurrency_group=SIDE).remote() for handle in self._ranks]
-        ray.wait(answers, num_returns=len(answers), timeout=LOOK_SECONDS)
-        return [self._seat(rank, answer) for rank, answer in enumerate(answers)]
+        answers = [handle.inspect.options(concurrency_group=INSPECTION).remote() for handle in self._ranks]
+        ray.wait(answers, num_returns=len(answers), timeout=INSPECT_SECONDS)
+        return [self._rank_state(rank, answer) for rank, answer in enumerate(answers)]
 
-    def _seat(self, rank: int, answer: ray.ObjectRef) -> Seat:
+    def _rank_state(self, rank: int, answer: ray.ObjectRef) -> RankState:
         process = f", process {self._processes[rank]}" if self._processes else ""
         name = f"rank {rank} of pool {self.name}{process}"
-        last_call = self._log.open_call(self.name, rank)
+        last_call = self._log.unfinished_call(self.name, rank)
         try:
-            return Seat(name=name, last_call=last_call, sight=ray.get(answer, timeout=0))
+            return RankState(name=name, last_call=last_call, process=ray.get(answer, timeout=0))
         except ray.exceptions.GetTimeoutError:
-            return Seat(name=name, last_call=last_call, sight=None)
+            return RankState(name=name, last_call=last_call, process=None)
         except ray.exceptions.RayError:
-            return Seat(name=name, last_call=last_call, sight=None, is_dead=True)
+            return RankState(name=name, last_call=last_call, process=None, is_dead=True)
 
     def stop(self) -> None:
         """End the processes."""
@@ -242,7 +241,7 @@ class ModelHandle:
         """`layout`: of the model over the group's ranks, if it is not the group's."""
         layout = layout or group.layout
         for name, transfer in transfers_of(worker_class).items():
-            group.reads(transfer, layout)
+            group.add_reader(transfer, layout)
             setattr(self, name, partial(self._call, group, role, name, transfer, layout))
 
     @staticmethod
@@ -271,7 +270,7 @@ def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
             if not arrived:
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
             if pending:  # a wait costs as much as there are references: not one wait for each of them
-                more, pending = ray.wait(pending, num_returns=len(pending), timeout=TOGETHER_SECONDS)
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
                 arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]

@@ -14,9 +14,9 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.stacks import diagnosed
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
@@ -55,8 +55,8 @@ class RayRuntime:
             with self._meter.watching():
                 yield self._start()
         except CommunicationError as error:
-            seats = [seat for group in self._groups.values() for seat in group.look()]
-            raise diagnosed(error, seats, self._stacks) from error
+            ranks = [rank for group in self._groups.values() for rank in group.inspect()]
+            raise diagnose(error, ranks, self._stacks) from error
         finally:
             for end in [group.stop for group in self._groups.values()] + [slots.release for slots in self._slots]:
                 with suppress(Exception):  # it must not hide why the block ended
