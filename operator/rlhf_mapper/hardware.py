@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
 SAME_MEMORY = 0.1
-"""Two figures of a GPU's memory, of driver and vendor, differ by a smaller share than this."""
+"""Two figures of a GPU's memory, of its product name and of the table, differ by a smaller share than this."""
+NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "sxm", "sxm4", "sxm5", "oam", "vf", "hbm3", "hbm3e", "shared"}
+"""Words of a product name that make no difference; a GPU in an SXM or OAM socket is the one that vendors name first.
+
+`shared` is a GPU that pods use in turn. Words that are not here, such as mig (a slice of a GPU) or laptop, are of
+other products.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +40,13 @@ class Gpu:
     """Time to start a kernel; a decoder layer starts about ten."""
     source: str
     """Where the figures are from."""
+    product: frozenset[str] = frozenset()
+    """Words that its product name has, besides memory and NEUTRAL ones; none: it is recognised by no product name."""
 
 
-def _gpu(name: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, host: float, source: str) -> Gpu:
+def _gpu(
+    name: str, product: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, host: float, source: str
+) -> Gpu:
     """A row of the table: gigabytes, TFLOP/s, TFLOP/s, then GB/s."""
     return Gpu(
         name=name,
@@ -46,6 +57,7 @@ def _gpu(name: str, memory: float, bf16: float, fp32: float, hbm: float, link: f
         link_bandwidth=link * GB,
         host_bandwidth=host * GB,
         source=source,
+        product=frozenset(product.split()),
     )
 
 
@@ -64,33 +76,41 @@ CPU_SLOT = Gpu(
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100-40g", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB"),
-        _gpu("a100-80g", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB"),
-        _gpu("h100-80g", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5"),
-        _gpu("h200-141g", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5"),
-        _gpu("b200-180g", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet, one of 8 GPUs"),
-        _gpu("l40s-48g", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; PCIe 4.0 x16, no NVLink"),
-        _gpu("a10-24g", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; PCIe 4.0 x16, no NVLink"),
-        _gpu("t4-16g", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0 x16"),
-        _gpu("mi300x-192g", 192, 1307.4, 163.4, 5300, 896, 64, "AMD Instinct MI300X datasheet; 7 links of 128 GB/s"),
+        _gpu("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB"),
+        _gpu("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB"),
+        _gpu("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB, no bridge"),
+        _gpu("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB, no bridge"),
+        _gpu("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5"),
+        _gpu("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe, no bridge"),
+        _gpu("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL, no bridge"),
+        _gpu("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5"),
+        _gpu("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL, no bridge"),
+        _gpu("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet, one of 8 GPUs"),
+        _gpu("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; PCIe 4.0 x16, no NVLink"),
+        _gpu("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; PCIe 4.0 x16, no NVLink"),
+        _gpu("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0 x16"),
+        _gpu("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links of 128 GB/s"),
         CPU_SLOT,
     )
 }
 
 
 def gpu_of_product(product: str) -> Gpu | None:
-    """The row of the table for what a node's label nvidia.com/gpu.product (or amd.com/gpu.product-name) says.
+    """The row of the table for a product name; None for what the table lacks, and for slices of a GPU.
 
-    Such as NVIDIA-A100-SXM4-80GB or Tesla-T4-SHARED; None for what the table lacks, slices of a GPU among it.
+    product: what a node's label nvidia.com/gpu.product (or amd.com/gpu.product-name) says, such as
+    NVIDIA-A100-SXM4-80GB or Tesla-T4-SHARED, or what a driver says, such as NVIDIA A100 80GB PCIe.
     """
-    words = re.split(r"[^a-z0-9.]+", product.lower())
-    if {"mig", "nvl"} & set(words) or {"h100", "pcie"} <= set(words):  # a slice, or other chips of the same name
-        return None
-    sizes = {int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)gb", word))}
-    rows = [gpu for gpu in GPUS.values() if gpu is not CPU_SLOT and gpu.name.partition("-")[0] in words]
-    if not sizes:
-        return rows[0] if len(rows) == 1 else None
-    return next((gpu for gpu in rows if any(abs(size * GB / gpu.memory - 1) < SAME_MEMORY for size in sizes)), None)
+    words = set(re.split(r"[^a-z0-9.]+", product.lower())) - NEUTRAL - {""}
+    sizes = {word: int(word[:-2]) * GB for word in words if re.fullmatch(r"\d+gb", word)}
+    rows = [
+        gpu
+        for gpu in GPUS.values()
+        if gpu.product
+        and gpu.product == words - sizes.keys()
+        and all(abs(size / gpu.memory - 1) < SAME_MEMORY for size in sizes.values())
+    ]
+    return rows[0] if len(rows) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +139,14 @@ class NodeGroup:
     def link(self) -> float:
         """Bytes/s that one GPU sends to the others of its node."""
         return (self.link_bandwidth or self.gpu.link_bandwidth) / 2
+
+
+def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Groups that differ in nothing but the number of nodes become one."""
+    counts = Counter[NodeGroup]()
+    for group in groups:
+        counts[replace(group, count=1)] += group.count
+    return tuple(replace(one, count=count) for one, count in counts.items())
 
 
 @dataclass(frozen=True)

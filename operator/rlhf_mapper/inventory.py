@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.sentences import explain
-from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup
+from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup, merged
 
 GIGABIT = 1e9 / 8
 """Bytes."""
@@ -118,7 +117,7 @@ def cluster_of(document: object, source: str) -> Cluster:
     types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
     if problems := _conflicts(inventory, types):
         raise SpecError([each.within(f"{source}: ") for each in problems])
-    groups = _merged(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes)
+    groups = merged(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes)
     if len(groups) > MOST_GROUPS:
         raise SpecError(
             [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MOST_GROUPS}")]
@@ -135,15 +134,6 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
     if gpu not in GPUS:
         raise SpecError([Problem("--gpu", f"{_unknown(gpu, GPUS)}; another type takes an --inventory")])
     return Cluster((NodeGroup(gpu=GPUS[gpu], count=nodes, gpus_per_node=gpus_per_node),))
-
-
-def _merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Groups that differ in nothing but the number of nodes become one."""
-    counts: dict[NodeGroup, int] = {}
-    for group in groups:
-        one = replace(group, count=1)
-        counts[one] = counts.get(one, 0) + group.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
 
 
 def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.hardware import CPU_SLOT, GPUS, SAME_MEMORY, Cluster, Gpu, NodeGroup
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, Gpu, NodeGroup, gpu_of_product
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 
@@ -120,9 +119,7 @@ def _cpu_slot(slots: int) -> Gpu:
 
 def _known(name: str, memory: float) -> Gpu:
     """The row of the table for a GPU as its driver names it, such as NVIDIA A100-SXM4-80GB."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    for gpu in GPUS.values():
-        if gpu.name.partition("-")[0] in words and abs(memory / gpu.memory - 1) < SAME_MEMORY:
-            return gpu
+    if gpu := gpu_of_product(name):
+        return gpu
     size = f"{memory / 1e9:.0f} GB"
     raise UnknownGpuError(f"the figures of this machine's GPU, {name} of {size}, are not known; give --inventory")

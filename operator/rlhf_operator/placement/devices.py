@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount, times
-from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup, gpu_of_product
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup, gpu_of_product, merged
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.settings import Settings
@@ -130,7 +130,7 @@ def cluster_of(machines: Sequence[Machines], device: Device, job: Job, settings:
         for gpu, group in zip(gpus, machines, strict=True)
         if gpu
     ]
-    return Cluster(_merged(groups)) if len(groups) == len(machines) else None
+    return Cluster(merged(groups)) if len(groups) == len(machines) else None
 
 
 def gpu_resource(job: Job, settings: Settings) -> str:
@@ -170,15 +170,6 @@ def _grouped(parts: Iterable[tuple[str, int]]) -> tuple[Machines, ...]:
     """Equal (product, slots) counted; the order does not depend on that of the nodes."""
     counted = sorted(Counter(parts).items(), key=lambda each: (-each[1] * each[0][1], each[0]))
     return tuple(Machines(product=product, count=count, slots=slots) for (product, slots), count in counted)
-
-
-def _merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Products of one row of the table are one group."""
-    counts: dict[NodeGroup, int] = {}
-    for group in groups:
-        one = replace(group, count=1)
-        counts[one] = counts.get(one, 0) + group.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
 
 
 def _cpu_group(group: Machines, job: Job, settings: Settings) -> NodeGroup:
