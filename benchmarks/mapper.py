@@ -3,7 +3,7 @@
 Parts: oracles, throughput, placements, transition, generation, points, scaling, real; by default all but `real`.
 All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains the tiny model
 with Ray on CPU slots in several placements (minutes), predicts each from one of them, and says how far it was off.
-Published figures are HybridFlow's, read off its figures (rlhf_mapper/testbed.py).
+Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -24,19 +25,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_mapper import testbed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
+
 from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
 from rlhf_mapper.explained import cuts_of
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.mapping import PHASES, Kind
 from rlhf_mapper.pools import PoolCosts, pool_sizes
-from rlhf_mapper.search.allocations import d_cost, enum_alloc
-from rlhf_mapper.search.exhaustive import exhaustive
 from rlhf_mapper.search.placements import placements
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.strategy import Setting
+from tests.mapper.oracles import testbed
+from tests.mapper.oracles.allocations import d_cost, enum_alloc, least_gpus
+from tests.mapper.oracles.exhaustive import exhaustive
 
 TOKENS = 1024 * 2048
 CONSOLE = Console(width=120)
@@ -76,7 +79,7 @@ def oracles() -> dict[str, Any]:
     for size, model in testbed.MODELS.items():
         states = 2 * sum(memory.states(model, testbed.SOFTWARE, trains=True).values())
         states += 2 * sum(memory.states(model, testbed.SOFTWARE, trains=False).values())
-        gpus = memory.least_gpus(states, GPUS["a100-80g"].memory)
+        gpus = least_gpus(states, GPUS["a100-80g"].memory)
         found[f"least GPUs of PPO {size}: exact, whole machines, power of two"] = [
             gpus,
             8 * math.ceil(gpus / 8),

@@ -11,7 +11,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.hardware import GB, GPUS, Cluster, Gpu, NodeGroup
-from rlhf_mapper.testbed import MODELS
+from tests.mapper.oracles.testbed import MODELS
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
 OFFLINE = ("SFT", "RewardModel", "CostModel", "DPO")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rlhf_api.parallel_sizes import Parallelism
-from rlhf_mapper import testbed
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction, Software
 from rlhf_mapper.hardware import GPUS, NodeGroup
@@ -22,6 +21,7 @@ from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.strategy import PIPELINES, ROOMS, GeneratingStrategies, Setting, Strategies, Wanted
 from rlhf_mapper.workload import Lengths, Work, Workload
+from tests.mapper.oracles import testbed
 
 SMALL = Architecture(layers=6, hidden=1024, heads=12, kv_heads=4, head_size=128, ffn=4096, vocabulary=32000)
 MODELS = {

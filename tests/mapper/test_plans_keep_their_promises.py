@@ -18,10 +18,10 @@ from rlhf_mapper.auto_map import auto_map, task_of
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasible, MappedPool, Prediction
 from rlhf_mapper.pools import PoolCosts
-from rlhf_mapper.search.exhaustive import exhaustive
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
-from rlhf_mapper.testbed import MODELS
+from tests.mapper.oracles.exhaustive import exhaustive
+from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, drawn, job_of, shapes_of
 
 TOLERANCE = 1e-9

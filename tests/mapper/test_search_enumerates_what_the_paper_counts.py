@@ -4,8 +4,8 @@ from itertools import permutations
 
 import pytest
 
-from rlhf_mapper.search.allocations import d_cost, enum_alloc
 from rlhf_mapper.search.placements import assignments, placements
+from tests.mapper.oracles.allocations import d_cost, enum_alloc
 
 PPO = ("actor", "critic", "reference", "reward")
 

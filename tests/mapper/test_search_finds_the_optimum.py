@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rlhf_mapper.search import pruned as pruned_search
-from rlhf_mapper.search.exhaustive import exhaustive
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, StageTable
+from tests.mapper.oracles.exhaustive import exhaustive
 
 MODELS = ("actor", "cost", "critic", "reference", "reward")
 Search = Callable[..., list[Found]]

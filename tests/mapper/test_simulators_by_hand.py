@@ -13,8 +13,8 @@ from rlhf_mapper.hardware import Gpu, NodeGroup
 from rlhf_mapper.simulate import generation, memory, training, transition
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
 from rlhf_mapper.simulate.passes import KERNELS_OF_A_LAYER, Passes
-from rlhf_mapper.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
 from rlhf_mapper.workload import Lengths, Work, Workload
+from tests.mapper.oracles.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
 
 ENDLESS = 1e30
 IDEAL = Efficiency(

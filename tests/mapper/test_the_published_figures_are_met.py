@@ -9,13 +9,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rlhf_mapper import testbed
 from rlhf_mapper.explained import cuts_of
 from rlhf_mapper.hardware import GPUS, Cluster
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import memory
-from rlhf_mapper.testbed import PLACED, PLACEMENTS, THROUGHPUT, TRANSITION, Size
+from tests.mapper.oracles import testbed
+from tests.mapper.oracles.allocations import least_gpus
+from tests.mapper.oracles.testbed import PLACED, PLACEMENTS, THROUGHPUT, TRANSITION, Size
 
 TOKENS = 1024 * 2048
 CLEAR_GAP = 0.07
@@ -67,7 +68,7 @@ def test_the_smallest_clusters_of_ppo_are_the_published_ones(size: Size) -> None
     models = [memory.states(testbed.MODELS[size], testbed.SOFTWARE, trains=trains) for trains in (True, False)]
     states = 2 * sum(sum(each.values()) for each in models)
     assert states == 40 * testbed.MODELS[size].parameters
-    least = memory.least_gpus(states, GPUS["a100-80g"].memory)
+    least = least_gpus(states, GPUS["a100-80g"].memory)
     assert 8 * math.ceil(least / 8) == WHOLE_MACHINES[size]
     assert max(8, 2 ** math.ceil(math.log2(least))) == PUBLISHED_SMALLEST[size]
 

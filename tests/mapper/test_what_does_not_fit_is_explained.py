@@ -11,7 +11,7 @@ from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
 from rlhf_mapper.place import place
-from rlhf_mapper.testbed import MODELS
+from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 SIZE = MODELS["70B"].parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -80,8 +79,3 @@ def kept_of(work: Work, *, trains: bool) -> Kept:
 def logits(model: Architecture, layouts: Layouts, tokens: Numbers) -> Numbers:
     """Bytes of a micro-batch's logits and their gradient in float32."""
     return tokens * (1 if model.scores else model.vocabulary) / layouts.t * 4 * 2
-
-
-def least_gpus(states: float, memory: float) -> int:
-    """The fewest GPUs of so many bytes that hold these states, if they share them evenly (get_min_alloc)."""
-    return math.ceil(states / (STATE_SHARE * memory))

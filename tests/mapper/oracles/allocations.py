@@ -1,8 +1,11 @@
-"""HybridFlow's enum_alloc and d_cost (Algorithm 1) as printed."""
+"""HybridFlow's enum_alloc, d_cost and get_min_alloc (Algorithm 1) as printed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+
+from rlhf_mapper.simulate.memory import STATE_SHARE
 
 
 def enum_alloc(units: int, minima: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -22,3 +25,8 @@ def d_cost(sets: Sequence[Sequence[Sequence[float]]]) -> float:
     """
     costs: list[list[float]] = [[sum(stage) for stage in zip(*models, strict=True)] for models in sets]
     return float(sum(max(stage) for stage in zip(*costs, strict=True)))
+
+
+def least_gpus(states: float, memory: float) -> int:
+    """The fewest GPUs of so many bytes that hold these states, if they share them evenly (get_min_alloc)."""
+    return math.ceil(states / (STATE_SHARE * memory))
