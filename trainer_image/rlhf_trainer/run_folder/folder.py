@@ -258,7 +258,7 @@ class JobFolder:
         """Add a step to metrics.jsonl and show it in the status."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
-        shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if "/" in name)
+        shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
         progress = progress_of(record, total_steps=total_steps, stage=stage)
         self._write_status(progress=progress, metrics=shown)
 
