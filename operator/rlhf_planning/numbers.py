@@ -8,6 +8,7 @@ from datetime import datetime
 MINUS = "\N{MINUS SIGN}"
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 MILLION = 1_000_000
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def number(value: float) -> str:
@@ -30,6 +31,15 @@ def tick(value: float, _: object = None) -> str:
     else:
         text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return text.replace("-", MINUS)
+
+
+def size_text(size: float) -> str:
+    """Bytes with a decimal unit: 538 kB."""
+    for unit in UNITS:
+        if size < 1000 or unit == UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
 
 
 def signed(value: float) -> str:

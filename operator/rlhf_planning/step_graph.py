@@ -24,6 +24,12 @@ class Call:
     adds: Mapping[str, int]
     """Field -> its bytes, at most."""
 
+    @property
+    def label(self) -> str:
+        """Name and arguments."""
+        arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
@@ -54,6 +60,14 @@ class Edge:
     @property
     def bytes(self) -> int:
         return sum(moved.bytes for moved in self.fields)
+
+    @property
+    def spread(self) -> str:
+        """What it splits, broadcasts and sums: `S(0)/2 B*2 P+2`, in the words of `protocols.Spread`."""
+        parts = [f"S(0)/{self.split}"]
+        parts += [f"B*{self.broadcast}"] if self.broadcast > 1 else []
+        parts += [f"P+{self.summed}"] if self.summed > 1 else []
+        return " ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

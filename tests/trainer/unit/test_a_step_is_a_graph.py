@@ -18,7 +18,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_planning.graph_svg import svg_of
-from rlhf_planning.graph_text import spread_of, text_of
+from rlhf_planning.graph_text import text_of
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.cli import app
 from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
@@ -111,7 +111,7 @@ def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: st
     critic = tracer.model("critic", Sharded, Place("right", ParallelSizes(pipeline=2, tensor=1, data=2)))
     critic.read(getattr(actor, made_by)(ShapeFuture()))
     (edge,) = tracer.graph().edges
-    assert spread_of(edge) == typed_as
+    assert edge.spread == typed_as
     assert tracer.graph().bytes == copies * 6 * ROW
 
 

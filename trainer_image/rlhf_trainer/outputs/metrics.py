@@ -22,10 +22,12 @@ class StepMetric:
     """
 
     recorded: str
+    """Its name in metrics.jsonl."""
     name: str
-    kind: Kind
-    unit: str
+    """Its name for Prometheus."""
     meaning: str
+    unit: str = "1"
+    kind: Kind = "gauge"
     part: str = ""
     """Label whose value is the star of `recorded`."""
 
@@ -36,203 +38,171 @@ class StepMetric:
 
 
 METRICS = (
-    StepMetric("step", "rlhf_step", "gauge", "steps", "Latest finished step of the job."),
-    StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "gauge", "steps", "Steps of the whole job."),
-    StepMetric(WARNINGS, "rlhf_warnings_total", "counter", "warnings", "Warnings of the steps of this run."),
-    StepMetric("time/step", "rlhf_step_seconds", "summary", "seconds", "Duration of a step, without evaluation."),
+    StepMetric("step", "rlhf_step", "Latest finished step of the job.", unit="steps"),
+    StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "Steps of the whole job.", unit="steps"),
+    StepMetric(WARNINGS, "rlhf_warnings_total", "Warnings of the steps of this run.", unit="warnings", kind="counter"),
+    StepMetric(
+        "time/step", "rlhf_step_seconds", "Duration of a step, without evaluation.", unit="seconds", kind="summary"
+    ),
     StepMetric(
         "time/*",
         "rlhf_phase_seconds",
-        "summary",
-        "seconds",
-        "Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; controller: no "
-        "rank did anything.",
-        "phase",
+        "Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; "
+        "controller: no rank did anything.",
+        unit="seconds",
+        kind="summary",
+        part="phase",
     ),
     StepMetric(
         "tokens_per_second",
         "rlhf_tokens_per_second",
-        "gauge",
-        "tokens per second",
         "Prompt and response tokens of the step's batch by its duration, over all ranks.",
+        unit="tokens per second",
     ),
     StepMetric(
         "policy_version",
         "rlhf_policy_version",
-        "gauge",
-        "steps",
         "Steps that trained the weights with which the responses were sampled.",
+        unit="steps",
     ),
     StepMetric(
         "loss/*",
         "rlhf_loss",
-        "gauge",
-        "1",
         "Loss over the step's updates: sft, pretrain and those of preference models in nats, others as in PPO.",
-        "objective",
+        part="objective",
     ),
     StepMetric(
         "grad_norm/*",
         "rlhf_grad_norm",
-        "gauge",
-        "1",
         "Largest norm of the gradient in the step's updates, before clipping.",
-        "objective",
+        part="objective",
     ),
     StepMetric(
         "accuracy/pairs",
         "rlhf_pair_accuracy_ratio",
-        "gauge",
-        "ratio",
         "Share of the step's pairs whose responses are scored in the right order.",
+        unit="ratio",
     ),
     StepMetric(
         "margin/pairs",
         "rlhf_pair_margin",
-        "gauge",
-        "1",
         "Mean of the step's pairs of the chosen response's implicit reward less the rejected one's (DPO).",
     ),
     StepMetric(
         "accuracy/safety",
         "rlhf_safety_accuracy_ratio",
-        "gauge",
-        "ratio",
         "Share of the step's responses whose cost has the sign that says whether they are safe.",
+        unit="ratio",
     ),
-    StepMetric("reward/mean", "rlhf_reward_mean", "gauge", "1", "Mean score of the reward over the step's responses."),
+    StepMetric("reward/mean", "rlhf_reward_mean", "Mean score of the reward over the step's responses."),
     StepMetric(
         "reward_part/*",
         "rlhf_reward_part_mean",
-        "gauge",
-        "1",
         "Mean score of a part of a reward that is a sum, before its weight, over the sampled responses.",
-        "part",
+        part="part",
     ),
     StepMetric(
-        "reward/greedy",
-        "rlhf_reward_greedy",
-        "gauge",
-        "1",
-        "Mean score of the reward over the step's greedy responses (ReMax).",
+        "reward/greedy", "rlhf_reward_greedy", "Mean score of the reward over the step's greedy responses (ReMax)."
     ),
-    StepMetric("cost/mean", "rlhf_cost_mean", "gauge", "1", "Mean score of the cost model over the step's responses."),
-    StepMetric(
-        "lagrange/multiplier", "rlhf_lagrange_multiplier", "gauge", "1", "Weight of the cost against the reward."
-    ),
+    StepMetric("cost/mean", "rlhf_cost_mean", "Mean score of the cost model over the step's responses."),
+    StepMetric("lagrange/multiplier", "rlhf_lagrange_multiplier", "Weight of the cost against the reward."),
     StepMetric(
         "groups/with_signal",
         "rlhf_groups_with_signal_ratio",
-        "gauge",
-        "ratio",
         "Share of the step's prompts whose responses differ in reward.",
+        unit="ratio",
     ),
     StepMetric(
-        "response_length/mean", "rlhf_response_length_tokens", "gauge", "tokens", "Mean length of the step's responses."
+        "response_length/mean", "rlhf_response_length_tokens", "Mean length of the step's responses.", unit="tokens"
     ),
     StepMetric(
         "response_finished/mean",
         "rlhf_finished_responses_ratio",
-        "gauge",
-        "ratio",
         "Share of the step's responses that end by themselves, not at the longest length.",
+        unit="ratio",
     ),
     StepMetric(
         "kl/reference",
         "rlhf_kl_reference_nats",
-        "gauge",
-        "nats per response",
         "Divergence of the actor from the reference, mean of the step's responses.",
+        unit="nats per response",
     ),
-    StepMetric(
-        "kl/coefficient", "rlhf_kl_coefficient", "gauge", "1", "Weight of that divergence in the rewards or the loss."
-    ),
+    StepMetric("kl/coefficient", "rlhf_kl_coefficient", "Weight of that divergence in the rewards or the loss."),
     StepMetric(
         "kl/rollout",
         "rlhf_kl_rollout_nats",
-        "gauge",
-        "nats per token",
         "Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.",
+        unit="nats per token",
     ),
     StepMetric(
         "ratio/rollout_max",
         "rlhf_rollout_ratio_max",
-        "gauge",
-        "1",
         "Largest ratio of the trainer's to the generator's probability of a token.",
     ),
     StepMetric(
         "corrected_fraction",
         "rlhf_corrected_tokens_ratio",
-        "gauge",
-        "ratio",
         "Share of the response tokens whose rollout correction is truncated or masked.",
+        unit="ratio",
     ),
     StepMetric(
         "ratio/first_max_deviation",
         "rlhf_first_ratio_deviation_max",
-        "gauge",
-        "1",
         "Largest distance from 1 of the probability ratio in the first mini-batch; about 0.",
     ),
-    StepMetric("entropy", "rlhf_entropy_nats", "gauge", "nats per token", "Mean entropy of the actor's next token."),
+    StepMetric("entropy", "rlhf_entropy_nats", "Mean entropy of the actor's next token.", unit="nats per token"),
     StepMetric(
         "clip_fraction",
         "rlhf_clipped_tokens_ratio",
-        "gauge",
-        "ratio",
         "Share of the response tokens at which the policy loss is clipped.",
+        unit="ratio",
     ),
     StepMetric(
         "padding/waste",
         "rlhf_padding_tokens_ratio",
-        "gauge",
-        "ratio",
         "Share of padding among the tokens that went through the models.",
+        unit="ratio",
     ),
     StepMetric(
         "skipped_updates",
         "rlhf_skipped_updates_total",
-        "counter",
-        "updates",
         "Updates that were skipped because loss or gradient was not finite.",
+        unit="updates",
+        kind="counter",
     ),
     StepMetric(
         "bytes/controller",
         "rlhf_controller_payload_bytes_total",
-        "counter",
-        "bytes",
         "Tensor bytes that the controller (de)serialised; 0 by design.",
+        unit="bytes",
+        kind="counter",
     ),
     StepMetric(
         "bytes/transfer",
         "rlhf_transfer_bytes_total",
-        "counter",
-        "bytes",
         "Bytes of fields that all ranks fetched for their calls.",
+        unit="bytes",
+        kind="counter",
     ),
     StepMetric(
         "bytes/reshard",
         "rlhf_reshard_bytes_total",
-        "counter",
-        "bytes",
         "Bytes of weights that the ranks handed to their generators.",
+        unit="bytes",
+        kind="counter",
     ),
     StepMetric(
         "idle_bytes/*",
         "rlhf_idle_model_bytes",
-        "gauge",
-        "bytes",
         "Most bytes of a model's shard and moments that a rank's device held after a use of the model.",
-        "model",
+        unit="bytes",
+        part="model",
     ),
     StepMetric(
         "evaluation/*",
         "rlhf_evaluation",
-        "gauge",
-        "1",
         "Latest measurement on held-out data during training (spec.evaluation.everySteps).",
-        "measure",
+        part="measure",
     ),
 )
 _ROWS = {metric.recorded: metric for metric in METRICS}
