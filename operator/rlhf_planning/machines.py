@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,31 +26,22 @@ class UnknownGpuError(Exception):
     exit_code: ClassVar[ExitCode] = ExitCode.ENVIRONMENT
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterFlags:
-    """What the command line says of a cluster; without anything it is this machine."""
-
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    gpu: str | None = None
-    inventory: Path | None = None
-
-    def cluster(self) -> Cluster | None:
-        """The cluster, None if nothing is said. Raises SpecError."""
-        flags = {"--nodes": self.nodes, "--gpus-per-node": self.gpus_per_node, "--gpu": self.gpu}
-        given = [flag for flag, value in flags.items() if value is not None]
-        if self.inventory:
-            if given:
-                raise SpecError([Problem(given[0], "is not for a cluster that --inventory describes")])
-            return _read(self.inventory)
-        if self.nodes is None or self.gpus_per_node is None or self.gpu is None:
-            missing = [
-                Problem(flag, f"is missing, {given[0]} needs it") for flag in flags if given and flag not in given
-            ]
-            if missing:
-                raise SpecError(missing)
-            return None
-        return cluster_of_flags(self.nodes, self.gpus_per_node, self.gpu)
+def asked_cluster(
+    *, nodes: int | None, gpus_per_node: int | None, gpu: str | None, inventory: Path | None
+) -> Cluster | None:
+    """The cluster that these options describe; None without any of them. Raises SpecError."""
+    options = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
+    given = [option for option, value in options.items() if value is not None]
+    if inventory:
+        if given:
+            raise SpecError([Problem(given[0], "is not for a cluster that --inventory describes")])
+        return _read(inventory)
+    if nodes is not None and gpus_per_node is not None and gpu is not None:
+        return cluster_of_flags(nodes, gpus_per_node, gpu)
+    if given:
+        missing = [option for option in options if option not in given]
+        raise SpecError([Problem(option, f"is missing, {given[0]} needs it") for option in missing])
+    return None
 
 
 def device_of(job: Job, cluster: Cluster) -> Device:

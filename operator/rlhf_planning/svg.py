@@ -22,15 +22,15 @@ class Picture:
         self.text(MARGIN, 24, title, font_size=15, font_weight=600)
         self.text(MARGIN, 44, below, fill=FAINT)
 
-    def shape(self, kind: str, hover: str = "", **attributes: object) -> None:
+    def shape(self, kind: str, hover: str = "", /, **attributes: object) -> None:
         """Add an element; `hover` is shown where it is pointed at."""
         self._add(kind, f"<title>{escape(hover)}</title>" if hover else "", attributes)
 
-    def text(self, x: float, y: float, content: str, **attributes: object) -> None:
+    def text(self, x: float, y: float, content: str, /, **attributes: object) -> None:
         """Add a text that begins at x on the line y."""
         self._add("text", escape(content), {"x": x, "y": y, **attributes})
 
-    def small(self, x: float, y: float, content: str, **attributes: object) -> None:
+    def small(self, x: float, y: float, content: str, /, **attributes: object) -> None:
         """Add a faint text in small letters."""
         self.text(x, y, content, **{"fill": FAINT, "font_size": 11, **attributes})
 

@@ -132,13 +132,14 @@ def plan(
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
 
     def work() -> None:
-        from rlhf_planning.machines import ClusterFlags  # numpy: time that `validate` does not need
-        from rlhf_trainer.plan_command import PlanOptions, tell_plan
+        from rlhf_trainer.plan_command import PlanOptions, tell_plan  # numpy: time that `validate` does not need
 
-        machines = ClusterFlags(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
         options = PlanOptions(
             only=job,
-            machines=machines,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            gpu=gpu,
+            inventory=inventory,
             objective=objective,
             in_json=in_json,
             graph=graph,

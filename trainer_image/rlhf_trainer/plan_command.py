@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rlhf_planning.calibrate import Measured, measured
 from rlhf_planning.graph_svg import svg_of as graph_svg
 from rlhf_planning.graph_text import LEGEND, text_of
 from rlhf_planning.job_plan import objective_of, plan_job, prices_of
-from rlhf_planning.machines import ClusterFlags, device_of, this_machine
+from rlhf_planning.machines import asked_cluster, device_of, this_machine
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_planning.timeline_svg import svg_of as timeline_svg
@@ -41,7 +41,10 @@ class PlanOptions:
 
     only: str | None
     """One of the jobs; None: all."""
-    machines: ClusterFlags
+    nodes: int | None
+    gpus_per_node: int | None
+    gpu: str | None
+    inventory: Path | None
     objective: str
     """As `--objective` says it."""
     in_json: bool
@@ -62,7 +65,7 @@ class JobPlan:
     mapping: DeviceMapping | Infeasible
     measured: Measured | None
     """By which the prediction is corrected."""
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float]
     """Of a GPU for an hour, by type; none where one is not known."""
 
     @property
@@ -76,10 +79,11 @@ def tell_plan(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
     Raises SpecError; DataError for a model whose shape cannot be read; EnvironmentProblem where no mapping fits, after
     everything has been told.
     """
-    chosen, cluster = _chosen(jobs, options), options.machines.cluster()
+    chosen = _chosen(jobs, options)
+    cluster = asked_cluster(
+        nodes=options.nodes, gpus_per_node=options.gpus_per_node, gpu=options.gpu, inventory=options.inventory
+    )
     plans = [_planned(job, cluster or this_machine(job, gpus_here), jobs, output, options) for job in chosen]
-    if cluster:
-        plans = [replace(each, prices=prices_of(cluster)) for each in plans]
     _tell(plans, options)
     if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
@@ -99,7 +103,7 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
         correction=found.correction if found else None,
         responses=_lengths(options.lengths, job) if options.lengths else (),
     )
-    return JobPlan(job=job, mapping=mapping, measured=found)
+    return JobPlan(job=job, mapping=mapping, measured=found, prices=prices_of(cluster))
 
 
 def _lengths(file: Path, job: Job) -> tuple[float, ...]:

@@ -31,9 +31,8 @@ from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.checkpoints import Checkpoints
-from rlhf_trainer.run.cluster_only import require_no_cluster
 from rlhf_trainer.run.job_run import run_job
-from rlhf_trainer.run.placement import require_possible
+from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run.stages import setting_of, stage_of

@@ -23,9 +23,8 @@ from rlhf_trainer.run_folder.attempt import (
     read_exit,
 )
 from rlhf_trainer.run_folder.commands import save_now
-from rlhf_trainer.run_folder.fence import SETTLE_SECONDS
 from rlhf_trainer.run_folder.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_summary
-from rlhf_trainer.run_folder.lock import only_run_in
+from rlhf_trainer.run_folder.lock import SETTLE_SECONDS, only_run_in
 from tests.trainer.jobs import job
 from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT
@@ -100,7 +99,7 @@ def test_what_an_older_attempt_writes_at_the_last_moment_is_gone(
             file.write('{"step": 4}\n')
         (folder.path / "status.json").write_text('{"attempt": 1, "phase": "Running"}')
 
-    monkeypatch.setattr("rlhf_trainer.run_folder.fence.time.sleep", older_writes)
+    monkeypatch.setattr("rlhf_trainer.run_folder.lock.time.sleep", older_writes)
     attempt(2)
     with only_run_in(folder.path.parent):
         newer = JobFolder(folder.path.parent, job(tmp_path, "mine", SFT))
@@ -113,7 +112,7 @@ def test_an_attempt_waits_for_no_older_one_that_has_ended(
     tmp_path: Path, attempt: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("rlhf_trainer.run_folder.fence.time.sleep", waits.append)
+    monkeypatch.setattr("rlhf_trainer.run_folder.lock.time.sleep", waits.append)
     begin(tmp_path, attempt, 1)
     leave_exit(tmp_path, 3, reason="Data", message="gone")
     begin(tmp_path, attempt, 2)

@@ -20,8 +20,7 @@ import pytest
 
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, Attempt, leave_exit
-from rlhf_trainer.run_folder.fence import marked
-from rlhf_trainer.run_folder.lock import only_run_in
+from rlhf_trainer.run_folder.lock import marked, only_run_in
 from rlhf_trainer.sidecar import Follower, kept_log
 
 PATIENCE = 60

@@ -20,15 +20,14 @@ from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.cluster_only import require_no_cluster
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.machine import write_environment
 from rlhf_trainer.run.placement import Placed, possible_place
+from rlhf_trainer.run.preconditions import require_no_cluster, require_one_vocabulary
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import inventory, ray_session
 from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run.vocabulary import require_one_vocabulary
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.attempt import own_attempt
 from rlhf_trainer.run_folder.folder import (

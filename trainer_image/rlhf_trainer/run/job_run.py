@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
-from rlhf_trainer.run.loop import Record, train
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.stages import stage_of
-from rlhf_trainer.telemetry import Report, StepReport
-
-
-def silent(_: StepReport) -> None:
-    """Tells nobody of a step."""
+from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
 
 
 def run_job(
@@ -54,25 +51,17 @@ def run_job(
         checkpoints.end_step(number, state)
         return runtime.drain()
 
-    def measure(number: int) -> Record:
-        every = job.spec.evaluation.every_steps if job.spec.evaluation else None
-        return evaluation.during() if every and number % every == 0 and number < total_steps else {}
-
-    def after_record(number: int) -> None:
-        checkpoints.after_record(number, state, is_last=number == total_steps)
-        runtime.drain()
-
     if publisher:
         publisher.begin(first_step=done + 1, total_steps=total_steps)
+    every = job.spec.evaluation.every_steps if job.spec.evaluation else None
     with checkpoints.around_steps():
-        train(
-            run_step,
-            first_step=done + 1,
-            total_steps=total_steps,
-            measure=measure,
-            publish=publisher.step if publisher else silent,
-            after_record=after_record,
-        )
+        for number in range(done + 1, total_steps + 1):
+            report, is_last = timed_step(number, run_step), number == total_steps
+            held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
+            if publisher:
+                publisher.step(replace(report, record=finite({**report.record, **held_out})))
+            checkpoints.after_record(number, state, is_last=is_last)
+            runtime.drain()
     measured = evaluation.after()
     checkpoints.before_model()
     runtime.models[stage.saved].save(folder=str(model_folder)).result()
@@ -80,3 +69,25 @@ def run_job(
     if publisher:
         publisher.folder.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **measured}
+
+
+def finite(record: Mapping[str, float]) -> dict[str, float]:
+    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    return {name: value for name, value in record.items() if math.isfinite(value)}
+
+
+def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:
+    """Run one step: its metrics under the names of metrics.jsonl (times in seconds), the ranks' warnings, all spans."""
+    began = time.time()
+    reports = run_step(number)
+    seconds = time.time() - began
+    spans = [span for report in reports for span in report.spans]
+    record = {"step": number, **merge(reports), **phase_seconds(spans, seconds)}
+    if "tokens" in record:
+        record["tokens_per_second"] = record.pop("tokens") / seconds
+    warnings = {name: message for report in reports for name, message in report.warnings.items()}
+    return StepReport(
+        record=record,
+        warnings=[warnings[name] for name in sorted(warnings)],
+        spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
+    )

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
 from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.config_file import made_from
@@ -17,10 +16,9 @@ from rlhf_mapper.place import place
 from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import gpus_here
+from rlhf_trainer.run.preconditions import require_possible
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import model_folder
-from rlhf_trainer.training.models import load_config
-from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
 
 class Placed(NamedTuple):
@@ -61,22 +59,6 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     if isinstance(answer, DeviceMapping):
         return Placed(answer)
     raise EnvironmentProblem(f"{job.name}: {answer}")
-
-
-def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """SpecError if a model cannot be cut so; sizes: (pipeline, tensor); models: what says its shape, and its folder."""
-    problems = []
-    for role, (pipeline, tensor) in sizes.items():
-        if pipeline == tensor == 1:
-            continue
-        model, folder = models[role]
-        config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-        if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
-            size, _, sentence = reason.partition(" ")
-            path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
-            problems.append(Problem(path, sentence))
-    if problems:
-        raise SpecError(problems)
 
 
 def _origin(job: Job, role: Role, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:

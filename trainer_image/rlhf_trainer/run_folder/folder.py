@@ -25,7 +25,7 @@ from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, mark, own_attempt, owner, replace
-from rlhf_trainer.run_folder.fence import require_newest
+from rlhf_trainer.run_folder.lock import require_newest
 
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"

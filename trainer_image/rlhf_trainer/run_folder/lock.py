@@ -1,19 +1,40 @@
-"""A run folder belongs to one run at a time."""
+"""A run folder belongs to one run at a time, and to the newest attempt of its job.
+
+The trainer of an older attempt stops before it writes more.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from threading import Event, Thread
+from typing import Final
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import LOCK, lock_file, own_attempt
-from rlhf_trainer.run_folder.fence import marked, require_newest
+from rlhf_trainer.run_folder.attempt import (
+    BEAT_SECONDS,
+    EXIT,
+    LIFE,
+    LOCK,
+    Attempt,
+    lock_file,
+    mark,
+    newer_attempt,
+    own_attempt,
+    owner,
+    read_exit,
+    replace,
+)
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+SETTLE_SECONDS: Final = 1.0
+"""An older attempt that looked at the mark just before it changed has written by then."""
 
 
 @contextmanager
@@ -60,3 +81,51 @@ def is_running(output: Path) -> bool:
     except OSError:  # no folder, or no run has ever been in it
         return False
     return False
+
+
+def require_newest(output: Path) -> None:
+    """EnvironmentProblem if a newer attempt than that of this process has begun in the run folder."""
+    mine = own_attempt()
+    newer = newer_attempt(output, mine) if mine else None
+    if mine and newer:
+        whose = "this job" if newer.job_uid == mine.job_uid else "a newer job of this name"
+        begun = f"attempt {newer.number} of {whose} has begun"
+        raise EnvironmentProblem(f"{output}: {begun}, so attempt {mine.number} writes no more")
+
+
+@contextmanager
+def marked(output: Path) -> Iterator[None]:
+    """The run folder belongs to this process's attempt, and shows that it is alive while the block runs.
+
+    What an older attempt has left of the kind is replaced. Raises EnvironmentProblem where there is a newer one.
+    """
+    attempt = own_attempt()
+    if attempt is None:
+        yield
+        return
+    require_newest(output)
+    older = owner(output)
+    may_live = older not in (None, attempt) and read_exit(output, older) is None
+    (output / EXIT).unlink(missing_ok=True)
+    mark(output, attempt)
+    if may_live:
+        time.sleep(SETTLE_SECONDS)
+    ended = Event()
+    beats = Thread(target=_beat, args=(output, attempt, ended), daemon=True)
+    beats.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beats.join()
+
+
+def _beat(output: Path, attempt: Attempt, ended: Event) -> None:
+    """Show again and again that this process lives, until it ends or its attempt is over."""
+    count = 0
+    while not newer_attempt(output, attempt):
+        with suppress(OSError):  # a full disk is told by whoever has something to write
+            replace(output / LIFE, f"{attempt} {count} {socket.gethostname()}\n")
+        count += 1
+        if ended.wait(BEAT_SECONDS):
+            return

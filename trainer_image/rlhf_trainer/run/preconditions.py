@@ -1,0 +1,76 @@
+"""What must be so before a job starts; each function raises the error of what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec import Model
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.training.models import load_config, load_tokenizer
+from rlhf_trainer.training.tensor_parallel import impossible_sizes
+
+CLAIM = "pvc://"
+
+
+def require_no_cluster(jobs: Sequence[Job]) -> None:
+    """SpecError for each address on a cluster's volumes, and for a job that is suspended."""
+    claims = {f"{job.name}: spec.{path}": uri for job in jobs for path, uri in _addresses(job) if uri.startswith(CLAIM)}
+    sentence = "is on a volume of a cluster, and no operator runs this job"
+    problems = [Problem(path, f"{uri} {sentence}") for path, uri in claims.items()]
+    problems += [
+        Problem(f"{job.name}: spec.suspend", "is true, so the job is not run") for job in jobs if job.spec.suspend
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _addresses(job: Job) -> Iterator[tuple[str, str]]:
+    """(path of the field, URI) of all that a job reads or writes; that of a shared model comes twice."""
+    spec = job.spec
+    for role, model in job.models().items():
+        yield f"models.{spec.models.source_field(role)}.uri", model.uri
+    yield "data.train.uri", spec.data.train.uri
+    if spec.data.pretrain:
+        yield "data.pretrain.uri", spec.data.pretrain.uri
+    if spec.evaluation:
+        yield "evaluation.data.uri", spec.evaluation.data.uri
+    if spec.checkpoint.storage:
+        yield "checkpoint.storage", spec.checkpoint.storage
+
+
+def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
+    """SpecError if a model cannot be cut so; sizes: (pipeline, tensor); models: what says its shape, and its folder."""
+    problems = []
+    for role, (pipeline, tensor) in sizes.items():
+        if pipeline == tensor == 1:
+            continue
+        model, folder = models[role]
+        config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
+            size, _, sentence = reason.partition(" ")
+            path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
+            problems.append(Problem(path, sentence))
+    if problems:
+        raise SpecError(problems)
+
+
+def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
+    """ConfigError when a model reads the tokens that the actor writes as other words."""
+    models = job.models()
+    if "actor" not in models:
+        return
+    words = {
+        role: load_tokenizer(
+            folders[role], trust_remote_code=model.trust_remote_code, revision=model.revision
+        ).get_vocab()
+        for role, model in models.items()
+    }
+    for role, mine in words.items():
+        if mine != words["actor"]:
+            raise ConfigError(
+                f"{job.name}: spec.models.{job.spec.models.source_field(role)}: its tokenizer is not the actor's "
+                f"({len(mine)} against {len(words['actor'])} entries)"
+            )
