@@ -27,20 +27,21 @@ def plan_job(
     shapes: Mapping[Role, Architecture],
     *,
     device: Device,
-    objective: Objective,
+    objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
 ) -> DeviceMapping | Infeasible:
     """The best mapping of a job onto a cluster, or the one that its manifest says, with what a step would take.
 
-    responses: lengths of past responses in tokens; without any all are as long as may be. Raises SpecError.
+    objective: throughput, unless said otherwise. responses: lengths of past responses in tokens; without any, all are
+    as long as may be. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
         placed = place(job, _inventory(cluster, device))
         return predicted(job, placed, cluster, shapes, correction=correction, responses=responses)
     search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
     mapping = search(objective=objective)
-    if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
+    if isinstance(mapping, Infeasible) and objective and objective.kind == "fewest_gpus":
         return _too_slow(search(), objective.most_seconds)
     return mapping
 

@@ -10,9 +10,7 @@ from rlhf_api.names import PlacedRole, Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
-
-ENGINE_SHARE, MOST_SHARE = 0.05, 0.95
-"""Of a GPU's memory: what the generator needs besides its weights and KV cache, and the most that it may take."""
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
 
 def told(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
@@ -36,8 +34,10 @@ def told(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
             for pool in mapping.pools
         ),
         sizes=tuple(_sizes(job, role, mapping.sizes[role], on_gpus) for role in _placed(tuple(mapping.sizes))),
-        gpu_memory_utilization=_share(job, on_gpus),
-        micro_batch_tokens=_tokens(job, on_gpus),
+        gpu_memory_utilization=(
+            gpu_memory_utilization(job, on_gpus) if on_gpus else job.spec.rollout.gpu_memory_utilization
+        ),
+        micro_batch_tokens=micro_batch_tokens(job, on_gpus.models.values()) if on_gpus else None,
         predicted_step_seconds=prediction.step_seconds if prediction else None,
         predicted_tokens_per_second=prediction.tokens_per_second if prediction else None,
     )
@@ -54,19 +54,3 @@ def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Predict
     offload = prediction.models[role].offload if prediction and job.models()[role].offload == "None" else None
     document = {"role": role, "offload": offload, **asdict(sizes), **unset}
     return MappedSizes.model_validate(document, by_name=True)
-
-
-def _share(job: Job, prediction: Prediction | None) -> float | None:
-    """Of a GPU's memory for generation: as the job says, or as mapped."""
-    if job.spec.algorithm.offline or job.spec.rollout.gpu_memory_utilization or prediction is None:
-        return job.spec.rollout.gpu_memory_utilization
-    return min(prediction.gpu_memory_utilization + ENGINE_SHARE, MOST_SHARE)
-
-
-def _tokens(job: Job, prediction: Prediction | None) -> int | None:
-    """Of a forward pass, so that the largest model has room; never more than the job says."""
-    if prediction is None:
-        return None
-    sequence = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
-    least = min(model.micro_batch for model in prediction.models.values()) * sequence
-    return min(job.spec.training.micro_batch_tokens, max(least, 1))

@@ -1,4 +1,4 @@
-"""Whether models can be cut as the mapping says: known from their configurations before anything starts."""
+"""Where the models of a job live; asked of the mapper and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec import Model
-from rlhf_mapper.auto_map import auto_map, predicted
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import DeviceMapping, Inventory
 from rlhf_mapper.place import place
+from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import gpus_here
@@ -52,12 +52,11 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)
     except (TrainerError, UnknownGpuError) as error:
         return Placed(together, str(error))
-    if job.spec.placement.mode == "Manual":
-        kept = predicted(job, together, cluster, shapes)
-        return Placed(kept) if isinstance(kept, DeviceMapping) else Placed(together, str(kept))
-    answer = auto_map(job, cluster, shapes, device=together.device)
+    answer = plan_job(job, cluster, shapes, device=together.device)
     if isinstance(answer, DeviceMapping):
         return Placed(answer)
+    if job.spec.placement.mode == "Manual":
+        return Placed(together, str(answer))
     raise EnvironmentProblem(f"{job.name}: {answer}")
 
 

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.payload import PayloadMeter
@@ -20,9 +22,9 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
-from rlhf_trainer.run.worker_setting import as_mapped
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
+from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 
@@ -128,3 +130,23 @@ class RayRuntime:
             if "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers
+
+
+def as_mapped(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:
+    """The setting with the micro-batch, offload and cache that the mapper chose for the model on GPUs.
+
+    What the manifest says itself stays; micro-batches only become smaller, so that they fit.
+    """
+    prediction, job = placed.prediction, setting.job
+    if placed.device == "CPU" or prediction is None:
+        return setting
+    mapped, training, rollout = prediction.models[setting.role], job.spec.training, job.spec.rollout
+    tokens = {"micro_batch_tokens": micro_batch_tokens(job, [mapped])}
+    share = {"gpu_memory_utilization": gpu_memory_utilization(job, prediction)}
+    fields = {"training": training.model_copy(update=tokens), "rollout": rollout.model_copy(update=share)}
+    offload = mapped.offload if setting.model.offload == "None" else setting.model.offload
+    return replace(
+        setting,
+        job=job.model_copy(update={"spec": job.spec.model_copy(update=fields)}),
+        model=setting.model.model_copy(update={"offload": offload}),
+    )
