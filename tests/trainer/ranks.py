@@ -51,7 +51,7 @@ def _server() -> RankServer:
 
 
 def _import_trainer() -> None:
-    import rlhf_trainer.training.engine
+    import rlhf_trainer.training.trainer
     import rlhf_trainer.workers.rollout  # noqa: F401
 
 

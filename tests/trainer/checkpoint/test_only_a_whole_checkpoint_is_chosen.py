@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_trainer.checkpoint.storage import Staging, fetched
+from rlhf_trainer.checkpoint.storage import UploadFolder, downloaded
 from rlhf_trainer.checkpoint.store import COMPLETE, CheckpointStore
 from rlhf_trainer.errors import EnvironmentProblem
 
@@ -22,10 +22,10 @@ def write(store: CheckpointStore, step: int, *, complete: bool = True) -> str:
     """A checkpoint of two ranks' files, as workers and controller write it."""
     uri = store.begin(step)
     for rank in range(2):
-        staging = Staging(f"{uri}/actor")
+        staging = UploadFolder(f"{uri}/actor")
         (staging.folder / "random").mkdir(parents=True, exist_ok=True)
         (staging.folder / "random" / f"rank-{rank}").write_text("x" * step)
-        staging.deliver()
+        staging.upload()
     if complete:
         store.complete(uri, {"state.json": f'{{"step": {step}}}', "metrics.jsonl": "line\n"})
     return uri
@@ -77,7 +77,7 @@ def test_a_step_saved_again_forgets_what_a_torn_one_left(store: CheckpointStore)
     damage(store, uri, "actor/shard-of-a-third-rank", b"old")
     write(store, 5)
     assert store.newest() is not None
-    with fetched(f"{uri}/actor") as folder:
+    with downloaded(f"{uri}/actor") as folder:
         assert [path.name for path in folder.iterdir()] == ["random"]
 
 
@@ -97,7 +97,7 @@ def test_pruning_keeps_the_last_whole_ones_and_what_is_being_written(store: Chec
 
 def test_a_ranks_files_come_back_from_wherever_they_are(store: CheckpointStore) -> None:
     uri = write(store, 7)
-    with fetched(f"{uri}/actor") as folder:
+    with downloaded(f"{uri}/actor") as folder:
         found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         assert found == ["random/rank-0", "random/rank-1"]
         assert (folder / "random" / "rank-0").read_text() == "x" * 7
@@ -108,7 +108,7 @@ def test_nothing_stays_on_this_machine_of_what_was_delivered(s3: str, tmp_path: 
         patch.setattr("tempfile.tempdir", str(tmp_path))
         store = CheckpointStore(f"{s3}/{uuid.uuid4()}")
         uri = write(store, 3)
-        with fetched(f"{uri}/actor"):
+        with downloaded(f"{uri}/actor"):
             assert os.listdir(tmp_path)  # noqa: PTH208
         assert list(tmp_path.iterdir()) == []
 

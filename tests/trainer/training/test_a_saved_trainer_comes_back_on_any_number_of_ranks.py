@@ -9,10 +9,10 @@ from torch import nn
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.models import load_language_model
 from rlhf_trainer.training.sharding import shard, weights_on_first_rank
 from rlhf_trainer.training.state import whole_weights
+from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import divisible_config, save_tiny

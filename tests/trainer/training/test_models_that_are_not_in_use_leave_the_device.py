@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import ShardedModel, full_weights, shard
+from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
@@ -61,7 +61,7 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
     outputs: list[Tensor] = []
 
     def held() -> tuple[int, int]:
-        return bytes_held(trainer.model.module.parameters()), bytes_held(trainer.residence._moments())
+        return bytes_held(trainer.model.module.parameters()), bytes_held(trainer.offloader._moments())
 
     def train(steps: range) -> None:
         for step in steps:
@@ -73,29 +73,29 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
                 return share
 
             outputs.append(trainer.infer({"tokens": tokens}, LENGTHS, log_softmax))
-            with trainer.residence.in_use(moments=True):
+            with trainer.offloader.in_use(moments=True):
                 trainer.update({"tokens": tokens}, LENGTHS, loss, step=step)
                 trainer.update({"tokens": tokens}, LENGTHS, loss, step=step)
 
     seen = [held()]
     train(range(1, 4))
     seen.append(held())
-    with trainer.residence.in_use():
+    with trainer.offloader.in_use():
         seen.append(held())
-        with trainer.residence.in_use(moments=True):
+        with trainer.offloader.in_use(moments=True):
             seen.append(held())
         weights = {name: weight.clone() for name, weight in full_weights(trainer.model)}
     seen.append(held())
-    with trainer.residence.in_use(moments=True):
+    with trainer.offloader.in_use(moments=True):
         trainer.state.begin_save(Path(output) / "checkpoint", then=lambda: None)
     train(range(4, 6))
     trainer.state.end_save()
-    with trainer.residence.in_use(moments=True):
+    with trainer.offloader.in_use(moments=True):
         trainer.state.load(Path(output) / "checkpoint")
     recorder.drain()
     train(range(4, 7))
     measured = recorder.drain().maxima["idle_bytes/actor"]
-    with trainer.residence.in_use():
+    with trainer.offloader.in_use():
         restored = {name: weight.clone() for name, weight in full_weights(trainer.model)}
         tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
         save_model(trainer.model, tokenizer, Path(output) / "model")
@@ -137,7 +137,7 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
     """(scores, those of the same model offloaded, bytes it holds at rest, whether its weights can be read there)."""
     tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(1))
     engines = [
-        Engine(language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind)
+        ModelRunner(language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind)
         for kind in ("None", "Parameters")
     ]
     here, away = (engine.infer({"tokens": tokens}, LENGTHS, log_softmax) for engine in engines)

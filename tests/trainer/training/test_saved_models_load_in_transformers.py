@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError
-from rlhf_trainer.training.engine import Engine
 from rlhf_trainer.training.models import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import shard
+from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
 
@@ -63,7 +63,7 @@ def test_a_reward_model_loads_as_a_sequence_classifier(tmp_path: Path) -> None:
 def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, compute_dtype=torch.bfloat16, recompute_activations=False)
-    engine = Engine(sharded, token_budget=100, role="actor", offload="None")
+    engine = ModelRunner(sharded, token_budget=100, role="actor", offload="None")
     engine.infer({"tokens": TOKENS}, torch.tensor([5]), lambda logits, micro: logits[..., 0])
     save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
 

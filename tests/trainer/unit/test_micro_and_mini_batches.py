@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
-from rlhf_trainer.training.mini_batches import deal
+from rlhf_trainer.training.mini_batches import assign_mini_batches
 
 LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])
 
@@ -40,21 +40,21 @@ def test_padding_waste_counts_the_tokens_that_are_not_there() -> None:
 
 def test_mini_batches_are_the_same_for_any_number_of_ranks() -> None:
     rows = torch.arange(24)
-    whole = deal(rows, count=3, seed=1, step=5, epoch=0)
+    whole = assign_mini_batches(rows, count=3, seed=1, step=5, epoch=0)
     for ranks in (2, 4, 8):
-        parts = [deal(part, count=3, seed=1, step=5, epoch=0) for part in rows.chunk(ranks)]
+        parts = [assign_mini_batches(part, count=3, seed=1, step=5, epoch=0) for part in rows.chunk(ranks)]
         assert torch.equal(torch.cat(parts), whole)
 
 
 def test_each_rank_has_as_many_rows_in_every_mini_batch() -> None:
     for part in torch.arange(24).chunk(2):
-        assert torch.bincount(deal(part, count=3, seed=1, step=5, epoch=0)).tolist() == [4, 4, 4]
+        assert torch.bincount(assign_mini_batches(part, count=3, seed=1, step=5, epoch=0)).tolist() == [4, 4, 4]
 
 
 def test_mini_batches_differ_between_steps_and_epochs() -> None:
     rows = torch.arange(64)
-    first = deal(rows, count=4, seed=1, step=1, epoch=0)
-    assert not torch.equal(first, deal(rows, count=4, seed=1, step=1, epoch=1))
-    assert not torch.equal(first, deal(rows, count=4, seed=1, step=2, epoch=0))
-    assert not torch.equal(first, deal(rows, count=4, seed=2, step=1, epoch=0))
-    assert torch.equal(first, deal(rows, count=4, seed=1, step=1, epoch=0))
+    first = assign_mini_batches(rows, count=4, seed=1, step=1, epoch=0)
+    assert not torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=1, epoch=1))
+    assert not torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=2, epoch=0))
+    assert not torch.equal(first, assign_mini_batches(rows, count=4, seed=2, step=1, epoch=0))
+    assert torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=1, epoch=0))

@@ -1,4 +1,4 @@
-"""Folders on this machine and in object stores behind one door (fsspec), and the way between the two."""
+"""Folders on this machine and in object stores (by fsspec), upload and download."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rlhf_trainer.errors import EnvironmentProblem
 
 
-def opened(uri: str) -> tuple[AbstractFileSystem, str]:
+def open_storage(uri: str) -> tuple[AbstractFileSystem, str]:
     """(file system, path in it) of a folder or a URL; credentials and endpoints come from the environment."""
     files, path = url_to_fs(uri, use_listings_cache=False)
     return files, path.rstrip("/")
@@ -23,30 +23,30 @@ def opened(uri: str) -> tuple[AbstractFileSystem, str]:
 
 @contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """What goes wrong with the storage in the block is an EnvironmentProblem that names the address."""
+    """Turn any error of the storage in the block into an EnvironmentProblem that names the address."""
     try:
         yield
     except ImportError as error:
         raise EnvironmentProblem(f"{uri}: needs a package that is not installed: {error}") from error
-    except Exception as error:  # every kind of storage has errors of its own
+    except Exception as error:  # each kind of storage raises errors of its own
         reason = " ".join(str(error).split())[:300]
         raise EnvironmentProblem(f"{uri}: {type(error).__name__}: {reason}") from error
 
 
-class Staging:
-    """Where a rank writes files for an address: there, or on this machine's disk until they are delivered."""
+class UploadFolder:
+    """The folder in which a rank writes files for an address: that address itself, or a temporary folder to upload."""
 
     def __init__(self, uri: str) -> None:
         with storage_errors(uri):
-            self._files, self._path = opened(uri)
+            self._files, self._path = open_storage(uri)
         self._uri = uri
-        self._is_here = isinstance(self._files, LocalFileSystem)
-        self.folder = Path(self._path) if self._is_here else Path(tempfile.mkdtemp(prefix="rlhf-checkpoint-"))
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        self.folder = Path(self._path) if self._is_local else Path(tempfile.mkdtemp(prefix="rlhf-checkpoint-"))
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def deliver(self) -> None:
-        """Upload what the folder holds and delete it; nothing to do for an address on this machine."""
-        if self._is_here:
+    def upload(self) -> None:
+        """Upload the temporary folder and delete it; does nothing for an address on this machine."""
+        if self._is_local:
             return
         try:
             with storage_errors(self._uri):
@@ -57,10 +57,10 @@ class Staging:
 
 
 @contextmanager
-def fetched(uri: str) -> Iterator[Path]:
-    """The folder at an address, on this machine's disk while the block runs."""
+def downloaded(uri: str) -> Iterator[Path]:
+    """The folder of an address on this machine's disk, while the block runs."""
     with storage_errors(uri):
-        files, path = opened(uri)
+        files, path = open_storage(uri)
     if isinstance(files, LocalFileSystem):
         yield Path(path)
         return

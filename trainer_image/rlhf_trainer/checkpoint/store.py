@@ -1,7 +1,7 @@
-"""The checkpoints of a job: folders `step-000010/`, each whole if and only if its COMPLETE fits what lies beside it.
+"""The checkpoints of a job: folders `step-000010/`, each whole only if its COMPLETE lists exactly the files there.
 
 A folder holds `state.json` and other files of the controller, and a folder per model that its ranks wrote. COMPLETE is
-written last and lists every other file with its size, so a checkpoint that was cut short is told from a whole one.
+written last and lists every other file with its size, so an unfinished checkpoint is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from rlhf_trainer.checkpoint.storage import opened, storage_errors
+from rlhf_trainer.checkpoint.storage import open_storage, storage_errors
 
 COMPLETE, STATE = "COMPLETE", "state.json"
 PREFIX = "step-"
@@ -46,7 +46,7 @@ class Checkpoint:
     def text(self, name: str) -> str:
         """The content of one of the controller's files."""
         with storage_errors(self.uri):
-            files, path = opened(self.uri)
+            files, path = open_storage(self.uri)
             text: str = files.cat_file(f"{path}/{name}").decode()
         return text
 
@@ -63,10 +63,10 @@ class CheckpointStore:
         """Raises EnvironmentProblem when the package for this kind of address is missing."""
         self.uri = uri.rstrip("/")
         with storage_errors(self.uri):
-            self._files, self._path = opened(self.uri)
+            self._files, self._path = open_storage(self.uri)
 
     def try_writing(self) -> None:
-        """Raises EnvironmentProblem if nothing can be written here, before anybody has trained for hours."""
+        """Raises EnvironmentProblem if nothing can be written here; called before training starts."""
         with storage_errors(self.uri):
             self._make_folder(self._path)
             self._files.pipe_file(f"{self._path}/{PROBE}", b"")
@@ -87,7 +87,7 @@ class CheckpointStore:
         return next((checkpoint for checkpoint in reversed(self.all()) if checkpoint.is_whole), None)
 
     def begin(self, step: int) -> str:
-        """Address of a step's checkpoint; what a torn one left there is gone."""
+        """Make an empty folder for a step's checkpoint; returns its address."""
         name = f"{PREFIX}{step:06d}"
         with storage_errors(self.uri):
             self._remove(name)
@@ -95,7 +95,7 @@ class CheckpointStore:
         return f"{self.uri}/{name}"
 
     def complete(self, uri: str, texts: Mapping[str, str]) -> Checkpoint:
-        """Everything the ranks write is there: add the controller's files and, last of all, COMPLETE."""
+        """Add the controller's files (name -> text) and, last, COMPLETE; the ranks must have written theirs."""
         name = uri.rsplit("/", 1)[-1]
         folder = f"{self._path}/{name}"
         with storage_errors(uri):
@@ -108,7 +108,7 @@ class CheckpointStore:
             return self._inspect(name)
 
     def prune(self, keep_last: int) -> None:
-        """Delete all but the newest whole ones, and what is torn and older than the newest whole one."""
+        """Delete all that are older than the newest whole one, but the newest `keep_last` whole ones."""
         checkpoints = self.all()
         whole = [checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole]
         with storage_errors(self.uri):
@@ -123,12 +123,12 @@ class CheckpointStore:
                 self._remove(checkpoint.name)
 
     def _make_folder(self, path: str) -> None:
-        """An object store has no folders, and would make a bucket."""
+        """Only on this machine: object stores have no folders, and makedirs would create a bucket."""
         if isinstance(self._files, LocalFileSystem):
             self._files.makedirs(path, exist_ok=True)
 
     def _remove(self, name: str) -> None:
-        """Delete a folder, its COMPLETE first, so that half of it is never chosen."""
+        """Delete a folder, its COMPLETE first, so that a half deleted checkpoint is never taken for a whole one."""
         folder = f"{self._path}/{name}"
         if self._files.exists(f"{folder}/{COMPLETE}"):
             self._files.rm_file(f"{folder}/{COMPLETE}")
@@ -142,12 +142,12 @@ class CheckpointStore:
         return {names[path]: int(entry["size"]) for path, entry in found.items() if names[path] != COMPLETE}
 
     def _inspect(self, name: str) -> Checkpoint:
-        """What a folder holds, held against its COMPLETE."""
+        """The checkpoint in a folder, checked against its COMPLETE."""
         folder = f"{self._path}/{name}"
         sizes = self._sizes(folder)
         problem, saved_at = "it was not finished (no COMPLETE)", None
         if self._files.exists(f"{folder}/{COMPLETE}"):
-            problem, saved_at = judged(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
+            problem, saved_at = verified(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
         return Checkpoint(
             step=int(name.removeprefix(PREFIX)),
             uri=f"{self.uri}/{name}",
@@ -157,8 +157,8 @@ class CheckpointStore:
         )
 
 
-def judged(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
-    """(what is wrong with the files found, when they were saved) by the text of COMPLETE."""
+def verified(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
+    """(what is wrong with the files found, when they were saved), according to the text of COMPLETE."""
     try:
         document = json.loads(marker)
         return difference(document["files"], found), datetime.fromisoformat(document["savedAt"])

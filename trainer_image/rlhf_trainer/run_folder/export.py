@@ -8,9 +8,9 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint.storage import fetched, storage_errors
+from rlhf_trainer.checkpoint.storage import downloaded, storage_errors
 from rlhf_trainer.checkpoint.store import CheckpointStore
-from rlhf_trainer.training.save import DESCRIPTION, appearing_whole
+from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder
 from rlhf_trainer.training.state import whole_weights
 
 
@@ -28,9 +28,9 @@ def export(uri: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = found[name].state()["model"]
-    with fetched(f"{found[name].uri}/{role}") as saved:
+    with downloaded(f"{found[name].uri}/{role}") as saved:
         with storage_errors(uri):
             weights = whole_weights(saved)
-        with appearing_whole(folder.resolve()) as unfinished:
-            shutil.copytree(saved / DESCRIPTION, unfinished, dirs_exist_ok=True)
+        with atomic_folder(folder.resolve()) as unfinished:
+            shutil.copytree(saved / CONFIG_FOLDER, unfinished, dirs_exist_ok=True)
             save_torch_state_dict(weights, unfinished)

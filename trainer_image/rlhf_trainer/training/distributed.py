@@ -1,4 +1,4 @@
-"""One rank's place in torch.distributed, by torchrun's environment contract."""
+"""Joins torch.distributed by torchrun's environment variables, and a few collectives over all or some ranks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def start(device: Device, timeout_seconds: float) -> int:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timeout)
-    global _timeout  # noqa: PLW0603 like torch's own groups it belongs to the process
+    global _timeout  # noqa: PLW0603 one value for the process, like torch's default group
     _timeout = timeout
     return dist.get_rank()
 
 
 def collective_timeout() -> timedelta | None:
-    """How long a collective may take, by the job; None before `start`. Torch asks for it with every new group."""
+    """How long a collective may take; None before `start`. Torch takes it as an argument of each new group."""
     return _timeout
 
 
 def new_background_group() -> dist.ProcessGroup:
-    """All ranks once more, for the collectives of one other thread: those of two threads must not mix in a group."""
+    """A second group of all ranks, for another thread: collectives of two threads must not use the same group."""
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_timeout)
     return group
 
@@ -61,7 +61,7 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
 
 
 def rows_of_all_ranks(values: torch.Tensor, start: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The rows of the whole batch, float64 [B]: this rank holds the rows from `start` on, however they are cut."""
+    """All ranks' rows put together, float64 [B]; `values` are this rank's, the first of which is row `start`."""
     total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())
     rows[start : start + len(values)] = values

@@ -1,4 +1,4 @@
-"""The ranks of a pool as one model sees them: p-t-d axes, and what ranks with different rows do together."""
+"""The process groups of a model's p-t-d axes, and the collectives of ranks that hold different rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlhf_trainer.training.distributed import (
     sum_over_ranks,
 )
 
-# It says for every gradient norm and every whole weight that two collectives are more than one.
+# It warns at each gradient norm and each gathered weight that two collectives are slower than one.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA = "data"
-"""Replicas and shards as one axis."""
+"""The name of replicas and shards as one axis."""
 
 
 class ModelMesh:
@@ -44,34 +44,34 @@ class ModelMesh:
         if (timeout := collective_timeout()) is not None:
             for name in (*kept, *((DATA,) if layout.replicas > 1 else ())):
                 distributed_c10d._set_pg_timeout(timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
-        self._place = layout.coordinates(dist.get_rank())
+        self._coordinates = layout.coordinates(dist.get_rank())
 
-    def place(self, axis: Axis) -> int:
-        """Where this rank is on an axis."""
-        return self._place[axis]
+    def coordinate(self, axis: Axis) -> int:
+        """This rank's index on an axis."""
+        return self._coordinates[axis]
 
     @property
     def data_axes(self) -> DeviceMesh:
-        """The axes over which FSDP2 shards and, with replicas, copies."""
+        """The axes over which FSDP2 shards, with replicas two: those of copies and of shards (HSDP)."""
         return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
 
     @property
     def tensor_axis(self) -> DeviceMesh:
-        """The tensor-parallel ranks of this rank's stage and replica; only where there are several."""
+        """The axis of this rank's tensor-parallel ranks; KeyError if t is 1."""
         return self._mesh[TENSOR]
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup:
-        """The stages of this rank's pipeline; only where there are several."""
+        """The ranks of this rank's pipeline; KeyError if p is 1."""
         return self._mesh[PIPELINE].get_group()
 
     @property
     def is_first_stage(self) -> bool:
-        return self.place("pipeline") == 0
+        return self.coordinate("pipeline") == 0
 
     @property
     def is_last_stage(self) -> bool:
-        return self.place("pipeline") == self.layout.pipeline - 1
+        return self.coordinate("pipeline") == self.layout.pipeline - 1
 
     @property
     def _data_group(self) -> dist.ProcessGroup:
@@ -90,7 +90,7 @@ class ModelMesh:
         return rows_of_all_ranks(values, start, self._data_group)
 
     def from_last_stage(self, values: Tensor) -> Tensor:
-        """The values of the last stage, on all stages; the others may hold anything of that shape."""
+        """Broadcast the last stage's values to all stages; the others may pass anything of that shape."""
         if self.layout.pipeline == 1:
             return values
         given = (values if self.is_last_stage else torch.zeros_like(values)).to(device_here())

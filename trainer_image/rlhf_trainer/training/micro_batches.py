@@ -1,4 +1,4 @@
-"""Cuts a rank's rows into micro-batches of rows of like length under a token budget."""
+"""Groups a rank's rows into micro-batches of similar length under a token budget."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def micro_batches(lengths: Tensor, *, token_budget: int) -> list[Tensor]:
 
 
 def even_micro_batches(lengths: Tensor, *, token_budget: int, at_least: int) -> list[Tensor]:
-    """The same for a pipeline, whose micro-batches have one shape: as many rows in each, of the longest row's length.
+    """The same for pipelining, whose micro-batches must have one shape: equally many rows of the longest row's length.
 
-    There are `at_least` so many, if there are so many rows.
+    There are at least `at_least` micro-batches, if there are so many rows.
     """
     if not len(lengths):
         return []

@@ -1,4 +1,4 @@
-"""Models of transformers as the trainer uses them: a causal language model, and a scorer with one value a token."""
+"""Transformers models as the trainer uses them: a causal language model, and a scorer with one value for each token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rlhf_trainer.errors import ConfigError, DataError
 
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-"""Files that run code when they are opened, so they never are."""
+"""Files that can run code when they are loaded, so they are never loaded."""
 
 
-class LeftOut(nn.Module):
-    """In the place of a layer, norm or head that another pipeline stage has: the names of the others stay the same."""
+class MissingLayer(nn.Module):
+    """Replaces a layer, norm or head that another pipeline stage holds, so that the other modules keep their names."""
 
     def forward(self, hidden: Tensor, **_: Any) -> Tensor:
         return hidden
@@ -35,8 +35,8 @@ class LeftOut(nn.Module):
 class Scorer(nn.Module):
     """A sequence classification model with one label, read at every token: reward model and critic.
 
-    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token. A pipeline stage takes hidden states
-    [B, T, H] from the one before it, and one without the head gives them.
+    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token. Later pipeline stages take
+    hidden states [B, T, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, classifier: PreTrainedModel) -> None:
@@ -46,13 +46,13 @@ class Scorer(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         hidden: Tensor = self.classifier.base_model(**_named(given), use_cache=False).last_hidden_state
         scores: Tensor = self.classifier.score(hidden)
-        return scores if isinstance(self.classifier.score, LeftOut) else scores.squeeze(-1).float()
+        return scores if isinstance(self.classifier.score, MissingLayer) else scores.squeeze(-1).float()
 
 
 class LanguageModel(nn.Module):
     """A causal language model: `forward(tokens [B, T]) -> logits [B, T, V]`. Right padding needs no attention mask.
 
-    A pipeline stage takes hidden states [B, T, H] from the one before it, and one without the head gives them.
+    Later pipeline stages take hidden states [B, T, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
@@ -65,7 +65,7 @@ class LanguageModel(nn.Module):
 
 
 def _named(given: Tensor) -> dict[str, Tensor]:
-    """What transformers calls token ids, or the hidden states of another stage."""
+    """The input under the name that transformers has for token ids or for the hidden states of another stage."""
     return {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
 
 
@@ -77,19 +77,19 @@ def inner(model: nn.Module) -> PreTrainedModel:
 
 
 def has_copy_of_embedding(model: nn.Module) -> bool:
-    """Whether this is a pipeline's last stage whose head is a copy of the first one's embedding."""
-    pretrained: Any = inner(model)
-    head = getattr(pretrained, "lm_head", None)
-    return head is not None and not isinstance(head, LeftOut) and shares_embedding(model) and _embedding(model) is None
+    """Whether this is a pipeline's last stage, whose head is a copy of the first stage's embedding."""
+    head = getattr(inner(model), "lm_head", None)
+    has_head = head is not None and not isinstance(head, MissingLayer)
+    return has_head and ties_embedding(model) and _embedding(model) is None
 
 
-def shares_embedding(model: nn.Module) -> bool:
-    """Whether the head of a language model is its embedding."""
+def ties_embedding(model: nn.Module) -> bool:
+    """Whether a model is a language model whose head is its embedding."""
     return isinstance(model, LanguageModel) and bool(inner(model).config.tie_word_embeddings)
 
 
-def shared_parameter(model: nn.Module) -> nn.Parameter:
-    """The embedding of a first stage, or its copy in a last one."""
+def tied_embedding(model: nn.Module) -> nn.Parameter:
+    """The embedding of a first stage, or its copy on a last stage."""
     pretrained: Any = inner(model)
     parameter = pretrained.lm_head.weight if has_copy_of_embedding(model) else _embedding(model).weight
     assert isinstance(parameter, nn.Parameter)
@@ -194,7 +194,7 @@ def load_scorer(
 
 
 def _loaded(factory: Any, folder: str, **options: Any) -> Any:
-    """`from_pretrained` whose failures are one sentence."""
+    """`from_pretrained`; its errors become DataErrors of one sentence."""
     try:
         return factory.from_pretrained(folder, **options)
     except (OSError, ValueError, SafetensorError) as error:

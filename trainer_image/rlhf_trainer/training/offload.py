@@ -1,4 +1,4 @@
-"""Models that are not in use leave the device: their shards and moments wait in host memory."""
+"""Offload: a model's shards and its optimizer's moments are moved to host memory while the model is not in use."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from torch.distributed.tensor import DTensor
 from rlhf_api.spec import Offload
 from rlhf_trainer.telemetry import recorder
 
-Away = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-"""(emptied storage on the device, its copy in host memory)."""
+Offloaded = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""(the emptied storage on the device, its copy in host memory)."""
 
 
-class Residence:
-    """Where the shards of a model and the moments of its optimizer are: on the device, or away while nobody uses them.
+class Offloader:
+    """Keeps a model's shards and its optimizer's moments on the device only while the model is in use.
 
-    A storage is emptied and filled in place, so whatever looks into it, FSDP2 and the optimizer among them, sees the
-    same bits when it is back. On CPU the host's copy is another piece of the same memory.
+    Storages are emptied and filled in place, so FSDP2, the optimizer and all other views see the same bits afterwards.
+    On CPU the copy in host memory is in the same memory: nothing is saved, but the same code runs.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, offload: Offload, role: str
     ) -> None:
-        """`offload`: what goes away; role: for the measurement."""
+        """offload: what is moved to host memory; role: for the measurement."""
         self._model, self._optimizer, self._role = model, optimizer, role
-        self._parameters_leave = offload in ("Parameters", "All")
-        self._moments_leave = offload in ("Optimizer", "All")
+        self._offloads_parameters = offload in ("Parameters", "All")
+        self._offloads_moments = offload in ("Optimizer", "All")
         self._users = 0
-        self._parameters_away: Away = []
-        self._moments_away: Away = []
-        self._leave()
+        self._offloaded_parameters: Offloaded = []
+        self._offloaded_moments: Offloaded = []
+        self._offload()
 
     @contextmanager
     def in_use(self, *, moments: bool = False) -> Iterator[None]:
-        """The parameters, and if asked the moments, are on the device while this block and those around it run."""
+        """While this block runs, the parameters (with `moments` also those) are on the device; blocks may be nested."""
         self._users += 1
-        bring_back(self._parameters_away)
+        load_storages(self._offloaded_parameters)
         if moments:
-            bring_back(self._moments_away)
+            load_storages(self._offloaded_moments)
         try:
             yield
         finally:
             self._users -= 1
             if not self._users:
-                self._leave()
+                self._offload()
 
-    def _leave(self) -> None:
-        if self._parameters_leave:
-            self._parameters_away += send_away(self._model.parameters())
-        if self._moments_leave:
-            self._moments_away += send_away(self._moments())
+    def _offload(self) -> None:
+        if self._offloads_parameters:
+            self._offloaded_parameters += offload_storages(self._model.parameters())
+        if self._offloads_moments:
+            self._offloaded_moments += offload_storages(self._moments())
         recorder.maximum(f"idle_bytes/{self._role}", bytes_held([*self._model.parameters(), *self._moments()]))
 
     def _moments(self) -> list[Tensor]:
@@ -62,32 +62,32 @@ class Residence:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """What this rank holds of the tensors, each storage once; those that are empty or away are left out."""
+    """The storages of this rank's shards of the tensors, each once, without those that are empty or offloaded."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
     return [storage for storage in found.values() if storage.nbytes()]
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:
-    """Bytes of this rank's storages of the tensors that are not away."""
+    """Bytes on the device of this rank's shards of the tensors; offloaded ones count 0."""
     return sum(storage.nbytes() for storage in storages(tensors))
 
 
-def send_away(tensors: Iterable[Tensor]) -> Away:
+def offload_storages(tensors: Iterable[Tensor]) -> Offloaded:
     """Copy the tensors' storages to host memory, pinned if they are on a GPU, and empty them."""
-    away: Away = []
+    offloaded: Offloaded = []
     for storage in storages(tensors):
         on_gpu = storage.device.type == "cuda"
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu).untyped_storage()
         host.copy_(storage, non_blocking=False)
         storage.resize_(0)
-        away.append((storage, host))
-    return away
+        offloaded.append((storage, host))
+    return offloaded
 
 
-def bring_back(away: Away) -> None:
-    """Fill the storages again; `away` is empty then."""
-    for storage, host in away:
+def load_storages(offloaded: Offloaded) -> None:
+    """Fill the storages on the device again, and clear `offloaded`."""
+    for storage, host in offloaded:
         storage.resize_(host.nbytes())
         storage.copy_(host, non_blocking=False)
-    away.clear()
+    offloaded.clear()

@@ -13,63 +13,68 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.forward_backward import InputTokens, MicroBatch, OutputFunction
 from rlhf_trainer.training.mesh import ModelMesh
-from rlhf_trainer.training.models import LeftOut, inner
-from rlhf_trainer.training.passes import Compute, MicroBatch, Reads
+from rlhf_trainer.training.models import MissingLayer, inner
 
 
-def cut_stage(model: nn.Module, mesh: ModelMesh) -> None:
-    """Leave this rank's stage of a LanguageModel or Scorer: the layers of a block, first the embedding, last the head.
+def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
+    """Remove all but this rank's pipeline stage from a LanguageModel or Scorer, in place.
 
-    A head that is tied to the embedding stays with the last stage, whose copy goes by its own name.
+    A stage is a block of layers; the first also holds the embedding, the last the final norm and the head. A tied head
+    stays on the last stage, as a copy of the embedding.
     """
     pretrained = inner(model)
     base: Any = pretrained.base_model
-    mine = blocks(len(base.layers), mesh.layout.pipeline)[mesh.place("pipeline")]
+    mine = blocks(len(base.layers), mesh.layout.pipeline)[mesh.coordinate("pipeline")]
     for number in range(len(base.layers)):
         if number not in mine:
-            base.layers[number] = LeftOut()
+            base.layers[number] = MissingLayer()
     if not mesh.is_first_stage:
         base.embed_tokens = None
     if not mesh.is_last_stage:
-        base.norm = LeftOut()
-        setattr(pretrained, "lm_head" if hasattr(pretrained, "lm_head") else "score", LeftOut())
+        base.norm = MissingLayer()
+        setattr(pretrained, "lm_head" if hasattr(pretrained, "lm_head") else "score", MissingLayer())
 
 
-class Pipeline:
-    """Runs the micro-batches of one stage in step with the other stages, one forward and one backward in turn."""
+class Pipelining:
+    """Runs the micro-batches of this rank's stage: forward passes by GPipe's schedule, training by 1F1B."""
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
-        """dtype: of the hidden states between stages."""
+        """dtype: of the hidden states that stages send each other."""
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
-    def infer(self, micros: Sequence[MicroBatch], reads: Reads, compute: Compute) -> list[Tensor]:
-        """`compute` of each micro-batch; only the last stage has them, the others get none."""
-        return self._run(micros, reads, compute, learns=False)
+    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
+        return self._run(micros, input_tokens, compute, backward=False)
 
-    def learn(self, micros: Sequence[MicroBatch], reads: Reads, loss: Compute) -> list[Tensor]:
-        """The losses of the micro-batches, after the backward pass of each; only on the last stage."""
-        return self._run(micros, reads, loss, learns=True)
+    def forward_backward(
+        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
+    ) -> list[Tensor]:
+        return self._run(micros, input_tokens, loss, backward=True)
 
-    def _run(self, micros: Sequence[MicroBatch], reads: Reads, compute: Compute, *, learns: bool) -> list[Tensor]:
+    def _run(
+        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction, *, backward: bool
+    ) -> list[Tensor]:
         mesh, count = self._mesh, self._mesh.layout.pipeline
-        even = evened(micros, at_least=count)
-        tokens = [reads(micro.fields) for micro in even]
+        even = padded_alike(micros, at_least=count)
+        tokens = [input_tokens(micro.fields) for micro in even]
         hidden = torch.empty(
-            (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=learns
+            (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
         )
         stage = PipelineStage(
-            StageOutput(self._model, even, compute) if mesh.is_last_stage else StagePart(self._model),
-            mesh.place("pipeline"),
+            LastStageModule(self._model, even, compute) if mesh.is_last_stage else StageModule(self._model),
+            mesh.coordinate("pipeline"),
             count,
             device_here(),
             input_args=(tokens[0] if mesh.is_first_stage else hidden,),
             output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
             group=mesh.pipeline_group,
         )
-        schedule = (Schedule1F1B if learns else ScheduleGPipe)(stage, len(even), loss_fn=_itself, scale_grads=False)
+        schedule = (Schedule1F1B if backward else ScheduleGPipe)(
+            stage, len(even), loss_fn=_output_is_loss, scale_grads=False
+        )
         results: list[Tensor] = []
-        run = schedule.step if learns else schedule.eval
+        run = schedule.step if backward else schedule.eval
         run(
             *([torch.cat(tokens)] if mesh.is_first_stage else []),
             target=torch.zeros(len(even)) if mesh.is_last_stage else None,
@@ -79,23 +84,23 @@ class Pipeline:
         return results[: len(micros)]
 
 
-class StagePart(nn.Module):
-    """A stage that hands its hidden states on."""
+class StageModule(nn.Module):
+    """A stage that sends its hidden states to the next one."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, given: Tensor) -> Tensor:
-        """Tokens [b, T] for the first stage, hidden states [b, T, H] for others, to hidden states."""
+        """Tokens [b, T] on the first stage, hidden states [b, T, H] on others -> hidden states [b, T, H]."""
         states: Tensor = self.model(given)
         return states
 
 
-class StageOutput(StagePart):
-    """The last stage: what is computed from the model's output, micro-batch by micro-batch in their order."""
+class LastStageModule(StageModule):
+    """The last stage: it calls `compute` on the model's output of each micro-batch, in their order."""
 
-    def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: Compute) -> None:
+    def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction) -> None:
         super().__init__(model)
         self._micros, self._compute = iter(micros), compute
 
@@ -103,8 +108,11 @@ class StageOutput(StagePart):
         return self._compute(self.model(given), next(self._micros).fields)
 
 
-def evened(micros: Sequence[MicroBatch], *, at_least: int) -> list[MicroBatch]:
-    """Micro-batches of one shape: fields are padded with 0 to the most rows and the widest; `at_least` so many."""
+def padded_alike(micros: Sequence[MicroBatch], *, at_least: int) -> list[MicroBatch]:
+    """Micro-batches of one shape: fields are padded with 0 to the largest number of rows and the largest width.
+
+    There are at least `at_least`; those that are added hold only zeros.
+    """
     rows = max(next(iter(micro.fields.values())).shape[0] for micro in micros)
     width = max(field.shape[1] for micro in micros for field in micro.fields.values() if field.dim() > 1)
     even = []
@@ -120,8 +128,8 @@ def evened(micros: Sequence[MicroBatch], *, at_least: int) -> list[MicroBatch]:
     return even + [nothing] * (at_least - len(even))
 
 
-def add_gradients_of_copies(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
-    """First and last stage each hold a copy of a tied embedding (`parameter`): both get the sum of its gradients."""
+def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
+    """Give both copies of a tied embedding, on the first and the last stage, the sum of their gradients."""
     if parameter is None:
         return
     gradient = parameter.grad
@@ -136,6 +144,6 @@ def add_gradients_of_copies(parameter: nn.Parameter | None, mesh: ModelMesh) -> 
     mine += other
 
 
-def _itself(output: Tensor, _: Tensor) -> Tensor:
-    """The loss of a micro-batch, which the last stage has computed already."""
+def _output_is_loss(output: Tensor, _: Tensor) -> Tensor:
+    """The schedule's loss function: the last stage's output is the loss already."""
     return output

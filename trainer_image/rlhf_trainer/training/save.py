@@ -16,24 +16,24 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, weights_on_first_rank
 
-DESCRIPTION = "huggingface"
-"""Folder beside the shards of a model in a checkpoint: what `save_description` writes."""
+CONFIG_FOLDER = "huggingface"
+"""Folder of a model's checkpoint in which `save_config_and_tokenizer` writes."""
 
 
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears whole or not at all.
+    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears complete or not at all.
 
-    EnvironmentProblem when the disk refuses.
+    EnvironmentProblem when it cannot be written. A collective.
     """
     weights = weights_on_first_rank(model)
     if dist.get_rank() == 0:
-        with appearing_whole(folder) as unfinished:
-            save_description(model, tokenizer, unfinished)
+        with atomic_folder(folder) as unfinished:
+            save_config_and_tokenizer(model, tokenizer, unfinished)
             save_torch_state_dict(weights, unfinished)
     dist.barrier()
 
 
-def save_description(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write everything of a Hugging Face directory but the weights: config, generation config and tokenizer."""
     pretrained = inner(model.module)
     pretrained.config.architectures = [type(pretrained).__name__]
@@ -46,14 +46,14 @@ def save_description(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, fo
 
 
 @contextmanager
-def appearing_whole(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill in the block; it takes the place of `folder` when the block ends well.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill in the block; it replaces `folder` when the block ends without an error.
 
-    EnvironmentProblem when the disk refuses.
+    EnvironmentProblem when it cannot be written.
     """
     unfinished = folder.with_name(folder.name + ".unfinished")
     try:
-        with writing("the model", folder):
+        with disk_errors("the model", folder):
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             yield unfinished
@@ -64,8 +64,8 @@ def appearing_whole(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(what: str, folder: Path) -> Iterator[None]:
-    """A disk that refuses in the block is an EnvironmentProblem that names `what` and the folder."""
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Turn errors of the disk in the block into an EnvironmentProblem that names `what` and the folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:

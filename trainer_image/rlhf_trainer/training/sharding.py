@@ -1,4 +1,4 @@
-"""Cuts a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and gives whole weights back."""
+"""Shards a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and gathers whole weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.models import has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
-from rlhf_trainer.training.pipeline import cut_stage
-from rlhf_trainer.training.tensor_parallel import cut_tensors
+from rlhf_trainer.training.pipeline import keep_stage
+from rlhf_trainer.training.tensor_parallel import shard_tensors
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 
@@ -30,7 +30,7 @@ class ShardedModel:
     """What this rank holds of a model."""
 
     module: nn.Module
-    """A LanguageModel or Scorer whose parameters are DTensors over the data axes, and the tensor axis if it is cut."""
+    """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
     mesh: ModelMesh
     compute_dtype: torch.dtype
 
@@ -38,17 +38,17 @@ class ShardedModel:
 def shard(
     model: nn.Module, layout: ParallelSizes | None = None, *, compute_dtype: torch.dtype, recompute_activations: bool
 ) -> ShardedModel:
-    """Cut a float32 model into stages, tensor-parallel shards and FSDP2 shards of those, a unit a decoder layer.
+    """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
 
-    `layout`: of all ranks, which call it together; None: each is a data-parallel one. Computes in `compute_dtype`,
-    reduces gradients in float32.
+    All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer. The
+    model computes in `compute_dtype` and reduces gradients in float32.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
     if mesh.layout.pipeline > 1:
-        cut_stage(model, mesh)
+        keep_stage(model, mesh)
     if mesh.layout.tensor > 1:
-        cut_tensors(inner(model), mesh.tensor_axis)
+        shard_tensors(inner(model), mesh.tensor_axis)
     layers = [module for module in model.modules() if type(module).__name__ in blocks]
     if not layers:
         raise ConfigError(
@@ -66,21 +66,21 @@ def shard(
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy)
-    # resharded at the end too, so that no rounded copy stays gathered
+    # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays
     fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, reshard_after_forward=True)
-    return ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: an update must see what scoring saw
+    return ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
 
 
 def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
     """(Hugging Face name, parameter) of this rank's stage of a sharded model, in layer order.
 
-    The last stage's copy of an embedding that is also the head bears the embedding's name.
+    The last stage's copy of a tied embedding has the embedding's name.
     """
     wrapper = f"{next(iter(dict(model.module.named_children())))}."
     copied = {"lm_head.weight": f"{inner(model.module).base_model_prefix}.embed_tokens.weight"}
     new_names = copied if has_copy_of_embedding(model.module) else {}
     for name, parameter in model.module.named_parameters():
-        assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Residence.in_use"
+        assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Offloader.in_use"
         own = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
         yield new_names.get(own, own), parameter
 
@@ -88,7 +88,7 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
 def full_weights(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, whole float32 tensor) of each parameter of this rank's stage, in layer order.
 
-    All ranks go through it together.
+    A collective for each: all ranks must iterate together.
     """
     for name, parameter in named_parameters(model):
         weight = parameter.detach()
@@ -97,9 +97,9 @@ def full_weights(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_on_first_rank(model: ShardedModel) -> dict[str, Tensor]:
-    """The whole weights of all stages on rank 0, on the CPU; nothing on other ranks. A collective."""
+    """The whole weights of all stages on rank 0, on the CPU; an empty dict on other ranks. A collective."""
     mesh = model.mesh
-    leads = mesh.place("data") == mesh.place("tensor") == 0
+    leads = mesh.coordinate("data") == mesh.coordinate("tensor") == 0
     weights: dict[str, Tensor] = {}
     for name, weight in full_weights(model):
         if leads:
@@ -111,9 +111,9 @@ def weights_on_first_rank(model: ShardedModel) -> dict[str, Tensor]:
             for weight in weights.values():
                 dist.send(weight.to(device_here()), dst=0)
         elif dist.get_rank() == 0:
-            told: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}]
-            dist.recv_object_list(told, src=leader)
-            for name, (shape, dtype) in told[0].items():
+            described: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}]
+            dist.recv_object_list(described, src=leader)
+            for name, (shape, dtype) in described[0].items():
                 received = torch.empty(shape, dtype=dtype, device=device_here())
                 dist.recv(received, src=leader)
                 weights[name] = received.cpu()

@@ -1,4 +1,4 @@
-"""Saves and loads what a trainer is: its weights and moments, sharded, in safetensors, for any number of ranks."""
+"""Saves and loads a trainer's weights and moments: sharded, as safetensors, and loadable by any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from rlhf_trainer.training.distributed import new_background_group
-from rlhf_trainer.training.save import writing
+from rlhf_trainer.training.save import disk_errors
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 WEIGHT, MOMENT = "model.", "optimizer."
@@ -28,8 +28,8 @@ WEIGHT, MOMENT = "model.", "optimizer."
 class TrainerState:
     """Reads and writes one model with its optimizer by torch's distributed checkpoint (DCP).
 
-    Files are safetensors, so loading runs no pickle. A save goes on in the background, its collectives over a process
-    group of its own. Tensors bear their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
+    Files are safetensors, so loading runs no pickle. A save goes on in the background, with a process group of its own
+    for its collectives. Tensors have their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
     """
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
@@ -39,7 +39,7 @@ class TrainerState:
         self._group: dist.ProcessGroup | None = None
 
     def begin_save(self, folder: Path, *, then: Callable[[], None]) -> None:
-        """Copy the state and return; it is written to `folder` in the background, and `then` called after that.
+        """Copy the state and return; a thread writes it to `folder` and calls `then` after that.
 
         All ranks call it together; each may have a folder of its own.
         """
@@ -50,7 +50,7 @@ class TrainerState:
         assert isinstance(written, Future)
 
         def finish() -> None:
-            with writing("the checkpoint", folder):
+            with disk_errors("the checkpoint", folder):
                 save_random_state(random, folder)
                 _result(written)
             then()
@@ -58,7 +58,7 @@ class TrainerState:
         self._saving = self._writer.submit(finish)
 
     def end_save(self) -> None:
-        """Wait until the last save is written; raises what went wrong."""
+        """Wait until the last save is written; raises its error, if there was one."""
         if self._saving:
             self._saving.result()
             self._saving = None
@@ -67,11 +67,11 @@ class TrainerState:
         """Replace weights and moments by those in `folder`, saved by any number of ranks."""
         load(self._tensors(), storage_reader=HuggingFaceStorageReader(str(folder)))
         random = random_file(folder)
-        if random.is_file():  # there are none for ranks that were not there when it was saved
+        if random.is_file():  # a checkpoint has none for a rank beyond those that saved it
             set_random_state(load_file(str(random)))
 
     def _tensors(self) -> dict[str, Any]:
-        """Every weight and moment by name; moments that no step has made yet are zero."""
+        """Every weight and moment by name; before the first step moments are made, all zero."""
         tensors: dict[str, Any] = {}
         for name, parameter in named_parameters(self._model):
             moments = self._optimizer.state[parameter]
@@ -92,7 +92,7 @@ def whole_weights(folder: Path) -> dict[str, Tensor]:
         for name, entry in found.items()
         if name.startswith(WEIGHT) and isinstance(entry, TensorStorageMetadata)
     }
-    with warnings.catch_warnings(action="ignore"):  # it warns that it is alone, which it was told
+    with warnings.catch_warnings(action="ignore"):  # torch warns that it runs without a process group, as no_dist asks
         load(tensors, storage_reader=reader, no_dist=True)
     return {name.removeprefix(WEIGHT): tensor for name, tensor in tensors.items()}
 
@@ -122,7 +122,7 @@ def set_random_state(states: dict[str, Tensor]) -> None:
 
 
 def _result(written: Future[Any]) -> None:
-    """Wait for DCP; of the errors of its ranks the first is raised as itself."""
+    """Wait for DCP; if ranks failed, raise the first rank's own error."""
     try:
         written.result()
     except CheckpointException as error:

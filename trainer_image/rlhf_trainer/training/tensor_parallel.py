@@ -1,4 +1,4 @@
-"""Tensor parallelism by DTensor: transformers says which layers are cut, and how."""
+"""Tensor parallelism by DTensor, as the model's plan in transformers says."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
 from rlhf_mapper.architecture import CUT
-from rlhf_trainer.training.models import LeftOut
+from rlhf_trainer.training.models import MissingLayer
 
-# The logits of a cut head are a view, which nobody may change in place: `ops` are pure.
+# FSDP2 warns that logits of a sharded head are a view, which must not be changed in place; `ops` never do.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 HEADS_DIM = 2
@@ -29,7 +29,7 @@ HEADS_DIM = 2
 
 
 def style_of(name: str) -> ParallelStyle:
-    """The style of torch for one of transformers. KeyError for one that is not understood."""
+    """Torch's style for a style of transformers. KeyError for one that is not supported."""
     return {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(),
@@ -38,17 +38,18 @@ def style_of(name: str) -> ParallelStyle:
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
-    """Module (with `*` for any layer) -> how transformers cuts it; empty for a model that it does not cut.
+    """Name of a module (with `*` for any layer) -> style of transformers; empty for a model without a plan.
 
-    Of the class, for a loaded model's own plan has embedding and head in it, which `cut_tensors` cuts as vLLM does.
+    The plan of the class is taken: a loaded model's own plan also has embedding and head, which `shard_tensors` cuts as
+    vLLM does.
     """
     return dict(getattr(type(config), "base_model_tp_plan", None) or {})
 
 
-def cut_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
-    """Cut the layers of a causal language model or classifier, in place: each rank keeps its shard.
+def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
+    """Shard a causal language model or classifier over the ranks of `axis`, in place.
 
-    Vocabulary dims of embedding and head are cut as well; logits come out whole.
+    Embedding and head are split along the vocabulary; each rank gets whole logits.
     """
     base: Any = model.base_model
     plan = plan_of(model.config)
@@ -59,14 +60,14 @@ def cut_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     if base.embed_tokens is not None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
-    if head is not None and not isinstance(head, LeftOut):
+    if head is not None and not isinstance(head, MissingLayer):
         parallelize_module(head, axis, ColwiseParallel(output_layouts=Replicate()))
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
 
 
 def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
-    """Why a model cannot be cut into so many stages and shards, `pipeline is 3, ...`; empty if it can."""
+    """Why a model cannot be cut into so many stages and shards, as `pipeline is 3, ...`; empty if it can."""
     if pipeline > 1 and config.model_type not in CUT:
         return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
     if pipeline > config.num_hidden_layers:

@@ -19,7 +19,7 @@ from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.rollout import GeneratingActor
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest |ratio - 1| on a step's first mini-batch that rounding explains."""
+"""The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
 UPDATE_FIELDS = (
     "tokens",
@@ -33,7 +33,7 @@ UPDATE_FIELDS = (
 
 
 class ActorWorker(GeneratingActor):
-    """One rank of an actor that is trained by PPO's clipped loss, with the options of its successors."""
+    """One rank of an actor that is trained by PPO's clipped loss, with the options of GRPO and its variants."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
@@ -49,7 +49,7 @@ class ActorWorker(GeneratingActor):
     def compute_loss(self, batch: Batch) -> None:
         """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
 
-        A number has no gradient: `update_actor` computes the loss again, on the weights that it changes.
+        Only a measurement: `update_actor` computes the loss again, with its gradient.
         """
         if not self._pretrain:
             return
@@ -66,8 +66,8 @@ class ActorWorker(GeneratingActor):
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)  # neither padding nor left out by dynamic sampling
         with self.next_policy():
-            dealt = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
-            for number, chosen in enumerate(dealt):
+            batches = mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size)
+            for number, chosen in enumerate(batches):
                 self._update(batch, chosen, is_first=number == 0)
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
@@ -91,19 +91,19 @@ class ActorWorker(GeneratingActor):
             lengths = lengths.maximum(fields["pretrain_attention_mask"].sum(1).long())
             text_tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
             norm = self.trainer.update(
-                fields, lengths, loss_with_pretraining, step=batch.step, reads=_responses_and_pretraining
+                fields, lengths, loss_with_pretraining, step=batch.step, input_tokens=_responses_and_pretraining
             )
         else:
             norm = self.trainer.update(fields, lengths, loss, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
 
     def _weight(self, mask: Tensor) -> Tensor:
-        """What rows count for in the loss."""
+        """What the loss is divided by for these rows: tokens or responses, as the aggregation says."""
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
     def _loss(self, logits: Tensor, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
-        """This micro-batch's share of the loss; normalizer: what the mini-batch counts for on all ranks."""
+        """This micro-batch's part of the loss; normalizer: `_weight` of the mini-batch on all ranks."""
         algorithm, temperature = self._algorithm, self.setting.job.spec.rollout.temperature
         mask, aggregation = micro["response_mask"], algorithm.aggregation
         log_probs = token_log_probs(logits, micro["tokens"], temperature=temperature)
@@ -142,7 +142,7 @@ class ActorWorker(GeneratingActor):
         return total
 
     def _rollout_weights(self, micro: Fields) -> Tensor | None:
-        """Weights of the tokens, trainer over generator, if the job asks for them."""
+        """Importance weights of the tokens, trainer over generator; None unless the job asks for them."""
         correction, mask = self._algorithm.rollout_correction, micro["response_mask"]
         if correction is None:
             return None
@@ -152,7 +152,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _check_first_ratio(self, deviation: float) -> None:
-        """Before any update the actor still is the one that computed old_log_probs."""
+        """Measure |ratio - 1| before the first update, when old_log_probs are the actor's own; warn if it is large."""
         recorder.maximum("ratio/first_max_deviation", deviation)
         if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
             recorder.warn(
@@ -162,5 +162,5 @@ class ActorWorker(GeneratingActor):
 
 
 def _responses_and_pretraining(micro: Fields) -> Tensor:
-    """The tokens of a micro-batch's rows and of its pretraining rows, one below the other."""
+    """The tokens of a micro-batch's rows and, below them, of its pretraining rows: int64 [2 b, t]."""
     return concatenate([micro["tokens"], micro["pretrain_tokens"]])

@@ -1,4 +1,4 @@
-"""What every worker is made from, and the model it holds."""
+"""What every worker is built from, and the base class of those that train a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
-from rlhf_trainer.checkpoint.storage import Staging, fetched
+from rlhf_trainer.checkpoint.storage import UploadFolder, downloaded
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.engine import Engine, Trainer
 from rlhf_trainer.training.models import (
     LanguageModel,
     Scorer,
@@ -29,8 +28,9 @@ from rlhf_trainer.training.models import (
     load_scorer,
     load_tokenizer,
 )
-from rlhf_trainer.training.save import DESCRIPTION, save_description, save_model, writing
+from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import shard
+from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 
 
@@ -45,7 +45,7 @@ class WorkerSetting:
     """Local folder of the model, or its name on the hub."""
     total_steps: int
     layout: ParallelSizes | None = None
-    """How the model is cut over the ranks of its pool; None: every rank is a data-parallel one."""
+    """Of the model over the ranks of its pool; None: every rank is a data-parallel one."""
 
     @property
     def path(self) -> str:
@@ -84,10 +84,10 @@ class WorkerSetting:
             may_add_head=may_add_head,
         )
 
-    def engine(self, model: nn.Module) -> Engine:
+    def frozen(self, model: nn.Module) -> ModelRunner:
         """The model, sharded, for forward passes only."""
         model.requires_grad_(False)
-        return Engine(
+        return ModelRunner(
             shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=False),
             token_budget=self.job.spec.training.micro_batch_tokens,
             role=self.role,
@@ -95,7 +95,7 @@ class WorkerSetting:
         )
 
     def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
-        """The model, sharded, with its optimizer; an update reads so many sequences for a row of a micro-batch."""
+        """The model, sharded, with its optimizer. sequences_per_row: sequences that an update reads for each row."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         recompute = self.model.gradient_checkpointing
         return Trainer(
@@ -121,18 +121,18 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:
         """Write the model as a Hugging Face directory."""
-        with self.trainer.residence.in_use():
+        with self.trainer.offloader.in_use():
             save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str) -> None:
-        """Copy weights, moments and random state, to be written below `uri` in the background."""
-        staging = Staging(f"{uri}/{self.setting.role}")
+        """Copy weights, moments and random state; a thread writes them below `uri`."""
+        upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
-            with writing("the checkpoint", staging.folder):
-                save_description(self.trainer.model, self.tokenizer, staging.folder / DESCRIPTION)
-        with self.trainer.residence.in_use(moments=True):
-            self.trainer.state.begin_save(staging.folder, then=staging.deliver)
+            with disk_errors("the checkpoint", upload_folder.folder):
+                save_config_and_tokenizer(self.trainer.model, self.tokenizer, upload_folder.folder / CONFIG_FOLDER)
+        with self.trainer.offloader.in_use(moments=True):
+            self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
@@ -146,13 +146,13 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave."""
+        """Restore what `counters` returned."""
         self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
 
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
-        """Go back to a checkpoint, made by any number of ranks."""
-        with fetched(f"{uri}/{self.setting.role}") as folder, self.trainer.residence.in_use(moments=True):
+        """Load a checkpoint, made by any number of ranks."""
+        with downloaded(f"{uri}/{self.setting.role}") as folder, self.trainer.offloader.in_use(moments=True):
             self.trainer.state.load(folder)
 
 
@@ -161,19 +161,19 @@ def lengths_of(batch: Batch) -> Tensor:
     return batch["attention_mask"].sum(1).long()
 
 
-def log_probs_by(engine: Engine, batch: Batch, *, temperature: float) -> Tensor:
+def log_probs_by(model: ModelRunner, batch: Batch, *, temperature: float) -> Tensor:
     """log-probabilities float32 [B, T] of the batch's tokens under a language model, without gradient."""
 
     def compute(logits: Tensor, micro: Fields) -> Tensor:
         return token_log_probs(logits, micro["tokens"], temperature=temperature)
 
-    return engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
+    return model.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
 
 
-def side_log_probs(engine: Engine, batch: Batch, side: str) -> Tensor:
+def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
     """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
     texts = batch.with_fields({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
-    return row_sums(log_probs_by(engine, texts, temperature=1.0), batch[f"{side}_response_mask"])
+    return row_sums(log_probs_by(model, texts, temperature=1.0), batch[f"{side}_response_mask"])
 
 
 def both_tokens(micro: Fields) -> Tensor:

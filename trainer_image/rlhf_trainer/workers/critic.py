@@ -22,7 +22,7 @@ class CriticWorker(TrainedModel):
     """One rank of the critic."""
 
     value_fields = VALUE_FIELDS
-    """Names of its values and of what they should be."""
+    """The fields of its values and of their targets."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
@@ -44,7 +44,7 @@ class CriticWorker(TrainedModel):
         return self.trainer.infer({"tokens": batch["tokens"]}, lengths_of(batch), _values)
 
     def record(self, loss: float, tokens: float) -> None:
-        """Measure a loss, summed over so many tokens."""
+        """Measure the loss; `loss` is its sum over `tokens` tokens."""
         recorder.mean("loss/value", loss, tokens)
 
     def record_norm(self, norm: float) -> None:
@@ -55,7 +55,7 @@ class CriticWorker(TrainedModel):
         """All updates of a step."""
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
-        with self.trainer.residence.in_use(moments=True):
+        with self.trainer.offloader.in_use(moments=True):
             for chosen in mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size):
                 self._update(batch, chosen)
 

@@ -1,4 +1,4 @@
-"""The data loader as a worker: every rank reads, and gives only its rows of a step's batch."""
+"""The data loader as a worker: every rank reads the whole data set and returns only its rows of a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataShape:
     evaluation_rows: int
     """Rows of an evaluation batch: the held-out rows, padded to divide over the ranks; 0 without evaluation."""
     facts: tuple[str, ...]
-    """Sentences for the user, such as how many rows were dropped."""
+    """Sentences for the user: how many rows were dropped."""
 
 
 class DataWorker:
@@ -92,7 +92,7 @@ PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_respo
 
 
 class PromptAndPretrainData(PromptData):
-    """Prompts of RL, each row with a text that the actor also learns to write."""
+    """Prompts of RL, each row with a pretraining text for the actor (PPO-ptx)."""
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
         super().__init__(setting, slots=slots)

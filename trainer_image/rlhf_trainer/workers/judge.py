@@ -1,4 +1,4 @@
-"""Looks at finished responses: texts, rewards and the user's evaluation functions, as rows that people can read."""
+"""Decodes the responses of an evaluation and collects their rewards and the scores of the user's functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_trainer.workers.samples import SAMPLE_FIELDS, real_rows, samples_of
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRow:
-    """One response with everything that was measured of it."""
+    """One response as text, with all of its scores."""
 
     prompt: str
     response: str
@@ -44,7 +44,7 @@ class JudgeWorker:
 
     @register(DP_PROTO, reads=("scores", *SAMPLE_FIELDS), reads_if_there=("costs",))
     def judge(self, batch: Batch) -> list[JudgedRow]:
-        """The real (not padded) rows of this rank, decoded and scored."""
+        """This rank's rows that are not padding, decoded and scored."""
         samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
         measured = {"reward": "scores", **({"cost": "costs"} if "costs" in batch.fields else {})}
         columns = {name: batch[field][real].tolist() for name, field in measured.items()}
@@ -54,7 +54,7 @@ class JudgeWorker:
                 prompt=sample.prompt,
                 response=sample.response,
                 finished=sample.finished,
-                scores={name: column[place] for name, column in columns.items()},
+                scores={name: column[index] for name, column in columns.items()},
             )
-            for place, sample in enumerate(samples)
+            for index, sample in enumerate(samples)
         ]

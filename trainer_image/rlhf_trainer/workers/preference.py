@@ -14,8 +14,8 @@ from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.engine import Trainer
 from rlhf_trainer.training.mini_batches import mini_batches
+from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_tokens, side_log_probs
 from rlhf_trainer.workers.rollout import GeneratingActor
@@ -97,7 +97,7 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
     """The updates of a step on its pairs, the rows that are valid; there is none if no prompt's responses differ."""
     training = job.spec.training
     pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
-    with trainer.residence.in_use(moments=True):
+    with trainer.offloader.in_use(moments=True):
         for chosen in mini_batches(batch["valid"] > 0, batch, training, trainer.mesh, size=pairs):
             _update(trainer, job, {name: batch[name][chosen] for name in UPDATE_FIELDS}, step=batch.step)
 
@@ -119,7 +119,7 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
         return share
 
     lengths = fields["chosen_mask"].sum(1).maximum(fields["rejected_mask"].sum(1)).long()
-    norm = trainer.update(fields, lengths, loss, step=step, reads=both_tokens)
+    norm = trainer.update(fields, lengths, loss, step=step, input_tokens=both_tokens)
     recorder.maximum("grad_norm/dpo", norm)
 
 

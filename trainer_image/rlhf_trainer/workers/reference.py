@@ -1,4 +1,4 @@
-"""The frozen reference model: log-probabilities that the actor is kept close to."""
+"""The frozen reference model: its log-probabilities are those of the KL penalty and of DPO."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ReferenceWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self.setting = setting
-        self._engine = setting.engine(setting.language_model())
+        self._model = setting.frozen(setting.language_model())
 
     @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
     def compute_log_prob(self, batch: Batch) -> Fields:
         """ref_log_probs float32 [B, T] (`compute_ref_log_prob` of HybridFlow Table 4)."""
         temperature = self.setting.job.spec.rollout.temperature
-        return {"ref_log_probs": log_probs_by(self._engine, batch, temperature=temperature)}
+        return {"ref_log_probs": log_probs_by(self._model, batch, temperature=temperature)}
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=("ref_chosen", "ref_rejected"), phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """ref_chosen and ref_rejected float32 [B]: of the whole responses."""
-        return {f"ref_{side}": side_log_probs(self._engine, batch, side) for side in ("chosen", "rejected")}
+        return {f"ref_{side}": side_log_probs(self._model, batch, side) for side in ("chosen", "rejected")}

@@ -20,12 +20,12 @@ class RewardWorker:
     """One rank of a frozen reward model."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        self._engine = setting.engine(setting.scorer(may_add_head=False))
+        self._model = setting.frozen(setting.scorer(may_add_head=False))
 
     @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
-        scores = self._engine.infer({"tokens": batch["tokens"]}, lengths_of(batch), _scores)
+        scores = self._model.infer({"tokens": batch["tokens"]}, lengths_of(batch), _scores)
         return {"scores": at_last_token(scores, batch["attention_mask"])}
 
 
@@ -58,7 +58,7 @@ class PairTrainer(TrainedModel):
             recorder.mean("accuracy/pairs", right, micro["valid"].sum())
             return self.loss(chosen, rejected, micro, num_pairs=pairs)
 
-        return self.trainer.update(fields, lengths, loss, step=batch.step, reads=both_tokens)
+        return self.trainer.update(fields, lengths, loss, step=batch.step, input_tokens=both_tokens)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
         """This micro-batch's share of the loss, from the scores [b] of both responses."""
@@ -75,7 +75,7 @@ class PairTrainer(TrainedModel):
         def right(output: Tensor, micro: Fields) -> Tensor:
             return self.is_right(*_pair_scores(output, micro))[:, None]
 
-        is_right = self.trainer.infer(fields, lengths, right, reads=both_tokens)[:, 0]
+        is_right = self.trainer.infer(fields, lengths, right, input_tokens=both_tokens)[:, 0]
         return float((is_right * fields["valid"]).sum()), float(fields["valid"].sum())
 
     def _pairs(self, batch: Batch) -> tuple[Fields, Tensor]:

@@ -1,4 +1,4 @@
-"""What every actor in RL does besides learning: it generates responses and recomputes their log-probabilities."""
+"""What every actor in RL does besides training: it generates responses and recomputes their log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""KL to the rollout, a token, that rounding explains."""
-
+"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
 
 ROLLOUT_FIELDS = (
     "tokens",
@@ -118,24 +117,24 @@ class GeneratingActor(TrainedModel):
 
     @contextmanager
     def next_policy(self) -> Iterator[None]:
-        """The block makes the next version of the policy, while the generator holds no memory."""
+        """The block trains the next policy version; the generator sleeps and the moments are on the device."""
         self._put_generator_to_sleep()
-        with self.trainer.residence.in_use(moments=True):
+        with self.trainer.offloader.in_use(moments=True):
             yield
         self.policy_version += 1
 
     def _put_generator_to_sleep(self) -> None:
-        """Its cache and weights leave the device until responses are wanted again."""
+        """Free the generator's cache and weights until the next responses."""
         self._generator.sleep()
         self._generator_version = -1
         recorder.maximum("idle_bytes/generator", self._generator.bytes_held())
 
     def _reshard(self) -> None:
-        """Give the generator the weights of the current policy version, if it has others or none."""
+        """Give the generator the weights of the current policy version, unless it has them."""
         received = 0
         with recorder.span("reshard", "actor.reshard"):
             if self._generator_version != self.policy_version:
-                with self.trainer.residence.in_use():
+                with self.trainer.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
                 self._generator_version = self.policy_version
         with recorder.counting(True):
@@ -173,9 +172,9 @@ class GeneratingActor(TrainedModel):
 
 
 def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> Fields:
-    """Prompt and response of each row side by side from position 0, padded on the right to the longest of any rank."""
+    """Prompt and response of each row, contiguous from position 0, padded on the right to the longest of any rank."""
     longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
-    width = largest_over_ranks(longest)  # so that rows fit together however another pool cuts them
+    width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask, response_mask, log_probs = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)

@@ -30,7 +30,7 @@ class UserCode(Protocol):
 
 
 class ScoringWorker:
-    """One rank's part of the reward; a function's process and the module it imports live as long as the worker."""
+    """One rank of such a reward; a function's process, and so its imported module, lives as long as the worker."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         """`setting`: of the reward's model if there is one, else of any whose tokenizer the actor shares."""
@@ -38,18 +38,18 @@ class ScoringWorker:
         reward, path = setting.job.spec.models.reward, f"{setting.job.name}: spec.models.reward"
         assert reward is not None
         if isinstance(reward, RewardSum):
-            self._terms = {f"{path}.sum.{place}.reward": term for place, term in enumerate(reward.sum)}
+            self._terms = {f"{path}.sum.{index}.reward": term for index, term in enumerate(reward.sum)}
         else:
             self._terms = {path: RewardTerm(name="all", reward=reward)}
         deadline = setting.job.spec.training.call_deadline_seconds
-        self._code = {  # functions import their modules while the model is loaded
-            place: code_of(term.reward, deadline=deadline, path=place)
-            for place, term in self._terms.items()
+        self._code = {  # at once, so that functions import their modules while the model is loaded
+            field: code_of(term.reward, deadline=deadline, path=field)
+            for field, term in self._terms.items()
             if not isinstance(term.reward, Model)
         }
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
-        # of ranks with the same rows one asks the user's code, and its scores are those that are collected
+        # of the ranks with the same rows only the one whose output is collected calls the user's code
         self._scores_here = (dist.get_rank(),) in THREE_D_PROTO.collect(layout)
         for code in self._code.values():
             code.ready()
@@ -63,7 +63,7 @@ class ScoringWorker:
             scores = self._part(path, batch, samples) * valid
             total = total + term.weight * scores
             if len(self._terms) > 1:
-                counts = batch["sampled"] * valid  # greedy responses are no part of what is reported
+                counts = batch["sampled"] * valid  # greedy responses are left out of the measurement
                 recorder.mean(f"reward_part/{term.name}", (scores * counts).sum(), counts.sum())
         return {"scores": total}
 
@@ -79,7 +79,7 @@ class ScoringWorker:
 
 
 def code_of(reward: Function | RewardService, *, deadline: float, path: str) -> UserCode:
-    """The code that a field of the manifest names; a function's process starts at once."""
+    """The code that a field of the manifest (`path`) names; a function's process is started at once."""
     if isinstance(reward, RewardService):
         return ServiceClient(
             url=reward.url,

@@ -1,4 +1,4 @@
-"""Runs one sharded model on this rank: forward passes and optimizer steps over micro-batches."""
+"""Runs one sharded model on this rank: forward passes over micro-batches, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.forward_backward import (
+    ForwardBackward,
+    InputTokens,
+    MicroBatch,
+    NoPipelining,
+    OutputFunction,
+    tokens_of,
+)
 from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
-from rlhf_trainer.training.models import shared_parameter, shares_embedding
-from rlhf_trainer.training.offload import Residence
-from rlhf_trainer.training.passes import Compute, MicroBatch, Passes, Reads, WholeModel, tokens_of
-from rlhf_trainer.training.pipeline import Pipeline, add_gradients_of_copies
+from rlhf_trainer.training.models import tied_embedding, ties_embedding
+from rlhf_trainer.training.offload import Offloader
+from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
@@ -26,8 +33,8 @@ COSINE_FLOOR = 0.1
 """Share of the peak learning rate at which the cosine schedule ends."""
 
 
-class Engine:
-    """A model cut over the ranks of its pool. All ranks call the same methods in the same order."""
+class ModelRunner:
+    """Forward passes of a model that is cut over the ranks of its pool. All ranks make the same calls in one order."""
 
     def __init__(
         self,
@@ -38,19 +45,19 @@ class Engine:
         offload: Offload,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """role: the model's, for measurements; `offload`: what leaves the device while the model is not in use."""
+        """role: the model's, for measurements; offload: what is moved to host memory while the model is not in use."""
         self.model, self.mesh = model, model.mesh
-        self._passes: Passes = WholeModel(model.module)
+        self._passes: ForwardBackward = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
-            self._passes = Pipeline(model.module, model.mesh, dtype=model.compute_dtype)
+            self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
         self._token_budget = token_budget
-        self.residence = Residence(model.module, optimizer, offload=offload, role=role)
+        self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
     def split(self, fields: Fields, lengths: Tensor) -> list[MicroBatch]:
-        """Micro-batches of a batch, as many on every rank.
+        """The micro-batches of this rank's rows, as many on every rank, because each runs collectives.
 
         fields: [B, T] (cut to the longest row of the micro-batch) or [B]; lengths: int64 [B].
-        A rank with fewer gets micro-batches of one token whose fields are all 0, so that a masked loss of them is 0.
+        A rank with too few gets micro-batches of one token whose fields are all 0, so that their masked loss is 0.
         """
         budget, stages = self._token_budget, self.mesh.layout.pipeline
         if stages == 1:
@@ -69,23 +76,25 @@ class Engine:
         return micros + [MicroBatch(fields=nothing, rows=torch.empty(0, dtype=torch.int64))] * missing
 
     @torch.no_grad()
-    def infer(self, fields: Fields, lengths: Tensor, compute: Compute, *, reads: Reads = tokens_of) -> Tensor:
-        """`compute` [b, t] of all rows, from the model's output on the tokens that it reads: float32, on the CPU.
+    def infer(
+        self, fields: Fields, lengths: Tensor, compute: OutputFunction, *, input_tokens: InputTokens = tokens_of
+    ) -> Tensor:
+        """`compute` [b, t] of all rows, as one tensor on the CPU: float32 [B, T], as wide as the widest field.
 
-        The result is as wide as the widest field. Every stage of a pipeline has it.
+        `input_tokens` gives the model's input. Every stage of a pipeline gets the result.
         """
         rows, width = len(lengths), max(field.shape[1] for field in fields.values() if field.dim() > 1)
         result = torch.zeros((rows, width), dtype=torch.float32)
-        with self.residence.in_use():
+        with self.offloader.in_use():
             micros = self.split(fields, lengths)
-            for micro, output in zip(micros, self._passes.infer(micros, reads, compute), strict=False):
+            for micro, output in zip(micros, self._passes.forward(micros, input_tokens, compute), strict=False):
                 kept = output[: len(micro.rows), :width].float().cpu()
                 result[micro.rows, : kept.shape[1]] = kept
         return self.mesh.from_last_stage(result)
 
 
-class Trainer(Engine):
-    """An engine with an optimizer: AdamW on the float32 shards, clipping, warm-up and a cosine or constant schedule."""
+class Trainer(ModelRunner):
+    """Adds an optimizer: AdamW on the float32 shards, gradient clipping, and a learning rate schedule."""
 
     def __init__(
         self,
@@ -99,7 +108,7 @@ class Trainer(Engine):
         role: str,
         offload: Offload,
     ) -> None:
-        """path: the model's field in the manifest, for messages; the others: see `Engine`."""
+        """path: the model's field in the manifest, for messages; the others: see `ModelRunner`."""
         self._settings = optimizer
         self._total_steps = total_steps
         self._max_skipped_updates = max_skipped_updates
@@ -116,7 +125,7 @@ class Trainer(Engine):
         self.state = TrainerState(model, self._optimizer)
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a step, from 1: linear warm-up, then constant, or a cosine down to a tenth of the peak."""
+        """The rate of a step (from 1): linear warm-up, then constant, or a cosine down to a tenth of the peak."""
         warm = min(1.0, step / self._settings.warmup_steps) if self._settings.warmup_steps else 1.0
         if self._settings.schedule == "Constant":
             return self._settings.learning_rate * warm
@@ -125,29 +134,33 @@ class Trainer(Engine):
         cosine = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
 
-    def update(self, fields: Fields, lengths: Tensor, loss: Compute, *, step: int, reads: Reads = tokens_of) -> float:
+    def update(
+        self, fields: Fields, lengths: Tensor, loss: OutputFunction, *, step: int, input_tokens: InputTokens = tokens_of
+    ) -> float:
         """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
 
-        `loss` is this rank's share, from the model's output, of a loss that is divided by *global* counts, so that the
-        gradient is the same for any number of ranks, any micro-batch size and any padding.
-        A loss or gradient that is not finite leaves weights and optimizer as they are; NumericsError when that happens
-        too often in a row. All ranks see the same.
+        loss: this rank's part of the loss, which must be divided by *global* counts; so the gradient does not depend on
+        the number of ranks, the size of micro-batches and padding.
+        If the loss or a gradient is not finite, weights and optimizer stay as they are; NumericsError when that happens
+        more than `max_skipped_updates` times in a row. All ranks decide the same.
         """
-        with self.residence.in_use(moments=True):
-            return self._update(self.split(fields, lengths), loss, reads, step=step)
+        with self.offloader.in_use(moments=True):
+            return self._update(self.split(fields, lengths), loss, input_tokens, step=step)
 
-    def _update(self, micros: Sequence[MicroBatch], loss: Compute, reads: Reads, *, step: int) -> float:
+    def _update(
+        self, micros: Sequence[MicroBatch], loss: OutputFunction, input_tokens: InputTokens, *, step: int
+    ) -> float:
         ranks = self.mesh.layout.data
 
         def times_ranks(output: Tensor, micro: Fields) -> Tensor:
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
-        shares = self._passes.learn(micros, reads, times_ranks)
+        shares = self._passes.forward_backward(micros, input_tokens, times_ranks)
         total = self.mesh.from_last_stage(
             torch.tensor(sum(float(share) for share in shares) / ranks, dtype=torch.float64)
         )
-        copied = self._shared_parameter()
-        add_gradients_of_copies(copied, self.mesh)
+        copied = self._tied_embedding()
+        sum_tied_gradients(copied, self.mesh)
         norm = clip_gradients(
             self.model.module.parameters(),
             self._settings.max_grad_norm,
@@ -173,7 +186,7 @@ class Trainer(Engine):
     def _skip(self, reason: str, *, step: int) -> None:
         """Count an update that is not made; NumericsError when it is one too many."""
         self.skipped_in_a_row += 1
-        recorder.add("skipped_updates", float(self.mesh.place("data") == 0))  # the record sums over these ranks
+        recorder.add("skipped_updates", float(self.mesh.coordinate("data") == 0))  # the record sums over the data axis
         if self.skipped_in_a_row > self._max_skipped_updates:
             raise NumericsError(
                 f"{self._path}: step {step}: {reason}, and {self.skipped_in_a_row} updates in a row failed, "
@@ -182,7 +195,7 @@ class Trainer(Engine):
             )
         recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")
 
-    def _shared_parameter(self) -> nn.Parameter | None:
-        """The embedding that first and last stage both hold, on those two."""
+    def _tied_embedding(self) -> nn.Parameter | None:
+        """The embedding, of which first and last stage each hold a copy; None on other stages and without copies."""
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
-        return shared_parameter(self.model.module) if is_end and shares_embedding(self.model.module) else None
+        return tied_embedding(self.model.module) if is_end and ties_embedding(self.model.module) else None

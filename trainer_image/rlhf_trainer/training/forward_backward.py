@@ -1,0 +1,66 @@
+"""Forward and backward passes over micro-batches, without pipelining: this rank holds the model from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_trainer.types import Fields
+
+InputTokens = Callable[[Fields], Tensor]
+"""Fields of a micro-batch -> the token ids that the model is given: int64 [b, T]."""
+OutputFunction = Callable[[Tensor, Fields], Tensor]
+"""(the model's output on those tokens, fields of the micro-batch) -> a loss, or a tensor [b, t] to return."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Some rows of the batch on the device, cut to their longest row."""
+
+    fields: Fields
+    """Each field [b, t] or [b]."""
+    rows: Tensor
+    """int64 [b]: which rows of the rank's batch these are; empty for padding, with which a rank joins collectives."""
+
+
+class ForwardBackward(Protocol):
+    """How a rank runs micro-batches."""
+
+    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
+        """`compute` of each micro-batch; with pipelining on the last stage only, the others return nothing."""
+        ...
+
+    def forward_backward(
+        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
+    ) -> list[Tensor]:
+        """The losses of the micro-batches, after their backward passes; with pipelining on the last stage only."""
+        ...
+
+
+class NoPipelining:
+    """Runs one micro-batch after the other."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
+        return [compute(self._model(input_tokens(micro.fields)), micro.fields) for micro in micros]
+
+    def forward_backward(
+        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
+    ) -> list[Tensor]:
+        losses = []
+        for micro in micros:
+            share = loss(self._model(input_tokens(micro.fields)), micro.fields)
+            torch.autograd.backward(share)
+            losses.append(share.detach())
+        return losses
+
+
+def tokens_of(fields: Fields) -> Tensor:
+    """The input of most models."""
+    return fields["tokens"]
