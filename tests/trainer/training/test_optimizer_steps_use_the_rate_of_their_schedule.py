@@ -1,0 +1,69 @@
+"""The learning rate of each optimizer step, seen in how far the weights move, against rates worked out by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_api.spec import Optimizer
+from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.trainer import Trainer
+from rlhf_trainer.types import Fields
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import save_tiny
+
+HALF_ROOT = math.sqrt(0.5)
+"""cos(pi / 4)"""
+SCHEDULES = {
+    "constant": (Optimizer(), [1.0, 1.0, 1.0, 1.0]),
+    "linear warm-up, then constant": (Optimizer(warmup_steps=4), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+    "cosine to a tenth": (
+        Optimizer(schedule="Cosine"),
+        [0.1 + 0.45 * (1 + HALF_ROOT), 0.1 + 0.45, 0.1 + 0.45 * (1 - HALF_ROOT), 0.1],
+    ),
+    "linear warm-up, then cosine to a tenth": (
+        Optimizer(schedule="Cosine", warmup_steps=2),
+        [0.5, 1.0, 0.1 + 0.45 * (1 + HALF_ROOT), 0.1 + 0.45, 0.1 + 0.45 * (1 - HALF_ROOT), 0.1],
+    ),
+}
+"""Settings -> the share of the peak rate at each step of a job that has as many."""
+PEAK = 0.01
+
+
+def largest_moves(folder: str, settings: Optimizer, steps: int) -> list[float]:
+    """The largest change of any weight in each step.
+
+    Without moments (both betas 0) AdamW moves each weight by the learning rate, whatever its gradient.
+    """
+    model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    trainer = Trainer(
+        shard(model.requires_grad_(True), compute_dtype=torch.float32, recompute_activations=False),
+        token_budget=64,
+        optimizer=settings.model_copy(update={"learning_rate": PEAK, "betas": (0.0, 0.0), "epsilon": 1e-30}),
+        total_steps=steps,
+        max_skipped_updates=0,
+        path="models.actor",
+        role="actor",
+        offload="None",
+    )
+
+    def loss(logits: Tensor, _: Fields) -> Tensor:
+        return -torch.log_softmax(logits, -1)[..., 7].mean()
+
+    moves = []
+    for step in range(1, steps + 1):
+        before = {name: weight.clone() for name, weight in full_weights(trainer.model)}
+        trainer.update({"tokens": torch.arange(3, 9).reshape(1, 6)}, torch.tensor([6]), loss, step=step)
+        after = dict(full_weights(trainer.model))
+        moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
+    return moves
+
+
+@pytest.mark.parametrize(("settings", "shares"), SCHEDULES.values(), ids=SCHEDULES)
+def test_weights_move_by_the_rate_of_the_step(settings: Optimizer, shares: list[float], tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, seed=1)
+    [moves] = run_ranks(1, largest_moves, folder, settings, len(shares))
+    assert moves == pytest.approx([PEAK * share for share in shares], rel=1e-4)
