@@ -28,15 +28,15 @@ from bare_ray import PARTS, PlainCall, Result, Script, cpu_of
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_trainer.algorithms import ppo
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
+from rlhf_trainer.run.assembly import DATA, workers_of
 from rlhf_trainer.run.session import ray_session
-from rlhf_trainer.run.stages import STAGES
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
 
@@ -180,7 +180,7 @@ def script_of(workers: int) -> Script:
         models = models_of(group, TOKENS)
         for rank in group._ranks:  # noqa: SLF001
             rank.call.sent = []
-        ppo.step(models.pop("data").load_batch(BatchFuture(step=1, size=ROWS * workers)), **models)
+        ALGORITHMS["PPO"].step(models.pop("data").load_batch(BatchFuture(step=1, size=ROWS * workers)), **models)
         calls: list[tuple[Sent, ...]] = list(zip(*(rank.call.sent for rank in group._ranks), strict=True))  # noqa: SLF001
     made = {
         reference: (number, rank, index)
@@ -225,8 +225,7 @@ def show_bare(found: dict[int, Mapping[str, float]], ours: dict[int, dict[int, F
 
 def models_of(group: WorkerGroup, tokens: int) -> dict[str, Any]:
     """PPO's models in a group."""
-    stage = STAGES["PPO"]
-    classes = {"data": stage.data, **stage.workers, **stage.numbers}
+    classes = {"data": DATA["prompts"], **workers_of(ALGORITHMS["PPO"])}
     workers = {f"{name}-{tokens}": stand_in(each, tokens) for name, each in classes.items()}
     group.build({name: WorkerSpec(each, {}) for name, each in workers.items()})
     group.wait_until_built()
@@ -243,7 +242,7 @@ def measure(group: WorkerGroup, workers: int, times: int) -> Figures:
     samples: list[Figures] = []
     for step in range(1, WARM_UP + STEPS + 1):
         wall, began = time.perf_counter(), time.process_time()
-        ppo.step(data.load_batch(BatchFuture(step=step, size=ROWS * workers)), **models)
+        ALGORITHMS["PPO"].step(data.load_batch(BatchFuture(step=step, size=ROWS * workers)), **models)
         dispatched = time.process_time()
         reports = log.drain(deadline=DEADLINE)
         ended = time.process_time()

@@ -1,11 +1,18 @@
-"""What a user may ask of each algorithm; the defaults are those of its paper."""
+"""What the algorithms have in common: options that several share, and what follows from the listing of a step.
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+An algorithm is a class in a file of its own, `rlhf_trainer/algorithms/<name>.py`: its options, whose defaults are those
+of its paper, its `step`, and its `advantage`. `algorithm_table` finds these files. None of it needs torch.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from rlhf_api.contract import Count, Spec, Whole
-from rlhf_api.names import Role
+from rlhf_api.names import PlacedRole, Role
 
 Estimator = Literal["K1", "K2", "K3"]
 Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
@@ -13,74 +20,108 @@ Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
 
 
-class Algorithm(Spec):
-    """What every algorithm says about the models it needs."""
+MIN_MULTIPLIER = 1e-6
+"""The logarithm of a smaller one would soon be that of 0."""
 
+
+class Call(NamedTuple):
+    """A call that a step makes."""
+
+    model: str
+    """The parameter of the step that the model is."""
+    method: str
+
+
+class _Recorded:
+    """Stands for a model, whose calls are written down, and for a batch, whose calls are not."""
+
+    def __init__(self, name: str = "", calls: list[Call] | None = None) -> None:
+        self._name, self._calls = name, [] if calls is None else calls
+
+    def __getattr__(self, method: str) -> Callable[..., "_Recorded"]:
+        def call(*_: object, **__: object) -> _Recorded:
+            self._calls.append(Call(self._name, method))
+            return _Recorded()
+
+        return call
+
+
+def _calls_of(step: Callable[..., None], models: Sequence[str]) -> tuple[Call, ...]:
+    """The calls of one step in their order, those on models that may be left out included."""
+    calls: list[Call] = []
+    step(_Recorded(), **{name: _Recorded(name, calls) for name in models})
+    return tuple(calls)
+
+
+class Algorithm(Spec):
+    """The options of an algorithm. What stands below `comparing` is read off the parameters and calls of `step`."""
+
+    paper: ClassVar[str]
+    """Where it is written down: `arXiv:NUMBER`, and the place in it."""
+    step: ClassVar[Callable[..., None]]
+    """One iteration: a static method that takes the data and, by the names of its parameters, the models."""
+    comparing: ClassVar[Mapping[str, str] | None] = None
+    """Options with which it learns from how the responses to one prompt differ: {} is any, None is never."""
+
+    data: ClassVar[str]
+    """What the data's rows are: prompts, completions, pairs or safety_pairs."""
+    models: ClassVar[list[str]]
+    """The models that the step is called with, and what else works on its batch."""
+    calls: ClassVar[tuple[Call, ...]]
+    """What one step calls, in its order."""
     offline: ClassVar[bool]
     """Learns from the data alone; nothing is generated."""
     trained: ClassVar[tuple[Role, ...]]
-    frozen: ClassVar[tuple[Role, ...]] = ()
+    """Roles that a manifest names and the step updates; the first is the model that the job is for."""
+    frozen: ClassVar[tuple[Role, ...]]
     """Roles that are read and not trained; `reference` may be left out."""
+    chooses_pairs: ClassVar[bool]
+    """Makes a pair of the responses to a prompt, which so have to be on one rank."""
 
     name: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if not name_of(cls):
+            return  # a base of others
+        if missing := [each for each in ("paper", "step") if not hasattr(cls, each)]:
+            raise TypeError(f"the algorithm {name_of(cls)} has no {' and no '.join(missing)}")
+        cls.data, *cls.models = inspect.signature(cls.step).parameters
+        cls.calls = _calls_of(cls.step, cls.models)
+        if "advantage" in cls.models and not hasattr(cls, "advantage"):
+            raise TypeError(f"the step of {name_of(cls)} asks for an advantage, and it has none")
+        updated = {call.model for call in cls.calls if call.method.startswith("update_")}
+        roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
+        cls.trained = tuple(role for role in roles if role in updated)
+        cls.frozen = tuple(role for role in roles if role not in updated)
+        called = {call.method for call in cls.calls}
+        cls.offline, cls.chooses_pairs = "generate_sequences" not in called, "choose_pairs" in called
 
     @property
     def compares_responses(self) -> bool:
         """Whether it learns from how the responses to one prompt differ, and so needs several."""
+        return self.comparing is not None and all(getattr(self, name) == each for name, each in self.comparing.items())
+
+    @property
+    def prompts_drawn(self) -> int:
+        """Prompts drawn for each one that is trained on."""
+        return 1
+
+    @property
+    def has_cost_critic(self) -> bool:
+        """Whether there is a critic of the costs, which stands in no manifest."""
         return False
 
 
-class SFT(Algorithm):
-    """Supervised fine-tuning on prompts and responses."""
-
-    offline = True
-    trained = ("actor",)
-
-    name: Annotated[Literal["SFT"], Field(description="Supervised fine-tuning of the actor.")]
+def name_of(algorithm: type[Algorithm]) -> str:
+    """What a manifest calls an algorithm; empty for a base of others."""
+    return next(iter(get_args(algorithm.model_fields["name"].annotation)), "")
 
 
-class RewardModel(Algorithm):
-    """A reward model from pairs of responses (Bradley-Terry)."""
+class Preference(Algorithm):
+    """What algorithms have in common whose actor learns from pairs of responses."""
 
-    offline = True
-    trained = ("reward",)
-
-    name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
-
-
-class CostModel(Algorithm):
-    """A cost model from pairs of responses and whether each is safe (Safe RLHF, arXiv 2310.12773)."""
-
-    offline = True
-    trained = ("cost",)
-
-    name: Annotated[Literal["CostModel"], Field(description="Training of a cost model on pairs and safety labels.")]
-
-
-class DPO(Algorithm):
-    """Direct preference optimisation on the pairs of the data (arXiv 2305.18290)."""
-
-    offline = True
-    trained = ("actor",)
-    frozen = ("reference",)
-
-    name: Annotated[Literal["DPO"], Field(description="The actor learns from preference pairs, without a reward.")]
     beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
-
-
-class OnlineDPO(Algorithm):
-    """Online iterative DPO: pairs of the actor's own responses (RLHF Workflow, arXiv 2405.07863)."""
-
-    offline = False
-    trained = ("actor",)
-    frozen = ("reference", "reward")
-
-    name: Annotated[Literal["OnlineDPO"], Field(description="DPO on the best and the worst response to each prompt.")]
-    beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
-
-    @property
-    def compares_responses(self) -> bool:
-        return True
 
 
 class KL(Spec):
@@ -110,15 +151,6 @@ class KL(Spec):
     def resolved_estimator(self) -> Estimator:
         """The estimator to use, the default filled in."""
         return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
-
-
-class LossKL(KL):
-    """The penalty as GRPO has it."""
-
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.04
-    apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
-    ] = "Loss"
 
 
 class OverlongPenalty(Spec):
@@ -157,9 +189,10 @@ class RolloutCorrection(Spec):
 class PolicyGradient(Algorithm):
     """What all algorithms have in common whose actor learns from the advantages of its own responses."""
 
-    offline = False
-    trained: ClassVar[tuple[Role, ...]] = ("actor",)
-    frozen: ClassVar[tuple[Role, ...]] = ("reference", "reward")
+    advantage: ClassVar[Callable[..., Any]]
+    """Advantages by the paper, a pure method of tensors: `workers/advantage.py` gives what its parameters name."""
+    estimates: ClassVar[tuple[str, ...]] = ("advantages",)
+    """The fields that `advantage` gives, as a mapping if they are several."""
 
     clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
     clip_range_high: Annotated[
@@ -186,11 +219,16 @@ class PolicyGradient(Algorithm):
         """How far the ratio may go below and above 1."""
         return self.clip_range, self.clip_range_high or self.clip_range
 
+    @property
+    def resolved_ratio(self) -> Ratio:
+        """Whether the probability ratio is that of each token or of the whole response."""
+        return "Token"
+
 
 class ActorCritic(PolicyGradient):
     """What PPO and its kin have in common."""
 
-    trained: ClassVar[tuple[Role, ...]] = ("actor", "critic")
+    estimates: ClassVar[tuple[str, ...]] = ("advantages", "returns")
 
     discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
     gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
@@ -205,12 +243,6 @@ class ActorCritic(PolicyGradient):
     ] = None
 
 
-class PPO(ActorCritic):
-    """Proximal policy optimisation with a critic (arXiv 1707.06347)."""
-
-    name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
-
-
 class Lagrange(Spec):
     """The multiplier that weighs cost against reward."""
 
@@ -219,88 +251,17 @@ class Lagrange(Spec):
     maximum: Annotated[float, Field(gt=0, description="Largest multiplier; not below `initial`.")] = 5.0
 
 
-class SafeRLHF(ActorCritic):
-    """PPO whose mean cost is kept below a limit (arXiv 2310.12773)."""
+class Constrained(ActorCritic):
+    """What actor-critic algorithms have in common that keep the mean cost of the responses below a limit."""
 
-    frozen: ClassVar[tuple[Role, ...]] = ("reference", "reward", "cost")
-
-    name: Annotated[Literal["SafeRLHF"], Field(description="PPO with a cost model and a Lagrange multiplier.")]
     cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
     lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
-    separate_cost_critic: Annotated[
-        bool,
-        Field(
-            description="A critic of the costs beside the critic, with its optimizer, that starts from the cost model; "
-            "false: one critic of both."
-        ),
-    ] = True
 
+    def next_multiplier(self, multiplier: float, *, cost: float) -> float:
+        """The multiplier after a step of this mean cost (Safe RLHF, arXiv 2310.12773, section 3.3 and appendix B).
 
-class ReMax(PolicyGradient):
-    """REINFORCE whose baseline is the score of the greedy response (arXiv 2310.10505)."""
-
-    name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; generates each response twice.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
-        "FixedLength"
-    )
-
-
-class GRPO(PolicyGradient):
-    """Group relative policy optimisation (arXiv 2402.03300)."""
-
-    name: Annotated[Literal["GRPO"], Field(description="RLHF without a critic; a prompt's responses are compared.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; Dr. GRPO takes FixedLength.")] = "SequenceMean"
-    kl: Annotated[LossKL, Field(description="The penalty that keeps the actor near the reference.")] = LossKL()
-    normalize_by_std: Annotated[
-        bool, Field(description="Divide by the standard deviation of the prompt's rewards; false for Dr. GRPO.")
-    ] = True
-    ratio: Annotated[
-        Ratio,
-        Field(
-            description="Probability ratio of each token, or GSPO's of the whole response (arXiv 2507.18071), "
-            "which needs aggregation SequenceMean."
-        ),
-    ] = "Token"
-    oversampling: Annotated[
-        Count | None,
-        Field(
-            description="DAPO's dynamic sampling: draw so many times promptBatchSize prompts, and train on the first "
-            "promptBatchSize of them whose responses differ in reward; unset trains on all.",
-        ),
-    ] = None
-
-    @property
-    def compares_responses(self) -> bool:
-        return True
-
-
-class RLOO(PolicyGradient):
-    """REINFORCE leave-one-out (arXiv 2402.14740)."""
-
-    name: Annotated[Literal["RLOO"], Field(description="RLHF without a critic; a response's baseline are the others.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
-        "FixedLength"
-    )
-
-    @property
-    def compares_responses(self) -> bool:
-        return True
-
-
-class REINFORCEPP(PolicyGradient):
-    """REINFORCE++ (arXiv 2501.03262)."""
-
-    name: Annotated[Literal["REINFORCEPP"], Field(description="RLHF without a critic; normalised over the batch.")]
-    baseline: Annotated[
-        Literal["None", "Group"],
-        Field(description="Group: subtract the mean reward of the prompt's responses (REINFORCE++-baseline)."),
-    ] = "None"
-
-    @property
-    def compares_responses(self) -> bool:
-        return self.baseline == "Group"
-
-
-AnyAlgorithm: TypeAlias = (
-    SFT | RewardModel | CostModel | DPO | OnlineDPO | PPO | ReMax | SafeRLHF | GRPO | RLOO | REINFORCEPP
-)
+        ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while the cost is above the
+        limit. It stays above 1e-6, from where it can come back.
+        """
+        moved = math.log(multiplier) + self.lagrange.learning_rate * multiplier * (cost - self.cost_limit)
+        return math.exp(min(max(moved, math.log(MIN_MULTIPLIER)), math.log(self.lagrange.maximum)))

@@ -1,17 +1,14 @@
 """The jobs of one file as a chain: which job's output (`job://`) another one reads, of the file or finished before."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
 
-from rlhf_api.algorithms import AnyAlgorithm
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 SCHEME = "job://"
-ACTORS = tuple(
-    get_args(each.model_fields["name"].annotation)[0] for each in get_args(AnyAlgorithm) if "actor" in each.trained
-)
+ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
 """The algorithms whose output is a language model."""
 
 

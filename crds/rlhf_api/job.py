@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlhf_api.algorithms import GRPO, SafeRLHF
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -61,13 +60,18 @@ class Job(Spec):
         for role in self.spec.algorithm.trained:
             models[role] = _with_optimizer(models[role])
         used = {role: models[role] for role in used_roles(self.spec)}
-        if isinstance(self.spec.algorithm, SafeRLHF) and self.spec.algorithm.separate_cost_critic:
+        if self.spec.algorithm.has_cost_critic:
             used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
         return used
 
     def trained(self) -> tuple[Role, ...]:
         """The models that are trained, and so have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
+
+    @property
+    def saved(self) -> Role:
+        """The model that the job is for."""
+        return self.spec.algorithm.trained[0]
 
     @property
     def sequences_per_step(self) -> int:
@@ -84,13 +88,7 @@ class Job(Spec):
         """Rows of the data that a step reads."""
         rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
         assert rows, "a rule requires one of the two"
-        return rows * self._oversampling
-
-    @property
-    def _oversampling(self) -> int:
-        """Prompts drawn for each one that is trained on."""
-        algorithm = self.spec.algorithm
-        return (algorithm.oversampling or 1) if isinstance(algorithm, GRPO) else 1
+        return rows * self.spec.algorithm.prompts_drawn
 
 
 def _source(model: Model) -> dict[str, object]:

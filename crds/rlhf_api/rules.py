@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_api.algorithms import GRPO, KL, ActorCritic, OnlineDPO, PolicyGradient, SafeRLHF
+from rlhf_api.algorithms import KL, ActorCritic, Constrained, PolicyGradient
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.problems import Problem, choice
@@ -156,12 +156,14 @@ def _the_overlong_buffer_fits(spec: JobSpec) -> Iterator[Problem]:
 
 def _the_ratio_of_a_response_belongs_to_means_of_responses(spec: JobSpec) -> Iterator[Problem]:
     algorithm = spec.algorithm
-    if isinstance(algorithm, GRPO) and algorithm.ratio == "Sequence" and algorithm.aggregation != "SequenceMean":
+    if not isinstance(algorithm, PolicyGradient) or algorithm.aggregation == "SequenceMean":
+        return
+    if algorithm.resolved_ratio == "Sequence":
         yield Problem("algorithm.aggregation", f"is {algorithm.aggregation}; ratio Sequence needs SequenceMean")
 
 
 def _the_multiplier_begins_within_its_bounds(spec: JobSpec) -> Iterator[Problem]:
-    lagrange = spec.algorithm.lagrange if isinstance(spec.algorithm, SafeRLHF) else None
+    lagrange = spec.algorithm.lagrange if isinstance(spec.algorithm, Constrained) else None
     if lagrange and lagrange.initial > lagrange.maximum:
         yield Problem("algorithm.lagrange.initial", f"is {lagrange.initial}, more than maximum ({lagrange.maximum})")
 
@@ -174,8 +176,9 @@ def _the_batch_divides_into_mini_batches(spec: JobSpec) -> Iterator[Problem]:
     if sequences % mini:
         message = f"is {mini}, which does not divide the {sequences} sequences of a step"
         yield Problem("training.miniBatchSize", f"{message} (promptBatchSize times samplesPerPrompt)")
-    elif isinstance(spec.algorithm, OnlineDPO) and mini % spec.rollout.samples_per_prompt:
-        message = f"is {mini}; OnlineDPO makes a pair of the {spec.rollout.samples_per_prompt} responses to a prompt"
+    elif spec.algorithm.chooses_pairs and mini % spec.rollout.samples_per_prompt:
+        several = f"the {spec.rollout.samples_per_prompt} responses to a prompt"
+        message = f"is {mini}; {spec.algorithm.name} makes a pair of {several}"
         yield Problem("training.miniBatchSize", f"{message}, expected a multiple of that")
 
 

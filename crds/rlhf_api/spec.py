@@ -1,11 +1,11 @@
 """What a user may ask of one job; rules that span several fields are in `rules`."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from rlhf_api.algorithms import AnyAlgorithm
+from rlhf_api.algorithm_table import ALGORITHMS, AnyAlgorithm
 from rlhf_api.contract import (
     LARGEST,
     WHOLE,
@@ -351,7 +351,7 @@ class JobSpec(Spec):
     """One stage of training."""
 
     algorithm: Annotated[
-        AnyAlgorithm, Discriminator("name"), null_is_unset(*get_args(AnyAlgorithm)), Field(description="What to run.")
+        AnyAlgorithm, Discriminator("name"), null_is_unset(*ALGORITHMS.values()), Field(description="What to run.")
     ]
     models: Annotated[Models, Field(description="The models it runs on.")]
     data: Annotated[Data, Field(description="The rows it reads.")]

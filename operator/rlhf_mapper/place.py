@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlhf_api.algorithms import OnlineDPO
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
@@ -102,8 +101,9 @@ def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
 
 def _cuts_a_prompt(job: Job, pool: MappedPool) -> list[Problem]:
     """A pool whose slots would share the responses to a prompt, where the best and the worst are to be found."""
-    prompts = job.rows_per_step
-    if not (isinstance(job.spec.algorithm, OnlineDPO) and "actor" in pool.models and prompts % pool.size):
+    prompts, algorithm = job.rows_per_step, job.spec.algorithm
+    if not (algorithm.chooses_pairs and "actor" in pool.models and prompts % pool.size):
         return []
-    message = f"is {prompts}, which does not divide by the {pool.size} slots of pool {pool.name}; OnlineDPO keeps "
-    return [Problem(f"{job.name}: spec.training.promptBatchSize", f"{message}the responses to a prompt on one slot")]
+    message = f"is {prompts}, which does not divide by the {pool.size} slots of pool {pool.name}"
+    keeps = f"{algorithm.name} keeps the responses to a prompt on one slot"
+    return [Problem(f"{job.name}: spec.training.promptBatchSize", f"{message}; {keeps}")]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf_api.algorithms import DPO, GRPO, ActorCritic, CostModel, OnlineDPO, PolicyGradient, ReMax, RewardModel
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+
+PAIRED = ("pairs", "safety_pairs")
+"""Data whose rows are two sequences."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,15 @@ class Workload:
         return self.sequences * self.sequence_tokens
 
 
-PAIRED = (RewardModel, CostModel, DPO)
-"""Algorithms whose rows are pairs of sequences."""
-
-
 def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
     """A step of a job; responses: lengths seen so far in tokens, without which all have the longest."""
-    data, training = job.spec.data, job.spec.training
+    data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
-    if isinstance(job.spec.algorithm, OnlineDPO):  # a rank has all responses to a prompt
+    if algorithm.chooses_pairs:  # a rank has all responses to a prompt
         divided.append(job.rows_per_step)
-    pairs = 2 if isinstance(job.spec.algorithm, PAIRED) else 1
     return Workload(
-        sequences=job.sequences_per_step * pairs,
+        sequences=job.sequences_per_step * (2 if algorithm.data in PAIRED else 1),
         prompt=Lengths((float(data.max_prompt_tokens),)),
         response=lengths,
         most_response_tokens=data.max_response_tokens,
@@ -98,54 +95,41 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 
 def _work(job: Job, role: Role) -> Work:
-    """Sequences of a model; a pair of the data is two."""
+    """What the calls of a step ask of a model, in sequences; a pair is two."""
     algorithm, rows = job.spec.algorithm, job.sequences_per_step
-    recomputes = job.models()[role].gradient_checkpointing
-    if algorithm.offline:
-        each = rows * 2 if isinstance(algorithm, PAIRED) else rows
-        trains = role in algorithm.trained
-        return Work(
-            read=0 if trains else each, trained=each if trains else 0, updates=int(trains), recomputes=recomputes
-        )
-    twice = 2 if isinstance(algorithm, ReMax) and role in ("actor", "reward") else 1
-    trained, updates = _updates(job, role)
+    methods = [call.method for call in algorithm.calls if call.model == role]
+    passes = methods.count("generate_sequences")
+    trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
     return Work(
-        generated=rows * twice if role == "actor" else 0,
-        passes=twice if role == "actor" else 0,
-        read=_read(job, role),
+        generated=rows * passes,
+        passes=passes,
+        read=sum(_read(job, method) for method in methods),
         trained=trained,
         updates=updates,
-        recomputes=recomputes,
+        recomputes=job.models()[role].gradient_checkpointing,
     )
 
 
-def _read(job: Job, role: Role) -> float:
-    """Sequences of forward passes of a model of an RL algorithm."""
-    rows = job.sequences_per_step
-    match job.spec.algorithm, role:
-        case OnlineDPO(), "actor":
-            return 0.0  # its loss reads what the update computes
-        case OnlineDPO(), "reference":
-            return 2.0 * job.rows_per_step
-        case ReMax(), "reward":
-            return 2.0 * rows
-    return rows * (2.0 if _pretrains(job, role) else 1.0)
+def _is_update(method: str) -> bool:
+    return method.startswith("update_")
+
+
+def _read(job: Job, method: str) -> float:
+    """Sequences of forward passes of a call."""
+    if method == "generate_sequences" or _is_update(method):
+        return 0.0
+    if method == "compute_loss":  # that on the pretraining rows, one beside each sequence
+        return float(job.sequences_per_step) if job.spec.data.pretrain else 0.0
+    return 2.0 * job.rows_per_step if "pair" in method else float(job.sequences_per_step)
 
 
 def _updates(job: Job, role: Role) -> tuple[float, int]:
-    """(sequences trained on, optimizer steps) of a model of an RL algorithm."""
-    if role not in job.trained():
-        return 0.0, 0
+    """(sequences trained on, optimizer steps) of a model that the step updates."""
     algorithm, training = job.spec.algorithm, job.spec.training
-    kept = job.sequences_per_step // ((algorithm.oversampling or 1) if isinstance(algorithm, GRPO) else 1)
-    mini = min(training.mini_batch_size or kept, kept)
-    if isinstance(algorithm, OnlineDPO):  # of each prompt's responses two are learned from
-        kept, mini = 2 * job.rows_per_step, 2 * max(mini // job.spec.rollout.samples_per_prompt, 1)
-    epochs = training.update_epochs if isinstance(algorithm, PolicyGradient | OnlineDPO) else 1
-    return float(kept * epochs * (2 if _pretrains(job, role) else 1)), epochs * -(-kept // mini)
-
-
-def _pretrains(job: Job, role: Role) -> bool:
-    """Whether the model also learns from pretraining rows, one beside each sequence (PPO-ptx)."""
-    algorithm = job.spec.algorithm
-    return role == "actor" and isinstance(algorithm, ActorCritic) and bool(algorithm.pretrain_coefficient)
+    kept = job.sequences_per_step // algorithm.prompts_drawn
+    mini, each = min(training.mini_batch_size or kept, kept), 1
+    if algorithm.chooses_pairs:  # the rows that are learned from are pairs, one a prompt
+        kept, mini = job.rows_per_step, max(mini // job.spec.rollout.samples_per_prompt, 1)
+    if algorithm.chooses_pairs or algorithm.data in PAIRED or (role == "actor" and job.spec.data.pretrain):
+        each = 2
+    return float(kept * training.update_epochs * each), training.update_epochs * -(-kept // mini)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,10 +13,18 @@ import rlhf_api.functions
 import rlhf_api.run_policy
 import rlhf_api.runtime
 import rlhf_api.spec
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.contract import Spec
 from tests.repo.tree import ROOT
 
-MODULES = (rlhf_api.algorithms, rlhf_api.functions, rlhf_api.run_policy, rlhf_api.runtime, rlhf_api.spec)
+MODULES = (
+    rlhf_api.algorithms,
+    *(sys.modules[each.__module__] for each in ALGORITHMS.values()),
+    rlhf_api.functions,
+    rlhf_api.run_policy,
+    rlhf_api.runtime,
+    rlhf_api.spec,
+)
 MODELS = [
     value
     for module in MODULES

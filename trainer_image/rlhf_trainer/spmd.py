@@ -30,12 +30,12 @@ from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.run.assembly import data_of, setting_of, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run.stages import setting_of, stage_of
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_beside, model_folders
 from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.telemetry import Report, recorder
@@ -146,8 +146,7 @@ def run_rank(
     job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, model_folder: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the stage."""
-    stage = stage_of(job)
-    data = stage.data(setting_of(job, stage.saved, folders), slots=dist.get_world_size())
+    data = data_of(job)(setting_of(job, job.saved, folders), slots=dist.get_world_size())
     shape = data.describe()
     if publisher:
         for fact in shape.facts:
@@ -155,7 +154,7 @@ def run_rank(
     total_steps = job.total_steps_for(shape.rows)
     models: dict[str, LocalModel] = {
         role: LocalModel(
-            stage.workers[role](setting_of(job, role, folders, total_steps=total_steps, layout=layout)), layout
+            worker_of(job, role)(setting_of(job, role, folders, total_steps=total_steps, layout=layout)), layout
         )
         for role in job.models()
     }

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import get_args
 
-from rlhf_api.algorithms import REINFORCEPP, ActorCritic, Algorithm, AnyAlgorithm
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import ActorCritic, Algorithm
 from rlhf_api.contract import FORMS, JOB_NAME, ONE_PACKAGE, PACKAGE_URI, UPWARDS, WITHIN
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.job import Metadata
@@ -28,22 +28,16 @@ class Rule:
         return {"rule": self.rule, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
 
 
-ALGORITHMS: tuple[type[Algorithm], ...] = get_args(AnyAlgorithm)
 LONGEST_NAME = next(each.max_length for each in Metadata.model_fields["name"].metadata if hasattr(each, "max_length"))
-
-
-def name_of(algorithm: type[Algorithm]) -> str:
-    """What a user calls it."""
-    return str(get_args(algorithm.model_fields["name"].annotation)[0])
 
 
 def _is(test: Callable[[type[Algorithm]], bool]) -> str:
     """CEL, at the spec: whether the algorithm is one of which the test is true."""
-    return f"self.algorithm.name in {[name_of(each) for each in ALGORITHMS if test(each)]}"
+    return f"self.algorithm.name in {[name for name, each in ALGORITHMS.items() if test(each)]}"
 
 
 def _names(role: str) -> str:
-    return choice(name_of(each) for each in ALGORITHMS if role in each.trained + each.frozen)
+    return choice(name for name, each in ALGORITHMS.items() if role in each.trained + each.frozen)
 
 
 def _offline(algorithm: type[Algorithm]) -> bool:
@@ -55,9 +49,8 @@ def _uses(role: str) -> str:
 
 
 def _compares(algorithm: type[Algorithm]) -> bool:
-    return any(algorithm is each for each in ALGORITHMS if "compares_responses" in vars(each)) and (
-        algorithm is not REINFORCEPP
-    )
+    """Whatever its options are."""
+    return algorithm.comparing == {}
 
 
 OFFLINE = _is(_offline)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from rlhf_trainer.algorithms.safe_rlhf import SafeRLHF
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.chain.conftest import only_ppo_left, records, rlhf
 
@@ -96,9 +97,10 @@ def test_the_actor_starts_as_the_reference_and_leaves_it(run: Run) -> None:
 
 def test_the_multiplier_rises_while_the_cost_is_above_its_limit(run: Run) -> None:
     for job in run[1]:
-        if job.spec.algorithm.name != "SafeRLHF":
+        algorithm = job.spec.algorithm
+        if not isinstance(algorithm, SafeRLHF):
             continue
-        before, limit = job.spec.algorithm.lagrange.initial, job.spec.algorithm.cost_limit
+        before, limit = algorithm.lagrange.initial, algorithm.cost_limit
         for line in records(run[0] / job.name):
             assert (line["lagrange/multiplier"] > before) == (line["cost/mean"] > limit)
             before = line["lagrange/multiplier"]

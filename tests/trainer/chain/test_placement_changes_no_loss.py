@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf_trainer.algorithms import ppo
+from rlhf_trainer.algorithms.ppo import PPO
 from tests.trainer.chain.conftest import (
     LEFT,
     MANIFEST,
@@ -133,7 +134,7 @@ def test_safe_rlhf_has_the_same_losses_on_one_pool_and_on_two(chain: tuple[Path,
 
 def test_the_algorithm_file_is_the_papers_listing() -> None:
     """At most 10 statements, no branch, and nothing about where a model lives."""
-    body = ast.parse(inspect.getsource(ppo.step)).body[0]
+    body = ast.parse(textwrap.dedent(inspect.getsource(PPO.step))).body[0]
     assert isinstance(body, ast.FunctionDef)
     statements = [
         line for line in body.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))

@@ -24,9 +24,9 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
+from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.session import ray_session
-from rlhf_trainer.run.stages import stage_of, worker_of
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
@@ -65,7 +65,7 @@ def standing_in(transfer: Transfer) -> Any:
 
 def placed(job: Job) -> DeviceMapping:
     """The saved model on the left, and every other one of the rest."""
-    saved = stage_of(job).saved
+    saved = job.saved
     others = [role for role in job.models() if role != saved]
     pools = (
         MappedPool(name="left", models=(saved, *others[1::2]), slots_per_machine=(SLOTS["left"],)),
@@ -97,9 +97,8 @@ class Pools:
 
     def models(self, job: Job) -> dict[str, Any]:
         """A job's models, where `placed` puts them; what has no place lives with the saved model."""
-        stage = stage_of(job)
         pool_of: dict[str, str] = {role: pool.name for pool in placed(job).pools for role in pool.models}
-        workers: dict[str, type] = {"data": stage.data, **stage.numbers}
+        workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
         workers |= {role: worker_of(job, role) for role in job.models()}
         models: dict[str, Any] = {}
         for name, worker_class in workers.items():
@@ -130,7 +129,7 @@ def run_step(pools: Pools, job: Job) -> list[tuple[str, int, Report]]:
     """Run a step: pool, rank and report of each call on each rank, in the order in which they were made."""
     models = pools.models(job)
     batch = models.pop("data").load_batch(BatchFuture(step=1, size=job.sequences_per_step))
-    stage_of(job).step(batch, **models)
+    job.spec.algorithm.step(batch, **models)
     calls = list(pools.log._calls)
     reports = pools.log.drain(deadline=DEADLINE)[: len(calls)]
     return [(call.pool, call.rank, report) for call, report in zip(calls, reports, strict=True)]

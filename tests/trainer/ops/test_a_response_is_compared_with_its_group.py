@@ -4,39 +4,56 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
-from rlhf_trainer.ops.advantages import on_every_token, overlong_penalty, rewards_to_go
-from rlhf_trainer.ops.groups import first_groups, group_advantages, has_signal, leave_one_out
+from rlhf_trainer.algorithms.grpo import GRPO
+from rlhf_trainer.algorithms.rloo import RLOO
+from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, rewards_to_go
 
+GROUPED, CENTRED, LEFT_OUT = GRPO(name="GRPO"), GRPO(name="GRPO", normalize_by_std=False), RLOO(name="RLOO")
 TWO_GROUPS = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0], dtype=torch.float64)
+
+
+def group_advantages(returns: Tensor, algorithm: GRPO = GROUPED, *, group_size: int = 3) -> Tensor:
+    """GRPO's advantage of each response [N]."""
+    mask, rows = torch.ones(len(returns), 1), slice(0, len(returns))
+    found = algorithm.advantage(returns, mask[:, 0] > 0, mask, rows=rows, group_size=group_size, prompts=9)
+    return found["advantages"]
+
+
+def kept(signal: Tensor, *, group_size: int, most: int) -> list[float]:
+    """Which responses GRPO trains on when more prompts are drawn."""
+    algorithm, mask = GRPO(name="GRPO", oversampling=2), torch.ones(len(signal), 1)
+    rows = slice(0, len(signal))
+    found = algorithm.advantage(mask[:, 0], signal, mask, rows=rows, group_size=group_size, prompts=most)
+    return found["response_mask"][:, 0].tolist()
 
 
 def test_group_advantages_by_hand() -> None:
     # (1, 3, 5): mean 3, deviations squared 4 + 0 + 4 over G - 1 = 2 give a standard deviation of 2
-    found = group_advantages(TWO_GROUPS, group_size=3, by_std=True)
-    assert found.tolist() == pytest.approx([-1.0, 0.0, 1.0, 0.0, 0.0, 0.0], abs=1e-6)
+    assert group_advantages(TWO_GROUPS).tolist() == pytest.approx([-1.0, 0.0, 1.0, 0.0, 0.0, 0.0], abs=1e-6)
 
 
 def test_without_the_deviation_only_the_mean_is_subtracted() -> None:
-    assert group_advantages(TWO_GROUPS, group_size=3, by_std=False).tolist() == [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0]
+    assert group_advantages(TWO_GROUPS, CENTRED).tolist() == [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0]
 
 
 def test_leave_one_out_by_hand() -> None:
     # the first of (1, 3, 5) is compared with (3 + 5) / 2, and so on
-    assert leave_one_out(TWO_GROUPS, group_size=3).tolist() == [-3.0, 0.0, 3.0, 0.0, 0.0, 0.0]
+    assert LEFT_OUT.advantage(TWO_GROUPS, group_size=3).tolist() == [-3.0, 0.0, 3.0, 0.0, 0.0, 0.0]
 
 
 def test_leave_one_out_is_the_centred_return_scaled_up() -> None:
     returns = torch.rand(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    centred = group_advantages(returns, group_size=4, by_std=False)
-    assert_close(leave_one_out(returns, group_size=4), centred * 4 / 3)
+    centred = group_advantages(returns, CENTRED, group_size=4)
+    assert_close(LEFT_OUT.advantage(returns, group_size=4), centred * 4 / 3)
 
 
 @pytest.mark.parametrize("value", [0.1, -0.3, 1e3 / 7])
 def test_rounding_makes_no_advantage_of_equal_returns(value: float) -> None:
     equal = torch.full((3,), value, dtype=torch.float64)
-    assert group_advantages(equal, group_size=3, by_std=True).abs().max() < 1e-6
+    assert group_advantages(equal).abs().max() < 1e-6
 
 
 def test_a_group_of_equal_returns_has_no_signal() -> None:
@@ -46,8 +63,8 @@ def test_a_group_of_equal_returns_has_no_signal() -> None:
 
 def test_the_first_groups_are_kept_whole() -> None:
     chosen = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1]) > 0
-    assert first_groups(chosen, group_size=2, most=2).tolist() == [True, True, False, False, True, True, False, False]
-    assert first_groups(chosen, group_size=2, most=9).tolist() == chosen.tolist()
+    assert kept(chosen, group_size=2, most=2) == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert kept(chosen, group_size=2, most=9) == chosen.tolist()
 
 
 def test_rewards_to_go_by_hand() -> None:

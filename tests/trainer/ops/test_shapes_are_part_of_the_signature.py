@@ -8,7 +8,7 @@ import torch
 from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
-from rlhf_trainer.ops import advantages, aggregation, groups, kl, lagrange, log_probs, losses, masks
+from rlhf_trainer.ops import advantages, aggregation, kl, log_probs, losses, masks
 
 X = torch.rand(2, 3)
 ROW = torch.rand(2)
@@ -42,9 +42,7 @@ CASES: dict[str, Case] = {
     "rollout_weights": (losses.rollout_weights, (X, X), {"mode": "Mask", "cap": 2.0}),
     "aggregate": (aggregation.aggregate, (X, X), {"aggregation": "SequenceMean", "normalizer": 1}),
     "weight_of": (aggregation.weight_of, (X,), {"aggregation": "FixedLength", "max_tokens": 3}),
-    "group_advantages": (groups.group_advantages, (ROW,), {"group_size": 2, "by_std": True}),
-    "leave_one_out": (groups.leave_one_out, (ROW,), {"group_size": 2}),
-    "has_signal": (groups.has_signal, (ROW,), {"group_size": 2}),
+    "has_signal": (advantages.has_signal, (ROW,), {"group_size": 2}),
     "rewards_to_go": (advantages.rewards_to_go, (X, X), {}),
     "on_every_token": (advantages.on_every_token, (ROW, X), {}),
     "overlong_penalty": (
@@ -56,7 +54,6 @@ CASES: dict[str, Case] = {
     "kl_loss": (losses.kl_loss, (X, X, X), {"estimator": "K1", "aggregation": "TokenMean", "normalizer": 1}),
     "sft_loss": (losses.sft_loss, (X, X), {"num_tokens": 1}),
     "sign_loss": (losses.sign_loss, (ROW, ROW, ROW), {"num_pairs": 1}),
-    "reward_less_cost": (lagrange.reward_less_cost, (X, X), {"multiplier": 1.0}),
     "pair_loss": (losses.pair_loss, (ROW, ROW, ROW), {"num_pairs": 1}),
 }
 every_function = pytest.mark.parametrize("name", CASES)

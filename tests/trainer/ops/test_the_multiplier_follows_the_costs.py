@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlhf_trainer.ops.lagrange import next_multiplier, reward_less_cost
+from rlhf_api.algorithms import Lagrange
+from rlhf_trainer.algorithms.safe_rlhf import SafeRLHF
+
+SAFE = SafeRLHF(
+    name="SafeRLHF", cost_limit=1.0, lagrange=Lagrange(learning_rate=0.1, maximum=5.0), whiten_advantages=False
+)
 
 
 @pytest.mark.parametrize(
@@ -20,10 +25,14 @@ from rlhf_trainer.ops.lagrange import next_multiplier, reward_less_cost
     ],
 )
 def test_it_grows_while_the_cost_is_above_the_limit(cost: float, expected: float) -> None:
-    found = next_multiplier(2.0, cost=cost, limit=1.0, learning_rate=0.1, maximum=5.0)
-    assert found == pytest.approx(expected)
+    assert SAFE.next_multiplier(2.0, cost=cost) == pytest.approx(expected)
 
 
-def test_reward_less_cost_by_hand() -> None:
-    found = reward_less_cost(torch.tensor([[4.0, 1.0]]), torch.tensor([[1.0, -2.0]]), multiplier=3.0)
-    assert_close(found, torch.tensor([[0.25, 1.75]]))
+@pytest.mark.parametrize("cost_values", [torch.zeros(2, 1), None])
+def test_reward_less_cost_by_hand(cost_values: torch.Tensor | None) -> None:
+    """Responses of one token and values of 0: an advantage is the reward, or the cost."""
+    rewards, costs, ones = torch.tensor([[4.0], [1.0]]), torch.tensor([[1.0], [-2.0]]), torch.ones(2, 1)
+    found = SAFE.advantage(
+        rewards, 0.0 * ones, costs, ones, multiplier=3.0, whitened=lambda x, _: x, cost_values=cost_values
+    )
+    assert_close(found["advantages"], torch.tensor([[0.25], [1.75]]))

@@ -15,7 +15,6 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
-from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
 from rlhf_trainer.workers import rollout
@@ -97,7 +96,7 @@ def pools_of(partition: Partition, *, slots: Sequence[int]) -> list[dict[str, An
 def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
     """The steps of a job by the product's runtime, on processes without Ray."""
     placed = place(one, Inventory(gpus_per_machine=(0,)))
-    light, saved = LightRay(folder / "light"), stage_of(one).saved
+    light, saved = LightRay(folder / "light"), one.saved
     with pytest.MonkeyPatch.context() as patch, light.patched():
         patch.setattr(rollout, "GenerationEngine", PlainSampler)
         runtime = RayRuntime(one, placed, folders, stacks=folder / "stacks.txt")
@@ -114,6 +113,6 @@ def steps(one: Job, runtime: RayRuntime) -> list[dict[str, float]]:
     records = []
     for number in range(1, (one.spec.training.total_steps or 0) + 1):
         batch = runtime.models["data"].load_batch(runtime.blank(number, one.sequences_per_step))
-        stage_of(one).step(batch, **models)
+        one.spec.algorithm.step(batch, **models)
         records.append(merge(runtime.drain()))
     return records

@@ -14,7 +14,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.stages import worker_of
+from rlhf_trainer.run.assembly import worker_of
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting

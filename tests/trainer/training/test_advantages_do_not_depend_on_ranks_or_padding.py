@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.stages import stage_of
+from rlhf_trainer.run.assembly import helpers_of
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch, transfers_of
 from tests.trainer.jobs import job
@@ -60,7 +60,7 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -
         "training": {"totalSteps": 1, "promptBatchSize": 1 if "oversampling" in algorithm else 3},
     }
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
-    worker = stage_of(made).numbers["advantage"](made)
+    worker = helpers_of(made)["advantage"](made)
     all_fields = with_padding_rows(batch(extra), more * GROUP)
     rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
     reads = transfers_of(type(worker))["compute_advantage"].read_of(all_fields)
@@ -252,7 +252,7 @@ def resumed(folder: str) -> tuple[Any, Any]:
         "training": {"totalSteps": 1, "promptBatchSize": ROWS},
     }
     made = job(Path(folder), "job", spec)
-    first, second = (stage_of(made).numbers["advantage"](made) for _ in range(2))
+    first, second = (helpers_of(made)["advantage"](made) for _ in range(2))
     first.compute_advantage(Batch(step=1, start=0, size=ROWS, fields=batch(0)))
     second.set_counters(counters=json.loads(json.dumps(first.counters())))
     return first.counters(), second.counters()

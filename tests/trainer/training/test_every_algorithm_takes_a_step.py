@@ -14,7 +14,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.stages import setting_of, stage_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
@@ -50,22 +50,21 @@ def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report]
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     world = dist.get_world_size()
     job = next(job for job in load(path, SMALL, FINISHED) if job.name == name)
-    stage, roles = stage_of(job), job.models()
-    data: Any = stage.data(setting_of(job, stage.saved, folders), slots=world)
+    data: Any = data_of(job)(setting_of(job, job.saved, folders), slots=world)
     models: dict[str, Any] = {
-        name: LocalModel(each(job), ParallelSizes(data=world)) for name, each in stage.numbers.items()
+        name: LocalModel(each(job), ParallelSizes(data=world)) for name, each in helpers_of(job).items()
     }
-    for role in roles:
-        options = {"max_sequences": 64} if issubclass(stage.workers[role], GeneratingActor) else {}
+    for role in job.models():
+        options = {"max_sequences": 64} if issubclass(worker_of(job, role), GeneratingActor) else {}
         models[role] = LocalModel(
-            stage.workers[role](setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
+            worker_of(job, role)(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
         )
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []
     for step in (1, 2):
         recorder.drain()
         blank = Batch(step=step, start=rows.start, size=len(rows))
-        stage.step(blank.with_fields(data.load_batch(blank)), **models)
+        job.spec.algorithm.step(blank.with_fields(data.load_batch(blank)), **models)
         reports.append(recorder.drain())
     return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
 

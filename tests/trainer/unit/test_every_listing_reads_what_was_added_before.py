@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.run.stages import STAGES, Stage
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_trainer.run.assembly import DATA, workers_of
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 from rlhf_trainer.workers.data import PromptAndPretrainData
 
@@ -38,31 +39,29 @@ class Declared:
         return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds else None
 
 
-def calls_of(stage: Stage, load: type, *, without: tuple[str, ...] = ()) -> list[str]:
-    """The calls that one step of a stage makes."""
+def calls_of(name: str, load: type | None = None, *, without: tuple[str, ...] = ()) -> list[str]:
+    """The calls that one step of an algorithm makes."""
+    algorithm = ALGORITHMS[name]
     calls: list[str] = []
-    models = {name: Declared(name, each, calls) for name, each in {**stage.workers, **stage.numbers}.items()}
-    loaded = Names(dict.fromkeys(transfers_of(load)["load_batch"].adds, "data"))
-    stage.step(loaded, **{name: model for name, model in models.items() if name not in without})
+    models = {name: Declared(name, each, calls) for name, each in workers_of(algorithm).items()}
+    loaded = Names(dict.fromkeys(transfers_of(load or DATA[algorithm.data])["load_batch"].adds, "data"))
+    algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_field_that_is_read_was_added_before(name: str) -> None:
-    stage = STAGES[name]
-    calls = calls_of(stage, stage.data)
-    asked = {call.partition(".")[0] for call in calls}
-    assert asked == stage.workers.keys() | stage.numbers.keys()
+    asked = {call.partition(".")[0] for call in calls_of(name)}
+    assert asked == set(ALGORITHMS[name].models)
 
 
 def test_safe_rlhf_runs_with_one_critic_and_ppo_with_pretraining_rows() -> None:
-    safe, ppo = STAGES["SafeRLHF"], STAGES["PPO"]
-    assert "cost_critic.update_critic" not in calls_of(safe, safe.data, without=("cost_critic",))
-    assert calls_of(ppo, PromptAndPretrainData) == calls_of(ppo, ppo.data)
+    assert "cost_critic.update_critic" not in calls_of("SafeRLHF", without=("cost_critic",))
+    assert calls_of("PPO", PromptAndPretrainData) == calls_of("PPO")
 
 
 def test_safe_rlhf_is_ppo_and_what_costs() -> None:
-    ppo, safe = (calls_of(STAGES[name], STAGES[name].data) for name in ("PPO", "SafeRLHF"))
+    ppo, safe = (calls_of(name) for name in ("PPO", "SafeRLHF"))
     assert [call for call in safe if call not in ppo] == [
         "cost_critic.compute_values",
         "cost.compute_cost",
@@ -72,7 +71,7 @@ def test_safe_rlhf_is_ppo_and_what_costs() -> None:
 
 
 def test_remax_generates_and_scores_twice() -> None:
-    calls = calls_of(STAGES["ReMax"], STAGES["ReMax"].data)
+    calls = calls_of("ReMax")
     assert calls.count("reward.compute_reward") == 2
     assert [call for call in calls if "generate" in call] == [
         "actor.generate_sequences",

@@ -1,10 +1,18 @@
 """A cost model from pairs of responses and whether each is safe (Safe RLHF, arXiv:2310.12773, section 3.2)."""
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from rlhf_api.algorithms import Algorithm
 from rlhf_trainer.algorithms.models import B, CostInTraining
 
 
-def step(pairs: B, *, cost: CostInTraining[B]) -> None:
-    """One optimizer step on a batch of pairs."""
-    cost.update_cost(pairs)
+class CostModel(Algorithm):
+    paper = "arXiv:2310.12773, section 3.2"
+    name: Annotated[Literal["CostModel"], Field(description="Training of a cost model on pairs and safety labels.")]
+
+    @staticmethod
+    def step(safety_pairs: B, *, cost: CostInTraining[B]) -> None:
+        """One optimizer step on a batch of pairs."""
+        cost.update_cost(safety_pairs)

@@ -3,12 +3,20 @@
 -log sigmoid(beta * (log pi(y_w) / pi_ref(y_w) - log pi(y_l) / pi_ref(y_l))) for the better y_w and the worse y_l.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import B, PairReference, SupervisedActor
+from pydantic import Field
+
+from rlhf_api.algorithms import Preference
+from rlhf_trainer.algorithms.models import B, PairReference, PreferenceActor
 
 
-def step(pairs: B, *, actor: SupervisedActor[B], reference: PairReference[B]) -> None:
-    """One optimizer step on a batch of pairs."""
-    pairs = reference.compute_pair_log_prob(pairs)
-    actor.update_actor(pairs)
+class DPO(Preference):
+    paper = "arXiv:2305.18290"
+    name: Annotated[Literal["DPO"], Field(description="The actor learns from preference pairs, without a reward.")]
+
+    @staticmethod
+    def step(pairs: B, *, actor: PreferenceActor[B], reference: PairReference[B]) -> None:
+        """One optimizer step on a batch of pairs."""
+        pairs = reference.compute_pair_log_prob(pairs)
+        actor.update_actor(pairs)

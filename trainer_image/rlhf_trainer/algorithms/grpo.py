@@ -4,16 +4,73 @@ A_i = (R_i - mean(R_1 .. R_G)) / std(R_1 .. R_G) for all tokens of response i of
 (arXiv:2503.20783), DAPO (arXiv:2503.14476) and GSPO (arXiv:2507.18071) are options of the advantage and of the loss.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import KL, Aggregation, PolicyGradient, Ratio
+from rlhf_api.contract import Count
+from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
+
+STD_EPS = 1e-6
+"""Added to a group's standard deviation before dividing by it."""
 
 
-def step(prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]) -> None:
-    """One iteration; each prompt stands in as many rows as it gets responses."""
-    batch = actor.generate_sequences(prompts)
-    batch = actor.compute_log_prob(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    batch = advantage.compute_advantage(batch)
-    actor.update_actor(batch)
+class LossKL(KL):
+    """The penalty as GRPO has it."""
+
+    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.04
+    apply_to: Annotated[
+        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
+    ] = "Loss"
+
+
+class GRPO(PolicyGradient):
+    paper, comparing = "arXiv:2402.03300", {}
+    step = staticmethod(sample_and_learn)
+    estimates = ("advantages", "response_mask")
+    name: Annotated[Literal["GRPO"], Field(description="RLHF without a critic; a prompt's responses are compared.")]
+    aggregation: Annotated[Aggregation, Field(description="As for PPO; Dr. GRPO takes FixedLength.")] = "SequenceMean"
+    kl: Annotated[LossKL, Field(description="The penalty that keeps the actor near the reference.")] = LossKL()
+    normalize_by_std: Annotated[
+        bool, Field(description="Divide by the standard deviation of the prompt's rewards; false for Dr. GRPO.")
+    ] = True
+    ratio: Annotated[
+        Ratio,
+        Field(
+            description="Probability ratio of each token, or GSPO's of the whole response (arXiv 2507.18071), "
+            "which needs aggregation SequenceMean."
+        ),
+    ] = "Token"
+    oversampling: Annotated[
+        Count | None,
+        Field(
+            description="DAPO's dynamic sampling: draw so many times promptBatchSize prompts, and train on the first "
+            "promptBatchSize of them whose responses differ in reward; unset trains on all.",
+        ),
+    ] = None
+
+    @property
+    def resolved_ratio(self) -> Ratio:
+        return self.ratio
+
+    @property
+    def prompts_drawn(self) -> int:
+        return self.oversampling or 1
+
+    def advantage(
+        self, returns: Tensor, signal: Tensor, mask: Tensor, *, rows: slice, group_size: int, prompts: int
+    ) -> dict[str, Tensor]:
+        """Group-relative advantages [N] (section 4.1.2), the deviation with G - 1 in its denominator.
+
+        With oversampling the response_mask [B, T] keeps the first so many prompts whose responses have a signal.
+        """
+        groups = returns.reshape(-1, group_size)
+        advantages = groups - groups.mean(dim=1, keepdim=True)
+        if self.normalize_by_std:
+            advantages = advantages / (groups.std(dim=1, keepdim=True) + STD_EPS)
+        if self.oversampling:
+            differ = signal.reshape(-1, group_size)[:, :1]
+            kept = differ & (differ.cumsum(dim=0) <= prompts)
+            mask = mask * kept.expand_as(groups).flatten()[rows, None]
+        return {"advantages": advantages.flatten(), "response_mask": mask}

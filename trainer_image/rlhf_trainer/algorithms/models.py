@@ -1,8 +1,20 @@
-"""What an algorithm may ask of each model; `B` is a batch, of references (controller) or of tensors (torchrun)."""
+"""What an algorithm may ask of each model; `B` is a batch, of references (controller) or of tensors (torchrun).
 
-from __future__ import annotations
+A parameter of a step is a model, by its name; its protocol says which worker runs it (`run/assembly.py`).
+"""
 
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor: TypeAlias = torch.Tensor
+else:
+    Tensor = Any  # the files of the algorithms import without torch
+
+Whiten: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Values and mask [B, T] -> the values with mean 0 and variance 1 over the tokens of all ranks."""
 
 
 class Rows(Protocol):
@@ -22,9 +34,18 @@ class Actor(Protocol[B]):
     def update_actor(self, batch: B) -> Any: ...
 
 
+class OnlinePreferenceActor(Protocol[B]):
+    def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
+    def update_actor(self, batch: B) -> Any: ...
+
+
 class Critic(Protocol[B]):
     def compute_values(self, batch: B) -> B: ...
     def update_critic(self, batch: B) -> Any: ...
+
+
+class CostCritic(Critic[B], Protocol[B]):
+    """Values what is still to come of the cost."""
 
 
 class Reference(Protocol[B]):
@@ -55,9 +76,25 @@ class SupervisedActor(Protocol[B_contra]):
     def update_actor(self, batch: B_contra) -> Any: ...
 
 
+class PreferenceActor(Protocol[B_contra]):
+    def update_actor(self, batch: B_contra) -> Any: ...
+
+
 class RewardInTraining(Protocol[B_contra]):
     def update_reward(self, batch: B_contra) -> Any: ...
 
 
 class CostInTraining(Protocol[B_contra]):
     def update_cost(self, batch: B_contra) -> Any: ...
+
+
+def sample_and_learn(
+    prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
+) -> None:
+    """An iteration without a critic, as several papers have it; a prompt is in as many rows as it gets responses."""
+    batch = actor.generate_sequences(prompts)
+    batch = actor.compute_log_prob(batch)
+    batch = reference.compute_log_prob(batch)
+    batch = reward.compute_reward(batch)
+    batch = advantage.compute_advantage(batch)
+    actor.update_actor(batch)

@@ -3,15 +3,25 @@
 Sample n responses to each prompt, score them, and learn from the best against the worst by DPO's loss.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, B, PairReference, Pairs, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import Preference
+from rlhf_trainer.algorithms.models import B, OnlinePreferenceActor, PairReference, Pairs, Reward
 
 
-def step(prompts: B, *, actor: Actor[B], reference: PairReference[B], reward: Reward[B], pairs: Pairs[B]) -> None:
-    """One iteration; each prompt stands in as many rows as it gets responses."""
-    batch = actor.generate_sequences(prompts)
-    batch = reward.compute_reward(batch)
-    batch = pairs.choose_pairs(batch)
-    batch = reference.compute_pair_log_prob(batch)
-    actor.update_actor(batch)
+class OnlineDPO(Preference):
+    paper, comparing = "arXiv:2405.07863", {}
+    name: Annotated[Literal["OnlineDPO"], Field(description="DPO on the best and the worst response to each prompt.")]
+
+    @staticmethod
+    def step(
+        prompts: B, *, actor: OnlinePreferenceActor[B], reference: PairReference[B], reward: Reward[B], pairs: Pairs[B]
+    ) -> None:
+        """One iteration; each prompt stands in as many rows as it gets responses."""
+        batch = actor.generate_sequences(prompts)
+        batch = reward.compute_reward(batch)
+        batch = pairs.choose_pairs(batch)
+        batch = reference.compute_pair_log_prob(batch)
+        actor.update_actor(batch)

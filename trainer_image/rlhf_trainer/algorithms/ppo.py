@@ -1,30 +1,47 @@
 """PPO with GAE (arXiv:1707.06347, arXiv:1506.02438), as HybridFlow writes it (arXiv:2409.19256, Figure 6)."""
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Critic, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import ActorCritic
+from rlhf_trainer.algorithms.models import Actor, Advantage, B, Critic, Reference, Reward, Tensor, Whiten
 
 
-def step(
-    prompts: B,
-    *,
-    actor: Actor[B],
-    critic: Critic[B],
-    reference: Reference[B],
-    reward: Reward[B],
-    advantage: Advantage[B],
-) -> None:
-    """One iteration. Every call returns at once and waits, where the models live, for the fields it reads.
+class PPO(ActorCritic):
+    paper = "arXiv:1707.06347"
+    name: Annotated[Literal["PPO"], Field(description="RLHF with an actor, a critic, a reference and a reward model.")]
 
-    PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along, whose loss
-    `compute_loss` reports and `update_actor` adds to its own.
-    """
-    batch = actor.generate_sequences(prompts)
-    batch = actor.compute_log_prob(batch)
-    batch = critic.compute_values(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    batch = advantage.compute_advantage(batch)
-    critic.update_critic(batch)
-    actor.compute_loss(batch)
-    actor.update_actor(batch)
+    @staticmethod
+    def step(
+        prompts: B,
+        *,
+        actor: Actor[B],
+        critic: Critic[B],
+        reference: Reference[B],
+        reward: Reward[B],
+        advantage: Advantage[B],
+    ) -> None:
+        """One iteration. Every call returns at once and waits, where the models live, for the fields it reads.
+
+        PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along, whose
+        loss `compute_loss` reports and `update_actor` adds to its own.
+        """
+        batch = actor.generate_sequences(prompts)
+        batch = actor.compute_log_prob(batch)
+        batch = critic.compute_values(batch)
+        batch = reference.compute_log_prob(batch)
+        batch = reward.compute_reward(batch)
+        batch = advantage.compute_advantage(batch)
+        critic.update_critic(batch)
+        actor.compute_loss(batch)
+        actor.update_actor(batch)
+
+    def advantage(self, rewards: Tensor, values: Tensor, mask: Tensor, *, whitened: Whiten) -> dict[str, Tensor]:
+        """Generalized advantage estimation over the rewards of tokens: advantages and returns [B, T]."""
+        from rlhf_trainer.ops.advantages import gae
+
+        advantages, returns = gae(rewards, values, mask, gamma=self.discount, lam=self.gae_lambda)
+        if self.whiten_advantages:
+            advantages = whitened(advantages, mask)
+        return {"advantages": advantages, "returns": returns}

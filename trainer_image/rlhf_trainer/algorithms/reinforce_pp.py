@@ -4,16 +4,38 @@ A_t = score - beta * (KL of the tokens from t on), normalised by mean and deviat
 baseline variant first subtracts the mean score of the prompt's responses.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import PolicyGradient
+from rlhf_trainer.algorithms.models import Tensor, Whiten, sample_and_learn
 
 
-def step(prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]) -> None:
-    """One iteration."""
-    batch = actor.generate_sequences(prompts)
-    batch = actor.compute_log_prob(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    batch = advantage.compute_advantage(batch)
-    actor.update_actor(batch)
+class REINFORCEPP(PolicyGradient):
+    paper, comparing = "arXiv:2501.03262", {"baseline": "Group"}
+    step = staticmethod(sample_and_learn)
+    name: Annotated[Literal["REINFORCEPP"], Field(description="RLHF without a critic; normalised over the batch.")]
+    baseline: Annotated[
+        Literal["None", "Group"],
+        Field(description="Group: subtract the mean reward of the prompt's responses (REINFORCE++-baseline)."),
+    ] = "None"
+
+    def advantage(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        rows: slice,
+        group_size: int,
+        whitened: Whiten,
+        scores: Tensor | None = None,
+    ) -> Tensor:
+        """Rewards from each token on, less the mean score of the prompt's responses if asked, whitened: [B, T]."""
+        from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
+
+        advantages = rewards_to_go(rewards, mask)
+        if self.baseline == "Group" and scores is not None:
+            means = scores.reshape(-1, group_size).mean(dim=1).repeat_interleave(group_size)
+            advantages = advantages - on_every_token(means[rows].float(), mask)
+        return whitened(advantages, mask)

@@ -3,18 +3,37 @@
 A = R(x, sampled) - R(x, greedy); no critic.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import Aggregation, PolicyGradient
+from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Reward, Tensor
 
 
-def step(prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]) -> None:
-    """One iteration; the greedy pass and its reward are PPO's with `do_sample=False`."""
-    batch = actor.generate_sequences(prompts)
-    greedy = actor.generate_sequences(prompts, do_sample=False)
-    batch = actor.compute_log_prob(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    greedy = reward.compute_reward(greedy)
-    batch = advantage.compute_advantage(batch.with_prefixed(greedy=greedy))
-    actor.update_actor(batch)
+class ReMax(PolicyGradient):
+    paper = "arXiv:2310.10505"
+    name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; generates each response twice.")]
+    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+        "FixedLength"
+    )
+
+    @staticmethod
+    def step(
+        prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
+    ) -> None:
+        """One iteration; the greedy pass and its reward are PPO's with `do_sample=False`."""
+        batch = actor.generate_sequences(prompts)
+        greedy = actor.generate_sequences(prompts, do_sample=False)
+        batch = actor.compute_log_prob(batch)
+        batch = reference.compute_log_prob(batch)
+        batch = reward.compute_reward(batch)
+        greedy = reward.compute_reward(greedy)
+        batch = advantage.compute_advantage(batch.with_prefixed(greedy=greedy))
+        actor.update_actor(batch)
+
+    def advantage(self, rewards: Tensor, greedy: Tensor, mask: Tensor) -> Tensor:
+        """Rewards from each token on less the score of the greedy response, which is `greedy` [B]: [B, T]."""
+        from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
+
+        return rewards_to_go(rewards, mask) - on_every_token(greedy, mask)

@@ -1,10 +1,18 @@
 """A Bradley-Terry reward model from pairs of responses (Ouyang et al., arXiv:2203.02155, equation 1)."""
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from rlhf_api.algorithms import Algorithm
 from rlhf_trainer.algorithms.models import B, RewardInTraining
 
 
-def step(pairs: B, *, reward: RewardInTraining[B]) -> None:
-    """One optimizer step on a batch of pairs."""
-    reward.update_reward(pairs)
+class RewardModel(Algorithm):
+    paper = "arXiv:2203.02155, eq. 1"
+    name: Annotated[Literal["RewardModel"], Field(description="Training of a reward model on preference pairs.")]
+
+    @staticmethod
+    def step(pairs: B, *, reward: RewardInTraining[B]) -> None:
+        """One optimizer step on a batch of pairs."""
+        reward.update_reward(pairs)

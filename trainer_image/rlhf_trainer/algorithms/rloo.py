@@ -3,16 +3,24 @@
 A_i = R_i - mean of the other R_j of the prompt, where R = score - beta * KL of the whole response; no critic.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import Aggregation, PolicyGradient
+from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 
 
-def step(prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]) -> None:
-    """One iteration; each prompt stands in as many rows as it gets responses."""
-    batch = actor.generate_sequences(prompts)
-    batch = actor.compute_log_prob(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    batch = advantage.compute_advantage(batch)
-    actor.update_actor(batch)
+class RLOO(PolicyGradient):
+    paper, comparing = "arXiv:2402.14740", {}
+    step = staticmethod(sample_and_learn)
+    name: Annotated[Literal["RLOO"], Field(description="RLHF without a critic; a response's baseline are the others.")]
+    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+        "FixedLength"
+    )
+
+    def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:
+        """The return of each response less the mean of the others of its prompt: [N]."""
+        groups = returns.reshape(-1, group_size)
+        others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+        return (groups - others).flatten()

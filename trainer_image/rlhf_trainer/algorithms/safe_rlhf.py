@@ -4,33 +4,94 @@ PPO with A = (A_reward - lambda * A_cost) / (1 + lambda), where ln(lambda) climb
 limit.
 """
 
-from __future__ import annotations
+from typing import Annotated, Literal
 
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Cost, Critic, Reference, Reward
+from pydantic import Field
+
+from rlhf_api.algorithms import Constrained
+from rlhf_trainer.algorithms.models import (
+    Actor,
+    Advantage,
+    B,
+    Cost,
+    CostCritic,
+    Critic,
+    Reference,
+    Reward,
+    Tensor,
+    Whiten,
+)
 
 
-def step(
-    prompts: B,
-    *,
-    actor: Actor[B],
-    critic: Critic[B],
-    reference: Reference[B],
-    reward: Reward[B],
-    cost: Cost[B],
-    advantage: Advantage[B],
-    cost_critic: Critic[B] | None = None,
-) -> None:
-    """One iteration: PPO's, and what costs; without a cost critic the critic values reward less cost."""
-    critics = [critic, cost_critic] if cost_critic else [critic]
-    batch = actor.generate_sequences(prompts)
-    batch = actor.compute_log_prob(batch)
-    for each in critics:
-        batch = each.compute_values(batch)
-    batch = reference.compute_log_prob(batch)
-    batch = reward.compute_reward(batch)
-    batch = cost.compute_cost(batch)
-    batch = advantage.compute_advantage(batch)
-    for each in critics:
-        each.update_critic(batch)
-    actor.compute_loss(batch)
-    actor.update_actor(batch)
+class SafeRLHF(Constrained):
+    paper = "arXiv:2310.12773"
+    estimates = ("advantages", "returns", "cost_returns")
+    name: Annotated[Literal["SafeRLHF"], Field(description="PPO with a cost model and a Lagrange multiplier.")]
+    separate_cost_critic: Annotated[
+        bool,
+        Field(
+            description="A critic of the costs beside the critic, with its optimizer, that starts from the cost model; "
+            "false: one critic of both."
+        ),
+    ] = True
+
+    @property
+    def has_cost_critic(self) -> bool:
+        return self.separate_cost_critic
+
+    @staticmethod
+    def step(
+        prompts: B,
+        *,
+        actor: Actor[B],
+        critic: Critic[B],
+        reference: Reference[B],
+        reward: Reward[B],
+        cost: Cost[B],
+        advantage: Advantage[B],
+        cost_critic: CostCritic[B] | None = None,
+    ) -> None:
+        """One iteration: PPO's, and what costs; without a cost critic the critic values reward less cost."""
+        critics = [critic, cost_critic] if cost_critic else [critic]
+        batch = actor.generate_sequences(prompts)
+        batch = actor.compute_log_prob(batch)
+        for each in critics:
+            batch = each.compute_values(batch)
+        batch = reference.compute_log_prob(batch)
+        batch = reward.compute_reward(batch)
+        batch = cost.compute_cost(batch)
+        batch = advantage.compute_advantage(batch)
+        for each in critics:
+            each.update_critic(batch)
+        actor.compute_loss(batch)
+        actor.update_actor(batch)
+
+    def advantage(
+        self,
+        rewards: Tensor,
+        values: Tensor,
+        costs: Tensor,
+        mask: Tensor,
+        *,
+        multiplier: float,
+        whitened: Whiten,
+        cost_values: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """GAE of reward and of cost, weighed by the multiplier: advantages, returns and cost_returns [B, T].
+
+        Without the values of a cost critic, cost_values, one critic values the mixture, and cost_returns are 0.
+        """
+        from rlhf_trainer.ops.advantages import gae
+
+        gamma, lam = self.discount, self.gae_lambda
+        if cost_values is None or not self.separate_cost_critic:
+            mixed = (rewards - multiplier * costs) / (1.0 + multiplier)
+            advantages, returns = gae(mixed, values, mask, gamma=gamma, lam=lam)
+            cost_returns = returns.new_zeros(returns.shape)
+        else:
+            advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
+            cost_advantages, cost_returns = gae(costs, cost_values, mask, gamma=gamma, lam=lam)
+            advantages = (advantages - multiplier * cost_advantages) / (1.0 + multiplier)
+        if self.whiten_advantages:
+            advantages = whitened(advantages, mask)
+        return {"advantages": advantages, "returns": returns, "cost_returns": cost_returns}

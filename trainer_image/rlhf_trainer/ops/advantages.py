@@ -6,6 +6,9 @@ from torch import Tensor
 
 from rlhf_trainer.ops.masks import WHITEN_EPS, keep, last_token
 
+SIGNAL = 1e-6
+"""Responses whose scores differ by less teach nothing."""
+
 
 def gae(
     rewards: Float[Tensor, "B T"],
@@ -85,3 +88,10 @@ def rewards_to_go(rewards: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> 
 def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """One number a response, on each of its tokens."""
     return keep(x[:, None].expand_as(mask), mask)
+
+
+def has_signal(scores: Float[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
+    """Whether the scores of a response's group, side by side, differ (DAPO, arXiv:2503.14476, eq. 11); no NaN does."""
+    groups = scores.reshape(-1, group_size)
+    differ = groups.amax(dim=1) - groups.amin(dim=1) > SIGNAL
+    return differ.repeat_interleave(group_size)

@@ -8,7 +8,7 @@ from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.stages import stage_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
@@ -16,16 +16,16 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
     widths = {Width.ONE: 1, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
-    stage, tracer = stage_of(job), Tracer(rows=job.sequences_per_step, widths=widths)
-    workers: dict[str, type] = {"data": stage.data, **stage.numbers}
-    workers |= {role: worker_of(job, role) for role in (*job.models(), *(("reward",) if stage.generates else ()))}
-    home = next(pool for pool in placed.pools if stage.saved in pool.models)
+    algorithm, tracer = job.spec.algorithm, Tracer(rows=job.sequences_per_step, widths=widths)
+    workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
+    workers |= {role: worker_of(job, role) for role in (*job.models(), *(() if algorithm.offline else ("reward",)))}
+    home = next(pool for pool in placed.pools if job.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
     models = {
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }
     batch = models.pop("data").load_batch(ShapeFuture())
-    stage.step(batch, **models)
+    algorithm.step(batch, **models)
     return tracer.graph()
 
 

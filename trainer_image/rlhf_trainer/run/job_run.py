@@ -13,7 +13,6 @@ from rlhf_api.job import Job
 from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run.stages import stage_of
 from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
 
 
@@ -31,7 +30,7 @@ def run_job(
 
     A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
     """
-    stage, started = stage_of(job), time.monotonic()
+    started = time.monotonic()
     inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
     evaluation = evaluation_of(job, runtime, evaluation_rows)
     if resumed := checkpoints.restore():
@@ -43,11 +42,11 @@ def run_job(
 
     def state() -> State:
         seconds = spent + time.monotonic() - started
-        return {"model": stage.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
+        return {"model": job.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     def run_step(number: int) -> Sequence[Report]:
         batch = runtime.models["data"].load_batch(runtime.blank(number, job.sequences_per_step))
-        stage.step(batch, **inputs)
+        job.spec.algorithm.step(batch, **inputs)
         checkpoints.end_step(number, state)
         return runtime.drain()
 
@@ -64,7 +63,7 @@ def run_job(
             runtime.drain()
     measured = evaluation.after()
     checkpoints.before_model()
-    runtime.models[stage.saved].save(folder=str(model_folder)).result()
+    runtime.models[job.saved].save(folder=str(model_folder)).result()
     runtime.drain()
     if publisher:
         publisher.folder.samples(evaluation.samples())

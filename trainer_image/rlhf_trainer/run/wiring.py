@@ -21,7 +21,7 @@ from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.stages import setting_of, stage_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.base import WorkerSetting
@@ -86,11 +86,11 @@ class RayRuntime:
                 log=self._log,
                 deadline=self._deadline,
             )
-        stage = stage_of(self._job)
-        home = next(pool for pool in self._placed.pools if stage.saved in pool.models)
-        setting = setting_of(self._job, stage.saved, self._folders)
+        saved = self._job.saved
+        home = next(pool for pool in self._placed.pools if saved in pool.models)
+        setting = setting_of(self._job, saved, self._folders)
         slots = math.lcm(*(pool.size for pool in self._placed.pools))
-        self._build(home, {"data": WorkerSpec(stage.data, {"setting": setting, "slots": slots})})
+        self._build(home, {"data": WorkerSpec(data_of(self._job), {"setting": setting, "slots": slots})})
         self._groups[home.name].wait_until_built()
         shape: DataShape = self.models["data"].describe().result()[0]
         for pool in self._placed.pools:
@@ -110,7 +110,7 @@ class RayRuntime:
 
     def _workers(self, pool: MappedPool, shape: DataShape, *, is_home: bool) -> dict[str, WorkerSpec]:
         """The workers of a pool's models; beside an RL job's actor also those of advantages and evaluation."""
-        job, stage = self._job, stage_of(self._job)
+        job, generates = self._job, not self._job.spec.algorithm.offline
         total_steps = job.total_steps_for(shape.rows)
         workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
@@ -118,14 +118,14 @@ class RayRuntime:
             setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
             setting = as_mapped(setting, self._placed)
             arguments: dict[str, Any] = {"setting": setting}
-            if stage.generates and role == "actor":
+            if generates and role == "actor":
                 generators = layout.data * layout.micro
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
             workers[role] = WorkerSpec(worker_of(job, role), arguments, layout)
-        if stage.generates and is_home:
+        if generates and is_home:
             functions = job.spec.evaluation.functions if job.spec.evaluation else ()
-            setting = setting_of(job, stage.saved, self._folders)
-            workers.update({name: WorkerSpec(each, {"job": job}) for name, each in stage.numbers.items()})
+            setting = setting_of(job, job.saved, self._folders)
+            workers.update({name: WorkerSpec(each, {"job": job}) for name, each in helpers_of(job).items()})
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting, "functions": list(functions)})
             if "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})

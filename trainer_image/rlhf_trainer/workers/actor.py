@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import GRPO, ActorCritic, PolicyGradient
+from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
@@ -42,7 +42,6 @@ class ActorWorker(GeneratingActor):
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2 if self._pretrain else 1)
         self._algorithm = algorithm
-        self._ratio = algorithm.ratio if isinstance(algorithm, GRPO) else "Token"
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
@@ -113,7 +112,7 @@ class ActorWorker(GeneratingActor):
             micro["advantages"],
             mask,
             clip_ranges=algorithm.clip_ranges,
-            ratio=self._ratio,
+            ratio=algorithm.resolved_ratio,
             weights=self._rollout_weights(micro),
             aggregation=aggregation,
             normalizer=normalizer,

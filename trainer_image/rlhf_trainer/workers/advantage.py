@@ -1,28 +1,23 @@
 """Rewards and advantages: pure numbers, computed where the actor lives so that the controller never holds them.
 
-Every algorithm has its estimator; what they share is how a response's score becomes the rewards of its tokens.
+The algorithm's file says what its advantage is; here is what it is computed from, and what needs all ranks or lasts
+longer than a step.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from rlhf_api.algorithms import GRPO, REINFORCEPP, ActorCritic, PolicyGradient
+from rlhf_api.algorithms import Constrained, PolicyGradient
 from rlhf_api.job import Job
-from rlhf_trainer.ops.advantages import (
-    gae,
-    on_every_token,
-    overlong_penalty,
-    rewards_to_go,
-    shape_scores,
-    token_rewards,
-)
-from rlhf_trainer.ops.groups import first_groups, group_advantages, has_signal, leave_one_out
+from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
 from rlhf_trainer.ops.masks import masked_sum, row_sums, whiten
 from rlhf_trainer.ops.running import RunningMoments
@@ -30,47 +25,83 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import rows_of_all_ranks, sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.multiplier import Multiplier
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask", "old_log_probs", "ref_log_probs")
+GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
+READ_FOR = {"costs": ("costs",), "greedy": GREEDY_FIELDS}
+"""What some inputs are made of, besides the fields that the rewards are."""
 
 
 class AdvantageWorker:
-    """What the estimators share; holds the KL coefficient and the running moments of the reward."""
+    """Gives an algorithm's advantage its inputs; holds the KL coefficient, the running moments and the multiplier."""
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.spec.algorithm, PolicyGradient)
         self.job = job
-        self._settings = job.spec.algorithm
-        self.kl_coefficient = self._settings.kl.coefficient
+        self._algorithm = job.spec.algorithm
+        self.kl_coefficient = self._algorithm.kl.coefficient
         self.reward_moments = RunningMoments()
+        self.multiplier = Multiplier(self._algorithm) if isinstance(self._algorithm, Constrained) else None
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds: JSON values, the same on every rank."""
-        return {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
+        counters = {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
+        return counters | ({"multiplier": self.multiplier.value} if self.multiplier else {})
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Go back to what `counters` gave."""
         self.kl_coefficient = counters["kl_coefficient"]
         self.reward_moments = RunningMoments(**counters["reward_moments"])
+        if self.multiplier:
+            self.multiplier.value = counters["multiplier"]
+
+    def estimate(self, batch: Batch) -> Fields:
+        """The fields of the algorithm's advantage; one number a response is put on each of its tokens."""
+        if self.multiplier:
+            self.multiplier.follow(batch)
+        coefficient = self.kl_in_reward
+        step = Step(worker=self, batch=batch, rewards=self.token_rewards(batch), kl_coefficient=coefficient)
+        names = inspect.signature(self._algorithm.advantage).parameters
+        asked = {name: INPUTS[name](step) if name in INPUTS else batch.fields.get(name) for name in names}
+        found = self._algorithm.advantage(**asked)
+        fields: Fields = found if isinstance(found, dict) else {"advantages": found}
+        if (advantages := fields["advantages"]).dim() == 1:
+            mask = fields.get("response_mask", batch["response_mask"])
+            fields["advantages"] = on_every_token(advantages[step.rows].float(), mask)
+        return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
         """Rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each of them."""
-        mask, valid, settings = batch["response_mask"], batch["valid"], self._settings.kl
-        kl = kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator=settings.resolved_estimator)
+        mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         self._see(batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
-        coefficient = self.kl_coefficient if settings.apply_to == "Reward" else 0.0
+        coefficient = self.kl_in_reward
         recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
         recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)
         self._adapt(row_sums(kl, mask).sum(), valid.sum())
         return token_rewards(scores, kl, mask, kl_coef=coefficient)
 
+    def token_costs(self, batch: Batch, coefficient: float) -> Tensor:
+        """The cost on the last token, and the KL penalty on each, so that its weight in the mixture stays the same."""
+        return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-coefficient)
+
+    def kl_of(self, batch: Batch) -> Tensor:
+        """The estimate of the KL of each token, [B, T]."""
+        estimator = self._algorithm.kl.resolved_estimator
+        return kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator=estimator)
+
+    @property
+    def kl_in_reward(self) -> float:
+        """The coefficient of the penalty that is subtracted from the rewards."""
+        return self.kl_coefficient if self._algorithm.kl.apply_to == "Reward" else 0.0
+
     def shaped(self, scores: Tensor, finished: Tensor, mask: Tensor) -> Tensor:
         """Scores [B] after normalisation, clipping and the penalties for a missing end and for length."""
-        shaping = self._settings.rewards
+        shaping = self._algorithm.rewards
         normalizes = shaping.normalization == "Running"
         shaped = shape_scores(
             scores,
@@ -91,7 +122,7 @@ class AdvantageWorker:
 
     def _see(self, scores: Tensor, valid: Tensor) -> None:
         """Take a step's scores into the running moments."""
-        if self._settings.rewards.normalization != "Running":
+        if self._algorithm.rewards.normalization != "Running":
             return
         count, total = sum_over_ranks([valid.sum(), (scores * valid).sum()])
         mean = total / max(count, 1.0)
@@ -101,7 +132,7 @@ class AdvantageWorker:
 
     def _adapt(self, kl: Tensor, sequences: Tensor) -> None:
         """Move the KL coefficient towards the target, once a step."""
-        settings = self._settings.kl
+        settings = self._algorithm.kl
         if settings.controller != "Adaptive" or settings.target is None:
             return
         total, count = sum_over_ranks([kl, sequences])
@@ -116,91 +147,91 @@ class AdvantageWorker:
         )
 
 
-class GeneralizedAdvantage(AdvantageWorker):
-    """PPO's: generalized advantage estimation with a critic."""
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What the inputs of an advantage are made from."""
 
-    @register(DP_PROTO, reads=(*REWARD_FIELDS, "values"), adds=("advantages", "returns"), phase="advantage")
-    def compute_advantage(self, batch: Batch) -> Fields:
-        """GAE over token rewards (score at the end, KL penalty at each token): advantages and returns [B, T]."""
-        settings, mask = self._settings, batch["response_mask"]
-        assert isinstance(settings, ActorCritic)
-        rewards = self.token_rewards(batch)
-        advantages, returns = gae(rewards, batch["values"], mask, gamma=settings.discount, lam=settings.gae_lambda)
-        if settings.whiten_advantages:
-            advantages = whitened(advantages, mask)
-        return {"advantages": advantages, "returns": returns}
+    worker: AdvantageWorker
+    batch: Batch
+    rewards: Tensor
+    """Of tokens, [B, T]."""
+    kl_coefficient: float
+    """That of the rewards; computing them may have adapted it."""
 
+    @property
+    def rows(self) -> slice:
+        """This rank's among the rows of all."""
+        return slice(self.batch.start, self.batch.start + self.batch.size)
 
-class GreedyBaselineAdvantage(AdvantageWorker):
-    """ReMax's: the baseline is the score of the greedy response to the same prompt."""
+    def gathered(self, here: Tensor) -> Tensor | None:
+        """A number [B] of each of this rank's rows as those of all rows, float64 [N], if responses are compared.
 
-    @register(
-        DP_PROTO,
-        reads=(*REWARD_FIELDS, "greedy_scores", "greedy_finished", "greedy_response_mask"),
-        adds=("advantages",),
-        phase="advantage",
-    )
-    def compute_advantage(self, batch: Batch) -> Fields:
-        """Rewards to go less the greedy response's score (arXiv:2310.10505, Algorithm 1): advantages [B, T]."""
-        mask, greedy = batch["response_mask"], batch["greedy_scores"]
-        to_go = rewards_to_go(self.token_rewards(batch), mask)
-        baseline = self.shaped(greedy, batch["greedy_finished"], batch["greedy_response_mask"])
-        recorder.mean("reward/greedy", (greedy * batch["valid"]).sum(), batch["valid"].sum())
-        return {"advantages": to_go - on_every_token(baseline, mask)}
+        The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups.
+        """
+        compares = self.worker.job.spec.algorithm.compares_responses
+        return rows_of_all_ranks(here, self.batch.start) if compares else None
+
+    def mean(self, name: str, values: Tensor) -> None:
+        """Measure the mean of a number [B] of each row."""
+        recorder.mean(name, (values * self.batch["valid"]).sum(), self.batch["valid"].sum())
 
 
-class GroupAdvantage(AdvantageWorker):
-    """GRPO's and Dr. GRPO's: a response beside the others to its prompt; with DAPO's choice of prompts.
-
-    The rows of a group lie side by side but may be cut over ranks, so the returns of all rows, one number each, are
-    gathered: every rank sees whole groups, wherever they are cut.
-    """
-
-    @register(DP_PROTO, reads=REWARD_FIELDS, adds=("advantages", "response_mask"), phase="advantage")
-    def compute_advantage(self, batch: Batch) -> Fields:
-        """Group-relative advantages [B, T], and the response mask without the groups that are not trained on."""
-        settings, size = self._settings, self.job.spec.rollout.samples_per_prompt
-        assert isinstance(settings, GRPO)
-        mask, here = batch["response_mask"], slice(batch.start, batch.start + batch.size)
-        returns = rows_of_all_ranks(row_sums(self.token_rewards(batch), mask), batch.start)
-        advantages = group_advantages(returns, group_size=size, by_std=settings.normalize_by_std)[here]
-        signal = has_signal(rows_of_all_ranks(batch["scores"], batch.start), group_size=size)
-        recorder.mean("groups/with_signal", (signal[here] * batch["valid"]).sum(), batch["valid"].sum())
-        if settings.oversampling:
-            most = self.job.spec.training.prompt_batch_size or 0
-            mask = mask * first_groups(signal, group_size=size, most=most)[here, None]
-        return {"advantages": on_every_token(advantages.float(), mask), "response_mask": mask}
+def _greedy(step: Step) -> Tensor:
+    scores, finished, mask = (step.batch[name] for name in GREEDY_FIELDS)
+    step.mean("reward/greedy", scores)
+    return step.worker.shaped(scores, finished, mask)
 
 
-class LeaveOneOutAdvantage(AdvantageWorker):
-    """RLOO's: the baseline is the mean return of the other responses to the prompt."""
-
-    @register(DP_PROTO, reads=REWARD_FIELDS, adds=("advantages",), phase="advantage")
-    def compute_advantage(self, batch: Batch) -> Fields:
-        """The return of the response less that of the others (arXiv:2402.14740): advantages [B, T]."""
-        mask = batch["response_mask"]
-        returns = rows_of_all_ranks(row_sums(self.token_rewards(batch), mask), batch.start)
-        advantages = leave_one_out(returns, group_size=self.job.spec.rollout.samples_per_prompt)
-        return {"advantages": on_every_token(advantages[batch.start : batch.start + batch.size].float(), mask)}
+def _scores(step: Step) -> Tensor | None:
+    batch = step.batch
+    return step.gathered(step.worker.shaped(batch["scores"], batch["finished"], batch["response_mask"]))
 
 
-class BatchAdvantage(AdvantageWorker):
-    """REINFORCE++'s: rewards to go, normalised over the tokens of the whole batch."""
+def _signal(step: Step) -> Tensor:
+    scores = rows_of_all_ranks(step.batch["scores"], step.batch.start)
+    signal = has_signal(scores, group_size=step.worker.job.spec.rollout.samples_per_prompt)
+    step.mean("groups/with_signal", signal[step.rows])
+    return signal
 
-    @register(DP_PROTO, reads=REWARD_FIELDS, adds=("advantages",), phase="advantage")
-    def compute_advantage(self, batch: Batch) -> Fields:
-        """(A - mean(A)) / std(A) of the rewards to go, less the group's mean score if asked (arXiv:2501.03262)."""
-        settings, mask = self._settings, batch["response_mask"]
-        assert isinstance(settings, REINFORCEPP)
-        rewards = self.token_rewards(batch)
-        advantages = rewards_to_go(rewards, mask)
-        if settings.baseline == "Group":
-            scores = rows_of_all_ranks(self.shaped(batch["scores"], batch["finished"], mask), batch.start)
-            size = self.job.spec.rollout.samples_per_prompt
-            centred = group_advantages(scores, group_size=size, by_std=False)
-            baseline = (scores - centred)[batch.start : batch.start + batch.size]
-            advantages = advantages - on_every_token(baseline.float(), mask)
-        return {"advantages": whitened(advantages, mask)}
+
+INPUTS: Mapping[str, Callable[[Step], Any]] = {
+    "mask": lambda step: step.batch["response_mask"],
+    "rewards": lambda step: step.rewards,
+    "costs": lambda step: step.worker.token_costs(step.batch, step.kl_coefficient),
+    "multiplier": lambda step: step.worker.multiplier.value if step.worker.multiplier else None,
+    "greedy": _greedy,
+    "returns": lambda step: step.gathered(row_sums(step.rewards, step.batch["response_mask"])),
+    "scores": _scores,
+    "lengths": lambda step: step.gathered(step.batch["response_mask"].sum(1)),
+    "signal": _signal,
+    "rows": lambda step: step.rows,
+    "group_size": lambda step: step.worker.job.spec.rollout.samples_per_prompt,
+    "prompts": lambda step: step.worker.job.spec.training.prompt_batch_size,
+    "whitened": lambda _: whitened,
+}
+"""What an advantage may ask for, by the names of its parameters; any other name is that of a field of the batch.
+
+Of this rank's rows: mask, rewards and costs of tokens [B, T]; shaped scores of the greedy responses [B]. Of all rows of
+the step: returns, the sums of rewards; shaped scores; lengths in tokens; signal, whether the responses to the prompt
+differ in score [N].
+"""
+
+
+@cache
+def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
+    """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
+    reads, reads_if_there = [*REWARD_FIELDS], list[str]()
+    for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
+        fields = READ_FOR.get(name, () if name in INPUTS else (name,))
+        (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
+
+    class Worker(AdvantageWorker):
+        @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
+        def compute_advantage(self, batch: Batch) -> Fields:
+            """No name of a module may stand here: Ray would send a copy of it along with this class."""
+            return self.estimate(batch)
+
+    return Worker
 
 
 def whitened(x: Tensor, mask: Tensor) -> Tensor:

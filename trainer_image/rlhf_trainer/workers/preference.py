@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import DPO, OnlineDPO
+from rlhf_api.algorithms import Preference
 from rlhf_api.job import Job
 from rlhf_trainer.data.loaders import PairLoader
-from rlhf_trainer.ops.groups import SIGNAL
+from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
@@ -104,7 +104,7 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     """One optimizer step: -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
-    assert isinstance(job.spec.algorithm, DPO | OnlineDPO)
+    assert isinstance(job.spec.algorithm, Preference)
     beta = job.spec.algorithm.beta
     pairs = trainer.mesh.sum([fields["valid"].sum()])[0]
 

@@ -1,0 +1,39 @@
+"""The algorithms that a job may name: a class in each module of `rlhf_trainer.algorithms`, found by looking there.
+
+The trainer stands above the contract, which must know the options to check a manifest; so it finds the files by the
+name of their package, at run time, instead of importing them (docs/adr/0007).
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from rlhf_api.algorithms import Algorithm, PolicyGradient, Preference, name_of
+
+PACKAGE = "rlhf_trainer.algorithms"
+
+
+def _found() -> Iterator[type[Algorithm]]:
+    for name in [f"{PACKAGE}.{each.name}" for each in iter_modules(import_module(PACKAGE).__path__)]:
+        for each in vars(import_module(name)).values():
+            is_own = isinstance(each, type) and issubclass(each, Algorithm) and each.__module__ == name
+            if is_own and name_of(each):
+                yield each
+
+
+def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, str]:
+    """Those that learn from advantages come last, those that learn from pairs before; each kind by its paper."""
+    return issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference), algorithm.paper
+
+
+ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
+    {name_of(each): each for each in sorted(_found(), key=_place)}
+)
+"""Name -> class, in the order in which the reference lists them."""
+
+if TYPE_CHECKING:
+    AnyAlgorithm: TypeAlias = Algorithm
+else:
+    AnyAlgorithm = Union[tuple(ALGORITHMS.values())]  # noqa: UP007

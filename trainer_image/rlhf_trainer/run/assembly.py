@@ -1,0 +1,98 @@
+"""Which worker class runs each parameter of a step, by the parameter's protocol: here concrete classes are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rlhf_api.algorithms import Algorithm, PolicyGradient
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec import Model
+from rlhf_trainer.algorithms import models
+from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.advantage import advantage_worker
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.data import (
+    CompletionData,
+    DataWorker,
+    PairData,
+    PromptAndPretrainData,
+    PromptData,
+    SafetyPairData,
+)
+from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
+from rlhf_trainer.workers.reference import ReferenceWorker
+from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
+from rlhf_trainer.workers.scoring import ScoringWorker
+from rlhf_trainer.workers.supervised import SupervisedActorWorker
+
+DATA: Mapping[str, type[DataWorker]] = {
+    "prompts": PromptData,
+    "completions": CompletionData,
+    "pairs": PairData,
+    "safety_pairs": SafetyPairData,
+}
+WORKERS: Mapping[Any, type] = {
+    models.Actor: ActorWorker,
+    models.SupervisedActor: SupervisedActorWorker,
+    models.PreferenceActor: PreferenceActorWorker,
+    models.OnlinePreferenceActor: OnlinePreferenceActorWorker,
+    models.Critic: CriticWorker,
+    models.CostCritic: CostCriticWorker,
+    models.Reference: ReferenceWorker,
+    models.PairReference: ReferenceWorker,
+    models.Reward: RewardWorker,
+    models.RewardInTraining: RewardTrainer,
+    models.Cost: CostWorker,
+    models.CostInTraining: CostTrainer,
+    models.Pairs: PairChooser,
+}
+
+
+def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
+    """The worker class of each parameter of the algorithm's step but the data."""
+    hints = get_type_hints(algorithm.step)
+    return {name: _worker(algorithm, hints[name]) for name in algorithm.models}
+
+
+def _worker(algorithm: type[Algorithm], hint: Any) -> type:
+    """The worker class of an annotation: of `Critic[B]`, or of `Critic[B] | None` for one that may be left out."""
+    protocol = get_origin(next((each for each in get_args(hint) if get_origin(each)), hint))
+    if protocol is models.Advantage and issubclass(algorithm, PolicyGradient):
+        return advantage_worker(algorithm)
+    return WORKERS[protocol]
+
+
+def data_of(job: Job) -> type[DataWorker]:
+    """What loads the batches of a job."""
+    return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
+
+
+def worker_of(job: Job, role: Role) -> type:
+    """The worker class of a role; a reward that is more than a model has one for every form."""
+    if role == "reward" and not isinstance(job.spec.models.reward, Model):
+        return ScoringWorker
+    return workers_of(type(job.spec.algorithm))[role]
+
+
+def helpers_of(job: Job) -> dict[str, type]:
+    """Workers beside the actor that hold no model, each made from the job."""
+    workers = workers_of(type(job.spec.algorithm))
+    return {name: each for name, each in workers.items() if name not in get_args(Role)}
+
+
+def setting_of(
+    job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: ParallelSizes | None = None
+) -> WorkerSetting:
+    """What the worker of a role is made from; `total_steps` matters to those that train."""
+    return WorkerSetting(
+        job=job,
+        role=role,
+        model=job.models()[role],
+        folder=folders[role],
+        total_steps=total_steps,
+        layout=layout,
+    )
