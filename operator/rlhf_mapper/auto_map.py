@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.explained import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.infeasible import infeasible
-from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, MappedPool
+from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
@@ -26,8 +25,6 @@ from rlhf_mapper.search.tables import Found, total
 from rlhf_mapper.strategy import Indices, Setting, Wanted
 from rlhf_mapper.workload import Workload, workload_of
 
-RIDERS: Mapping[Role, Role] = MappingProxyType({"cost_critic": "critic"})
-"""Models that are not placed by themselves, and the one that each lives with."""
 KEPT = 4
 """Placements to keep: the best, and three to compare it with."""
 
@@ -45,11 +42,18 @@ class Task:
         """Stage costs of every set of models on every node group of a cluster."""
         groups = [_usable(nodes, self.load) for nodes in cluster.groups]
         settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in groups]
-        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups], RIDERS)
+        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups], PLACED_WITH)
+
+    def costs_as_placed(self, placed: DeviceMapping, cluster: Cluster) -> PoolCosts:
+        """The same with the sizes of a placement, for pools as large as its pools."""
+        wanted = {role: _pinned(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
+        settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in cluster.groups]
+        gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
+        return PoolCosts(wanted, settings, [gpus] * len(settings), PLACED_WITH)
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
-        return pruned(costs, [role for role in self.wanted if role not in RIDERS], KEPT, objective)
+        return pruned(costs, [role for role in self.wanted if role not in PLACED_WITH], KEPT, objective)
 
 
 def auto_map(
@@ -86,34 +90,28 @@ def predicted(
 ) -> DeviceMapping | Infeasible:
     """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
-    wanted = {role: _pinned(task.wanted[role], sizes) for role, sizes in placed.sizes.items()}
-    settings = [Setting(nodes, task.software, task.load, task.correction) for nodes in cluster.groups]
-    gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
-    costs = PoolCosts(wanted, settings, [gpus] * len(settings), RIDERS)
-    if sum(pool.size for pool in placed.pools) > cluster.gpus:
-        taken = sum(pool.size for pool in placed.pools)
-        reason = f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}"
-        return Infeasible(short_bytes=0.0, smallest=(), reason=reason)
+    taken = sum(pool.size for pool in placed.pools)
+    if taken > cluster.gpus:
+        return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
     groups = _groups_of(placed.pools, cluster)
     if groups is None:
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
-        return Infeasible(short_bytes=0.0, smallest=(), reason=f"no node group has room for each of {pools}")
+        return Infeasible(reason=f"no node group has room for each of {pools}")
+    costs = task.costs_as_placed(placed, cluster)
     sets = tuple(
-        (frozenset(role for role in pool.models if role not in RIDERS), group, pool.size)
+        (frozenset(role for role in pool.models if role not in PLACED_WITH), group, pool.size)
         for pool, group in zip(placed.pools, groups, strict=True)
     )
-    stages = np.max([costs.seconds(*each) for each in sets], axis=0)
-    if not np.isfinite(stages).all():
-        full = [
-            pool.name for pool, each in zip(placed.pools, sets, strict=True) if np.isinf(costs.seconds(*each)).any()
-        ]
-        names = ", ".join(full)
-        return Infeasible(short_bytes=0.0, smallest=(), reason=f"the models of pool {names} do not fit on its GPUs")
+    of_pools = [costs.seconds(*each) for each in sets]
+    full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
+    if full:
+        return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
+    stages = np.max(of_pools, axis=0)
     generation, preparation, training = stages.tolist()
     found = Found(sets, float(total(stages)), (generation, preparation, training))
-    named = [
+    named = (
         replace(pool, gpu=cluster.groups[group].gpu.name) for pool, group in zip(placed.pools, groups, strict=True)
-    ]
+    )
     return _explained(costs, found, replace(placed, pools=tuple(named)))
 
 

@@ -25,6 +25,7 @@ from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
+from rlhf_mapper.workload import Work
 
 MOVED: tuple[Phase, ...] = ("reshard", "scoring", "update")
 """The phase of each stage in which offloaded states come and go."""
@@ -105,10 +106,39 @@ def _time(seconds: float) -> str:
 
 
 def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) -> Cut:
+    """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
     strategies = costs.strategies(role, group, choice.least)
-    room, wanted, setting = int(choice.room[size]), strategies.wanted, strategies.setting
+    work, setting = strategies.wanted.work, strategies.setting
+    row, sizes, seconds = _strategy(strategies, choice, size)
+    micro_batch = int(strategies.micro_batch[choice.room[size], row, size])
+    held = memory.parts_of_gpu(
+        costs.states(role, group),
+        setting.software,
+        replica=choice.least,
+        gpus=np.array(int(strategies.gpus[size]) / sizes.replicas),
+    )
+    if choice.offloads:
+        moved = moves(strategies.wanted, held, setting)
+        for phase, each in zip(MOVED, moved.tolist(), strict=True):
+            seconds[phase] = seconds.get(phase, 0.0) + each
+    parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=choice.offloads)
+    _add_activations(parts, strategies, sizes, micro_batch)
+    generator = _generator_memory(strategies, sizes, choice, size) if work.generated else {}
+    parts["generation"] |= generator
+    predicted = ModelPrediction(
+        micro_batch=micro_batch,
+        offload=("All" if work.trained else "Parameters") if choice.offloads else "None",
+        seconds={phase: value for phase, value in seconds.items() if value},
+        memory=parts,
+    )
+    return Cut(sizes, predicted, sum(generator.values()) / setting.nodes.gpu.memory)
+
+
+def _strategy(strategies: Strategies, choice: Choice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:
+    """(row of p-t, sizes, seconds by phase without those of offloading) of the fastest strategy with this choice."""
+    room = int(choice.room[size])
     seconds: dict[Phase, float] = {}
-    row, generator = int(strategies.best[room, size]), (1, 1)
+    row, generator = int(strategies.best[room, size]), (0, 0)
     if isinstance(strategies, GeneratingStrategies):
         place = int(choice.generator[size])
         row, generator = strategies.row(room, place, size), tuple(strategies.generators[place].tolist())
@@ -117,85 +147,56 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
     seconds["scoring"] = float(strategies.read[room, row, size])
     seconds["update"] = float(strategies.trained[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
-    gpus = int(strategies.gpus[size])
     sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,
-        data=gpus // (pipeline * tensor),
-        replicas=wanted.replicas,
-        generation_pipeline=generator[0] if wanted.work.generated else 0,
-        generation_tensor=generator[1] if wanted.work.generated else 0,
+        data=int(strategies.gpus[size]) // (pipeline * tensor),
+        replicas=strategies.wanted.replicas,
+        generation_pipeline=generator[0],
+        generation_tensor=generator[1],
     )
-    micro_batch = int(strategies.micro_batch[room, row, size])
-    held = memory.parts_of_gpu(
-        costs.states(role, group),
-        setting.software,
-        replica=choice.least,
-        gpus=np.array(gpus / wanted.replicas),
-    )
-    if choice.offloads:
-        moved = moves(wanted, held, setting)
-        for phase, each in zip(MOVED, moved.tolist(), strict=True):
-            seconds[phase] = seconds.get(phase, 0.0) + each
-    parts = _memory(strategies, sizes, {part: float(size) for part, size in held.items()}, micro_batch, choice, size)
-    generating = parts.get("generation", {})
-    used = generating.get("generator", 0.0) + generating.get("kv_cache", 0.0)
-    return Cut(
-        sizes,
-        ModelPrediction(
-            micro_batch=micro_batch,
-            offload=("All" if wanted.work.trained else "Parameters") if choice.offloads else "None",
-            seconds={phase: value for phase, value in seconds.items() if value},
-            memory=parts,
-        ),
-        used / setting.nodes.gpu.memory,
-    )
+    return row, sizes, seconds
 
 
-def _memory(
-    strategies: Strategies,
-    sizes: ParallelSizes,
-    held: dict[str, float],
-    micro_batch: int,
-    choice: Choice,
-    size: int,
-) -> dict[Stage, dict[str, float]]:
-    """Bytes of a GPU by stage and part."""
-    work, load, passes = strategies.wanted.work, strategies.setting.load, strategies.passes
-    in_use: dict[Stage, bool] = {
-        "generation": bool(work.generated),
-        "preparation": bool(work.read),
-        "training": bool(work.trained),
+def _states(work: Work, held: dict[str, float], *, offloads: bool) -> dict[Stage, dict[str, float]]:
+    """Bytes of weights, gradients and optimizer on a GPU by stage; in generation the engine has a copy of its own."""
+    away = {
+        "generation": offloads,
+        "preparation": offloads and not work.read,
+        "training": offloads and not work.trained,
     }
-    layouts = Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))
-    tokens = np.array(micro_batch * load.most_tokens)
-    parts: dict[Stage, dict[str, float]] = {}
-    for stage, used in in_use.items():
-        waits = choice.offloads and (not used or stage == "generation")  # the generator has its own copy
-        resident = {} if waits else held
-        parts[stage] = dict(resident)
-    for stage in ("preparation", "training"):
-        if in_use[stage]:
-            trains = stage == "training"
-            parts[stage]["activations"] = float(
-                memory.activations(
-                    strategies.wanted.model,
-                    strategies.setting.software,
-                    layouts,
-                    tokens,
-                    kept=memory.kept_of(work, trains=trains),
-                )
-                + memory.gathered(strategies.wanted.model, strategies.setting.software, layouts)
-            )
-    if in_use["generation"]:
-        place = int(choice.generator[size])
-        generator = Layouts(
-            np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor)), layouts.d
-        )
-        running = generation.running(passes, load, generator, np.array(choice.cache[place, size]))
-        of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro))
-        parts["generation"]["generator"] = float(generation.weights_of_gpu(passes, generator))
-        parts["generation"]["kv_cache"] = float(
+    return {stage: {} if away[stage] else dict(held) for stage in STAGES}
+
+
+def _add_activations(
+    parts: dict[Stage, dict[str, float]], strategies: Strategies, sizes: ParallelSizes, micro_batch: int
+) -> None:
+    """Add the bytes of activations, and of what FSDP gathers, to the stages in which a model has passes."""
+    work, model, software = strategies.wanted.work, strategies.wanted.model, strategies.setting.software
+    layouts, tokens = _layouts(sizes), np.array(micro_batch * strategies.setting.load.most_tokens)
+    sequences: dict[Stage, float] = {"preparation": work.read, "training": work.trained}
+    for stage, count in sequences.items():
+        if count:
+            kept = memory.kept_of(work, trains=stage == "training")
+            activations = memory.activations(model, software, layouts, tokens, kept=kept)
+            parts[stage]["activations"] = float(activations + memory.gathered(model, software, layouts))
+
+
+def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Choice, size: int) -> dict[str, float]:
+    """Bytes of a GPU for the generator's copy of the weights and for the part of its KV cache that it fills."""
+    work, load, passes = strategies.wanted.work, strategies.setting.load, strategies.passes
+    p_g, t_g = np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor))
+    generator = Layouts(p_g, t_g, _layouts(sizes).d)
+    running = generation.running(passes, load, generator, np.array(choice.cache[choice.generator[size], size]))
+    of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro))
+    return {
+        "generator": float(generation.weights_of_gpu(passes, generator)),
+        "kv_cache": float(
             np.minimum(running, of_a_replica) * generation.cached_bytes(passes, generator, load.most_tokens)
-        )
-    return parts
+        ),
+    }
+
+
+def _layouts(sizes: ParallelSizes) -> Layouts:
+    """The training sizes as the simulators take them."""
+    return Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))

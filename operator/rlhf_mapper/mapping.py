@@ -16,6 +16,8 @@ STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
 Phase = Literal["generation", "reshard", "scoring", "update"]
 PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """What a run measures as time/<phase>."""
+PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
+"""Models that have no place of their own: model -> the one in whose pool it lives."""
 RESIDENT = ("weights", "gradients", "optimizer")
 """Parts of a model's memory that stay on the GPU unless they are offloaded."""
 STAGE_OF: Mapping[Phase, Stage] = {
@@ -114,14 +116,14 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Infeasible:
-    """No mapping fits: what is short, and what would do."""
+    """No mapping fits: why, how many bytes are missing, and which clusters would be large enough."""
 
-    short_bytes: float
-    """Bytes by which the memory of all GPUs falls short of the states of the models."""
-    smallest: tuple[tuple[str, int], ...]
-    """(GPU type, GPUs) of the smallest cluster of each type that would do."""
     reason: str
     """Why nothing fits, in a clause."""
+    short_bytes: float = 0.0
+    """Bytes by which the memory of all GPUs falls short of the states of the models."""
+    smallest: tuple[tuple[str, int], ...] = ()
+    """(GPU type, GPUs) of the smallest cluster of each type that is large enough."""
 
     def __str__(self) -> str:
         would_do = " or ".join(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)

@@ -6,8 +6,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Pool
-from rlhf_mapper.mapping import Device, DeviceMapping, Inventory, MappedPool
+from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Inventory, MappedPool
 
 
 def place(job: Job, inventory: Inventory) -> DeviceMapping:
@@ -17,7 +16,7 @@ def place(job: Job, inventory: Inventory) -> DeviceMapping:
         pools = tuple(
             MappedPool(
                 name=pool.name,
-                models=(*pool.models, *_riders(job, pool)),
+                models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
                 slots_per_machine=(pool.slots_per_node,) * pool.nodes,
             )
             for pool in job.spec.placement.pools
@@ -56,11 +55,6 @@ def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
     if sizes.data % sizes.replicas:
         return [Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")]
     return []
-
-
-def _riders(job: Job, pool: Pool) -> tuple[Role, ...]:
-    """Models that are not placed by themselves: a cost critic lives with the critic."""
-    return ("cost_critic",) if "critic" in pool.models and "cost_critic" in job.models() else ()
 
 
 def device_of(job: Job, inventory: Inventory) -> Device:

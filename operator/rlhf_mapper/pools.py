@@ -67,14 +67,14 @@ class PoolCosts:
         wanted: Mapping[Role, Wanted],
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
-        riders: Mapping[Role, Role] = MappingProxyType({}),
+        placed_with: Mapping[Role, Role] = MappingProxyType({}),
     ) -> None:
         """settings and sizes: of each node group; sizes: GPUs that a pool may have there.
 
-        riders: models that are in no set, and the one that each lives with.
+        placed_with: models that are in no set, and the one in whose pool each lives.
         """
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
-        self._riders = riders
+        self._placed_with = placed_with
         self._strategies: dict[tuple[Wanted, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
         self._choices: dict[tuple[frozenset[str], int], list[Choice]] = {}
@@ -106,7 +106,7 @@ class PoolCosts:
 
     def living(self, models: frozenset[str]) -> tuple[Role, ...]:
         """The models of a pool in order, with those that live beside them."""
-        return tuple(role for role in self.wanted if self._riders.get(role, role) in models)
+        return tuple(role for role in self.wanted if self._placed_with.get(role, role) in models)
 
     def strategies(self, role: Role, group: int, least: int) -> Strategies:
         """Those of one model; roles of the same shape and work share them."""

@@ -69,9 +69,7 @@ def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infea
     assert fastest.prediction, "the shapes are known"
     seconds = seconds_text(fastest.prediction.step_seconds)
     return Infeasible(
-        short_bytes=0.0,
-        smallest=(),
-        reason=f"no mapping takes {seconds_text(most_seconds)} a step or less; the fastest takes {seconds}",
+        reason=f"no mapping takes {seconds_text(most_seconds)} a step or less; the fastest takes {seconds}"
     )
 
 

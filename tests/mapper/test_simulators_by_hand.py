@@ -273,7 +273,7 @@ def test_states_are_18_and_2_bytes_a_parameter_on_the_testbed() -> None:
 def test_of_whole_replicas_only_the_optimizer_is_shared() -> None:
     states = memory.states(SMALL, WHOLE, trains=True)
     sizes = [
-        memory.of_gpu(states, software, replica=2, gpus=np.array(8.0)) / SMALL.parameters
+        sum(memory.parts_of_gpu(states, software, replica=2, gpus=np.array(8.0)).values()) / SMALL.parameters
         for software in (WHOLE, replace(WHOLE, shards_weights=True))
     ]
     assert sizes == pytest.approx([(2 + 4) / 2 + 12 / 8, 18 / 8])

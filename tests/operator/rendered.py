@@ -15,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import resources
 from rlhf_operator.actions import Manifest
-from rlhf_operator.placement import Placed, placed
+from rlhf_operator.placement import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
 
@@ -23,7 +23,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel"}
 SETTINGS = Settings()
 THEN = datetime(2026, 1, 31, 12, tzinfo=UTC)
-_ANSWERS: dict[str, Placed] = {}
+_ANSWERS: dict[str, MappingResult] = {}
 A100 = "NVIDIA-A100-SXM4-80GB"
 
 
@@ -84,11 +84,11 @@ def snapshot(
     return Snapshot(job=seen, inputs=inputs, nodes=None if there is None else tuple(there), watching_since=THEN)
 
 
-def place(job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS) -> Placed:
+def place(job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS) -> MappingResult:
     """Where it lives; asked once a question."""
     question = repr((job, there, settings))
     if question not in _ANSWERS:
-        _ANSWERS[question] = placed(job, snapshot(job, there), settings)
+        _ANSWERS[question] = map_job(job, snapshot(job, there), settings)
     return _ANSWERS[question]
 
 

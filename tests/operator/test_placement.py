@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_mapper import place as mapper
-from rlhf_operator.placement import input_hash, placed
+from rlhf_operator.placement import input_hash, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
@@ -182,12 +182,12 @@ def test_the_most_nodes_take_little_memory_and_few_tries(
         tries.append(1)
         return mapper.place(*arguments)
 
-    monkeypatch.setattr("rlhf_operator.placement.mapped.place", counted)
+    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.place", counted)
     job = changed(PPO, changes)
     seen = snapshot(job, None)
     tracemalloc.start()
     try:
-        assert placed(job, seen, SETTINGS).reason != "MapperError"
+        assert map_job(job, seen, SETTINGS).reason != "MapperError"
         assert tracemalloc.get_traced_memory()[1] < 30e6
     finally:
         tracemalloc.stop()
@@ -264,7 +264,7 @@ def test_with_unknown_shapes_the_most_nodes_that_divide_the_batch_are_taken() ->
 def test_an_input_that_is_not_there_leaves_shapes_unknown() -> None:
     job = example_jobs()["helpful-rm"]
     seen = dataclasses.replace(snapshot(job, nodes(1)), inputs={})
-    assert placed(job, seen, SETTINGS).reason == "ShapesUnknown"
+    assert map_job(job, seen, SETTINGS).reason == "ShapesUnknown"
 
 
 def test_without_the_right_to_list_nodes_the_manifest_is_believed() -> None:
@@ -332,8 +332,8 @@ def test_a_fault_of_the_mapper_is_one_job_s_trouble(monkeypatch: pytest.MonkeyPa
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr("rlhf_operator.placement.mapped.auto_map", fail)
-    answer = placed(example_jobs()[PPO], snapshot(example_jobs()[PPO], nodes(1)), SETTINGS)
+    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.auto_map", fail)
+    answer = map_job(example_jobs()[PPO], snapshot(example_jobs()[PPO], nodes(1)), SETTINGS)
     assert (answer.reason, answer.message) == ("MapperError", "ZeroDivisionError: of the test")
 
 

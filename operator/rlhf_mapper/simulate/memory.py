@@ -42,12 +42,6 @@ def parts_of_gpu(
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
 
-def of_gpu(states: Mapping[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers) -> Numbers:
-    """The same, added up."""
-    whole: Numbers = np.sum(list(parts_of_gpu(states, software, replica=replica, gpus=gpus).values()), axis=0)
-    return whole
-
-
 def gathered(model: Architecture, software: Software, layouts: Layouts) -> Numbers:
     """Bytes of what FSDP gathers at a time: two layers, or the embedding and head."""
     if not software.shards_weights:

@@ -87,16 +87,16 @@ def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
             ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
         return have
     ctx.require_live("the next attempt is mapped")
-    placed = placement.placed(job, ctx.snapshot, ctx.settings)
-    if placed.mapping is None:
+    result = placement.map_job(job, ctx.snapshot, ctx.settings)
+    if result.mapping is None:
         ctx.set_status(mapping=None)
-        ctx.set_condition("Mapped", "False", placed.reason, placed.message)
+        ctx.set_condition("Mapped", "False", result.reason, result.message)
         ctx.requeue_after(REMAP_SECONDS)
         return None
-    ctx.set_status(mapping=placed.mapping)
-    ctx.set_condition("Mapped", "True", placed.reason, placed.message or _summary(placed.mapping))
-    ctx.add_event("Normal", "Mapped", placed.message or _summary(placed.mapping))
-    return placed.mapping
+    ctx.set_status(mapping=result.mapping)
+    ctx.set_condition("Mapped", "True", result.reason, result.message or _summary(result.mapping))
+    ctx.add_event("Normal", "Mapped", result.message or _summary(result.mapping))
+    return result.mapping
 
 
 def _summary(mapping: MappedPlacement) -> str:

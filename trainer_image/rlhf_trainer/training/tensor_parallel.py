@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
-from rlhf_mapper.architecture import CUT
+from rlhf_mapper.architecture import CUT, architecture_of
 from rlhf_trainer.training.models import MissingLayer
 
 # FSDP2 warns that logits of a sharded head are a view, which must not be changed in place; `ops` never do.
@@ -70,25 +70,14 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) ->
     """Why a model cannot be cut into so many stages and shards, as `pipeline is 3, ...`; empty if it can."""
     if pipeline > 1 and config.model_type not in CUT:
         return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
-    if pipeline > config.num_hidden_layers:
-        return f"pipeline is {pipeline}, but the model has {config.num_hidden_layers} layers"
-    if tensor == 1:
-        return ""
-    styles = plan_of(config)
-    unknown = sorted({style for style in styles.values() if not _is_known(style)})
-    if not styles or unknown:
-        what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
-        return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
-    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    sizes = {
-        "attention heads": config.num_attention_heads,
-        "key-value heads": key_heads,
-        "columns of the feed-forward layer": config.intermediate_size,
-    }
-    for what, size in sizes.items():
-        if size % tensor:
-            return f"tensor is {tensor}, which does not divide the model's {size} {what}"
-    return ""
+    if tensor > 1:
+        styles = plan_of(config)
+        unknown = sorted({style for style in styles.values() if not _is_known(style)})
+        if not styles or unknown:
+            what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
+            return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
+    wrong = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
+    return " ".join(wrong) if wrong else ""
 
 
 def _is_known(style: str) -> bool:

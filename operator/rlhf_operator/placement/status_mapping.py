@@ -1,4 +1,4 @@
-"""The mapper's answer as the status of a job shows it."""
+"""Writes the mapper's answer into the status of a job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
 
-def told(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
-    """A mapping without what is only of interest to `rlhf plan`."""
+def status_mapping(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
+    """`status.mapping`: a mapping without the details that only `rlhf plan` shows; digest: its inputHash."""
     prediction = mapping.prediction
     on_gpus = prediction if mapping.device == "GPU" else None
     slots = sum(pool.size for pool in mapping.pools)

@@ -1,4 +1,4 @@
-"""The slots that a job may have: its matching nodes by group, as the mapper knows clusters."""
+"""The slots that the nodes have for a job: grouped, with the figures that the mapper needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPELS = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class MachineGroup:
     """Equal parts of nodes: GPUs, each part on one node, or as many CPU slots as a job asks for.
 
     Whether a node has the CPUs and the memory for a worker pod is the scheduler's matter.
@@ -32,13 +32,13 @@ class Machines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
-    """What there is for a job."""
+class Capacity:
+    """The slots that nodes which match a job have for it."""
 
     device: Device
-    machines: tuple[Machines, ...]
+    machines: tuple[MachineGroup, ...]
     """Largest groups first."""
-    seen: bool
+    nodes_known: bool
     """False where the operator may not list nodes, and `machines` is what the job asks for."""
 
     @property
@@ -46,7 +46,7 @@ class Devices:
         return sum(group.count for group in self.machines)
 
     def __str__(self) -> str:
-        """Such as `2 nodes with 8 NVIDIA-H200`, for a sentence."""
+        """For messages: `2 nodes with 8 NVIDIA-H200`."""
         if not self.machines:
             return "no node that is ready, schedulable and matches spec.runtime"
         return " and ".join(
@@ -55,8 +55,8 @@ class Devices:
         )
 
     @property
-    def there(self) -> str:
-        """The same as a clause: `there are 2 nodes with 8 NVIDIA-H200`."""
+    def as_clause(self) -> str:
+        """For messages: `there are 2 nodes with 8 NVIDIA-H200`."""
         return f"there {'are' if self.count > 1 else 'is'} {self}"
 
 
@@ -65,63 +65,65 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def devices_for(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
-    """The machines that match a job now; without the right to list nodes those that it asks for."""
+def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
+    """The slots of the nodes that match a job now; where the operator may not list nodes, what the job asks for."""
     resources = job.spec.resources
     if snapshot.nodes is None:
         device: Device = "GPU" if resources.device == "GPU" else "CPU"
-        asked = Machines(product="", count=resources.max_nodes or resources.nodes, slots=resources.slots_per_node or 1)
-        return Devices(device=device, machines=(asked,), seen=False)
+        asked = MachineGroup(
+            product="", count=resources.max_nodes or resources.nodes, slots=resources.slots_per_node or 1
+        )
+        return Capacity(device=device, machines=(asked,), nodes_known=False)
     resource = gpu_resource(job, settings)
     nodes = [node for node in snapshot.nodes if _suits(node, job, resource)]
     gpus = {node.name: gpus_of(node, resource) for node in nodes}
     by_hand = job.spec.placement.mode == "Manual"  # then the pools say how many slots of a node they take
     if resources.device == "CPU" or (resources.device == "Auto" and not any(gpus.values())):
         wanted = resources.slots_per_node or 1
-        return Devices(device="CPU", machines=_grouped(("", wanted) for _ in nodes), seen=True)
+        return Capacity(device="CPU", machines=_grouped(("", wanted) for _ in nodes), nodes_known=True)
     parts = [
         (names.gpu_product(node.labels), wanted)
         for node in nodes
         if (wanted := (not by_hand and resources.slots_per_node) or gpus[node.name])
         for _ in range(gpus[node.name] // wanted)
     ]
-    return Devices(device="GPU", machines=_grouped(parts), seen=True)
+    return Capacity(device="GPU", machines=_grouped(parts), nodes_known=True)
 
 
-def too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Devices:
-    """The nodes that match a job which asks for GPUs, and have fewer than it asks for of a node; or none."""
+def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
+    """The nodes that match a job but have fewer GPUs, or none, than it asks for on each node."""
     resource, wanted = gpu_resource(job, settings), job.spec.resources.slots_per_node or 1
     least = 1 if job.spec.placement.mode == "Manual" else wanted
     nodes = [node for node in snapshot.nodes or () if _suits(node, job, resource)]
     fewer = [(names.gpu_product(node.labels), gpus_of(node, resource)) for node in nodes]
-    return Devices(device="GPU", machines=_grouped(part for part in fewer if part[1] < least), seen=True)
+    return Capacity(device="GPU", machines=_grouped(part for part in fewer if part[1] < least), nodes_known=True)
 
 
-def choices(devices: Devices, job: Job) -> list[tuple[Machines, ...]]:
-    """The sets of machines that a job may take, each as many as it asks for or up to maxNodes of them.
+def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ...]]:
+    """The sets of machines that the mapper may choose between, each of as many machines as the job may take (maxNodes).
 
-    One group that has enough by itself, and all groups together, the largest first. None where there are too few.
+    First each group that is large enough alone, then all groups together. Empty where there are too few machines.
     """
     fewest, most = job.spec.resources.nodes, job.spec.resources.max_nodes or job.spec.resources.nodes
-    if devices.device == "CPU" and devices.machines:  # one node may have several worker pods
-        (group,) = devices.machines
+    if capacity.device == "CPU" and capacity.machines:  # one node may have several worker pods
+        (group,) = capacity.machines
         return [(replace(group, count=max(fewest, min(group.count, most))),)]
-    take = min(devices.count, most)
+    take = min(capacity.count, most)
     if take < fewest:
         return []
-    alone: list[tuple[Machines, ...]] = [
-        (replace(group, count=take),) for group in devices.machines if group.count >= take
+    alone: list[tuple[MachineGroup, ...]] = [
+        (replace(group, count=take),) for group in capacity.machines if group.count >= take
     ]
     mixed, left = [], take
-    for group in devices.machines:
+    for group in capacity.machines:
         if left:
             mixed.append(replace(group, count=min(left, group.count)))
             left -= mixed[-1].count
     return [*alone, tuple(mixed)] if len(mixed) > 1 else alone
 
 
-def cluster_of(machines: Sequence[Machines], device: Device, job: Job, settings: Settings) -> Cluster | None:
-    """The machines with the figures of their slots; None where the figures of a GPU are not known."""
+def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, settings: Settings) -> Cluster | None:
+    """The machines as the mapper describes a cluster; None where the figures of a GPU are not in its table."""
     if device == "CPU":
         return Cluster(tuple(_cpu_group(group, job, settings) for group in machines))
     gpus = [gpu_of_product(group.product) for group in machines]
@@ -166,14 +168,14 @@ def _tolerated(job: Job, resource: str, key: str, value: str, effect: str) -> bo
     )
 
 
-def _grouped(parts: Iterable[tuple[str, int]]) -> tuple[Machines, ...]:
-    """Equal (product, slots) counted; the order does not depend on that of the nodes."""
+def _grouped(parts: Iterable[tuple[str, int]]) -> tuple[MachineGroup, ...]:
+    """One group for each (product, slots), the most slots first, whatever the order of the nodes."""
     counted = sorted(Counter(parts).items(), key=lambda each: (-each[1] * each[0][1], each[0]))
-    return tuple(Machines(product=product, count=count, slots=slots) for (product, slots), count in counted)
+    return tuple(MachineGroup(product=product, count=count, slots=slots) for (product, slots), count in counted)
 
 
-def _cpu_group(group: Machines, job: Job, settings: Settings) -> NodeGroup:
-    """Slots that share the memory of a worker pod."""
+def _cpu_group(group: MachineGroup, job: Job, settings: Settings) -> NodeGroup:
+    """CPU slots; those of one machine share the memory of a worker pod."""
     memory = amount(job.spec.runtime.worker.memory or times(settings.worker.memory, group.slots))
     slot = replace(CPU_SLOT, memory=float(memory) / group.slots)
     return NodeGroup(gpu=slot, count=group.count, gpus_per_node=group.slots)

@@ -1,0 +1,180 @@
+"""Asks the mapper for the best mapping onto the machines of a job, or for a prediction of the pools it names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
+from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.hardware import gpu_of_product
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
+from rlhf_mapper.place import place
+from rlhf_operator.placement.capacity import (
+    Capacity,
+    MachineGroup,
+    cluster_of,
+    counted,
+    machine_choices,
+    nodes_too_small,
+)
+from rlhf_operator.placement.shapes import UnknownShapeError, shapes_of
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Snapshot
+
+
+class NoPlaceError(Exception):
+    """There is no place for a job; the message says what would do."""
+
+
+class MapperAnswer(NamedTuple):
+    """A mapping, or why there is none."""
+
+    mapping: DeviceMapping | Infeasible
+    why_unpredicted: str = ""
+    """Why the mapping has no prediction; empty where it has one."""
+
+
+def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
+    """The fastest mapping; if none can be predicted, one pool of all models. Raises NoPlaceError and SpecError."""
+    _require_device(job, capacity)
+    offers = machine_choices(capacity, job)
+    if not offers:
+        raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
+    clusters = [cluster_of(machines, capacity.device, job, settings) for machines in offers]
+    known = [cluster for cluster in clusters if cluster]
+    try:
+        shapes = shapes_of(job, snapshot)
+    except UnknownShapeError as error:
+        return MapperAnswer(_together(job, offers, capacity), str(error))
+    if not known:
+        product = offers[0][0].product
+        figures = (
+            f"the figures of GPU {product} are not known" if product else "the nodes do not say which GPUs they have"
+        )
+        return MapperAnswer(_together(job, offers, capacity), figures)
+    answers = [auto_map(job, cluster, shapes, device=capacity.device) for cluster in known]
+    return MapperAnswer(min(answers, key=_seconds))
+
+
+def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
+    """The pools of the manifest, with a prediction where there can be one. Raises NoPlaceError and SpecError."""
+    _require_device(job, capacity)
+    pools = job.spec.placement.pools
+    slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
+    if not capacity.machines:
+        raise NoPlaceError(nodes_too_small(job, snapshot, settings).as_clause)
+    asked = [(pool.nodes, pool.slots_per_node, None) for pool in pools]
+    if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked):
+        need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
+        raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
+    by_hand = place(
+        _with_device(job, capacity), Inventory(gpus_per_machine=(slots if capacity.device == "GPU" else 0,))
+    )
+    try:
+        shapes = shapes_of(job, snapshot)
+    except UnknownShapeError as error:
+        return MapperAnswer(by_hand, str(error))
+    most = max(pool.slots_per_node for pool in pools)
+    equal = (MachineGroup(product=capacity.machines[0].product, count=-(-slots // most), slots=most),)
+    machines = capacity.machines if capacity.device == "GPU" and capacity.nodes_known else equal
+    cluster = cluster_of(machines, capacity.device, job, settings)
+    if cluster is None:
+        return MapperAnswer(by_hand, "the figures of the GPUs are not known")
+    kept = predicted(job, by_hand, cluster, shapes)
+    return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
+
+
+def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
+    """All models in one pool, by data parallelism, on the most machines over which the batch divides.
+
+    Raises NoPlaceError where the machines differ and slotsPerNode is unset, SpecError where the batch never divides.
+    """
+    equal = [machines for machines in offers if len({each.slots for each in machines}) == 1]
+    if not equal:
+        raise NoPlaceError(f"spec.resources.slotsPerNode is not set and the nodes differ: {capacity.as_clause}; set it")
+    machines = equal[0]
+    slots, most, fewest = machines[0].slots, sum(each.count for each in machines), job.spec.resources.nodes
+    refused: SpecError | None = None
+    # Of many thousand numbers of nodes, few divide the batch.
+    dividing = [count for count in range(most, fewest, -1) if job.sequences_per_step % (count * slots) == 0]
+    for count in (*dividing, fewest):
+        resources = job.spec.resources.model_copy(
+            update={"device": capacity.device, "nodes": count, "max_nodes": None, "slots_per_node": slots}
+        )
+        sized = job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+        try:
+            return place(sized, Inventory(gpus_per_machine=(slots if capacity.device == "GPU" else 0,) * count))
+        except SpecError as error:
+            refused = error
+    assert refused, "there is at least one number of nodes"
+    raise refused
+
+
+def _with_device(job: Job, capacity: Capacity) -> Job:
+    """The job with `resources.device` set to what was found."""
+    resources = job.spec.resources.model_copy(update={"device": capacity.device})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+
+
+def have_room(capacity: Capacity, pools: Iterable[tuple[int, int, str | None]]) -> bool:
+    """Whether the nodes have room for pools, the widest first; a pod takes its slots on one node.
+
+    pools: (pods, slots of each, the mapper's name of their GPUs or None for any).
+    """
+    free = Counter[tuple[int, str]]()
+    for group in capacity.machines:
+        known = gpu_of_product(group.product)
+        free[group.slots, known.name if known else ""] += group.count
+    return all(_take(free, *pool) for pool in sorted(pools, key=lambda pool: -pool[1]))
+
+
+def _take(free: Counter[tuple[int, str]], pods: int, slots: int, wanted: str | None) -> bool:
+    """Take the slots of each pod from the node with the fewest free slots that suffice; False where none does.
+
+    free: number of nodes by (free slots, name of their GPUs); changed in place.
+    """
+    for size, gpu in sorted(each for each in free if each[0] >= slots and wanted in (None, each[1])):
+        of_a_node = size // slots
+        here = min(pods, free[size, gpu] * of_a_node)
+        full, rest = divmod(here, of_a_node)
+        free[size, gpu] -= full + bool(rest)
+        free[size % slots, gpu] += full
+        free[size - rest * slots, gpu] += bool(rest)
+        pods -= here
+    return pods == 0
+
+
+def _require_device(job: Job, capacity: Capacity) -> None:
+    """NoPlaceError where the nodes decide between CPU and GPU, but the operator may not list them."""
+    if not capacity.nodes_known and job.spec.resources.device == "Auto":
+        raise NoPlaceError("the operator may not read nodes: write spec.resources.device, CPU or GPU")
+
+
+def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> str:
+    """Why there is no place: what the job asks for, what the nodes have, and what to change."""
+    resources, unit = job.spec.resources, "GPU" if capacity.device == "GPU" else "CPU slot"
+    wanted = resources.slots_per_node
+    asked = f"{counted(resources.nodes, 'node')} with {counted(wanted, unit) if wanted else f'{unit}s'}"
+    there, would_do = capacity.as_clause, "add nodes, or ask for fewer or smaller ones"
+    small = nodes_too_small(job, snapshot, settings)
+    if small.machines and capacity.device == "GPU":
+        there = (
+            f"{capacity.as_clause} and {small}"
+            if capacity.machines
+            else f"{small.as_clause}, none with {wanted or 'any'}"
+        )
+        largest = max(group.slots for group in small.machines)
+        less = [f"spec.resources.slotsPerNode to {largest}"] * (largest > 0)
+        less += ["spec.resources.device to CPU"] * (resources.device == "Auto")
+        would_do = f"add nodes, or set {' or '.join(less)}" if less else would_do
+    return f"spec.resources asks for {asked}, but {there}; {would_do}"
+
+
+def _seconds(answer: DeviceMapping | Infeasible) -> float:
+    if isinstance(answer, Infeasible):
+        return float("inf")
+    assert answer.prediction, "the mapper predicts what it maps"
+    return answer.prediction.step_seconds
