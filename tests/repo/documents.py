@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.repo.tree import ROOT, tracked_files
+from tests.repo.tree import PARTS, ROOT, tracked_files
 
 SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -18,14 +18,8 @@ SEVERAL_WORDS = re.compile(r"[a-z][A-Z]|[A-Za-z0-9]_[A-Za-z]")
 """Marks an identifier that is no ordinary word: snake_case, camelCase or CamelCase."""
 OURS = {".py", ".md"}
 """Kinds of files that only the repository has; a run folder holds others."""
-ROOTS = {
-    "rlhf_api": "crds",
-    "rlhf_mapper": "operator",
-    "rlhf_planning": "operator",
-    "rlhf_operator": "operator",
-    "rlhf_trainer": "trainer_image",
-}
-ROOTS |= {"rlhf_examples": "examples"}
+ROOTS = {path.parent.name: path.parents[1].name for part in PARTS for path in (ROOT / part).glob("rlhf_*/__init__.py")}
+"""package -> the folder that it lies in."""
 
 
 class Line(NamedTuple):

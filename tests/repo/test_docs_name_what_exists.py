@@ -12,6 +12,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from rlhf_mapper.hardware import GPUS
 from rlhf_trainer.cli import app
 from tests.repo import documents
 from tests.repo.documents import Line, lines
@@ -110,6 +111,11 @@ def test_the_floors_in_the_architecture_page_are_those_of_the_tree() -> None:
     page = read(ROOT / "docs/architecture.md")
     assert len(list(documents.floors(page))) > 50
     assert not no_floors(page)
+
+
+def test_the_page_about_mapping_names_every_gpu_of_the_table() -> None:
+    (listed,) = re.findall(r"^`--gpu` takes (.+?):", (ROOT / "docs/auto-mapping.md").read_text(), re.MULTILINE)
+    assert re.split(r", | or ", listed) == list(GPUS)
 
 
 def test_a_floor_that_is_gone_is_found() -> None:
