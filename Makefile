@@ -8,6 +8,8 @@ OVERRIDES := requirements/overrides.txt
 STAMP := .venv/installed
 UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
+BEGAN := $(shell date +%s)
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -54,8 +56,13 @@ cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and t
 	@$(MAKE) --no-print-directory cluster-programs
 	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo
 
+# Groups of tests run side by side (tests/conftest.py). Without RLHF_CLUSTER_TESTS=required, what the tests of the cluster
+# are about must have changed since they last passed here (tests/cluster/passed.py).
 test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
-	$(PYTEST) -m "not slow and not gpu" --durations=10
+	@trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s"' EXIT; \
+	content=$$($(BIN)/python -m tests.cluster.passed); \
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
+	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
 
 test-unit: install ## The tests without Ray and vLLM (less than a minute)
 	$(PYTEST) -m "not slow and not gpu" $(UNIT)

@@ -54,7 +54,7 @@ def namespace(api_server: Cluster) -> Iterator[str]:
     yield from fresh_namespace(api_server)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pods_cluster() -> Iterator[Cluster]:
     """Level pods: two real nodes, everything is real; what is mounted into containers says settings.mounts."""
     need(pods_cannot_run())

@@ -51,6 +51,8 @@ def _server() -> RankServer:
 
 
 def _import_trainer() -> None:
+    import transformers.models.llama.modeling_llama  # noqa: F401 each rank would import it again
+
     import rlhf_trainer.training.trainer
     import rlhf_trainer.workers.rollout  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Level pods does what the tests of the operator build on: one cluster of two nodes for all of this module."""
+"""Level pods does what the tests of the operator build on."""
 
 from pathlib import Path
 from typing import Any
