@@ -1,12 +1,12 @@
 """For every run of tests: which share a process, and at the end the seconds of each folder and of the slowest files."""
 
-from collections import Counter
+from collections import defaultdict
 from pathlib import PurePosixPath
 
 import pytest
 
-FILES = 15
-"""How many of the slowest files are named."""
+MOST_ROWS = 25
+"""Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
     "mistakes": [TRAINER / "chain/test_mistakes_end_with_a_sentence_and_their_exit_code.py"],
@@ -20,19 +20,18 @@ WORLDS = {
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print both tables, from pytest's reports: set-up, test and tear-down, with those of other processes."""
-    files: Counter[PurePosixPath] = Counter()
+    files: defaultdict[PurePosixPath, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 files[PurePosixPath(report.nodeid.partition("::")[0])] += report.duration
-    folders: Counter[PurePosixPath] = Counter()
+    folders: defaultdict[PurePosixPath, float] = defaultdict(float)
     for file, seconds in files.items():
         folders[file.parent] += seconds
     terminalreporter.section("seconds by folder and by file", sep="=")
-    for table in (folders.most_common(), files.most_common(FILES)):
-        for path, seconds in table:
-            if seconds >= 1:
-                terminalreporter.write_line(f"{seconds:7.0f} s  {path}")
+    for table in (folders, files):
+        for path in sorted(table, key=lambda path: -table[path])[:MOST_ROWS]:
+            terminalreporter.write_line(f"{table[path]:7.1f} s  {path}")
         terminalreporter.write_line("")
 
 

@@ -25,7 +25,7 @@ ABOUT = (
     "tests/helm",
     "tests/operator",
     "tests/api/cases.py",
-    "trainer_image/rlhf_trainer/attempt.py",
+    "trainer_image/rlhf_trainer/run_folder",
     "trainer_image/rlhf_trainer/sidecar.py",
 )
 """Files and folders of the repository."""
