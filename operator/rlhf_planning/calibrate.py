@@ -23,7 +23,7 @@ LONGEST = 1e9
 """Seconds."""
 
 
-class PoolThere(BaseModel):
+class Pool(BaseModel):
     """What is read of a pool in mapping.json."""
 
     gpu: str
@@ -36,10 +36,10 @@ class Predicted(BaseModel):
     correction: dict[Kind, Annotated[float, Field(ge=LEAST, le=MOST)]]
 
 
-class MappingThere(BaseModel):
+class MappingFile(BaseModel):
     """What is read of mapping.json."""
 
-    pools: list[PoolThere]
+    pools: list[Pool]
     predicted: Predicted
 
 
@@ -75,62 +75,42 @@ def measured(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster
     Raises SpecError where there is none with a prediction and a step, where it ran on GPUs of another type, or where
     its files are damaged.
     """
+    algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
+    usable = [record for record in records if record.records and record.mapping.get("predicted")]
+    same = [record for record in usable if record.name == job.name]
+    same += [record for record in usable if record.algorithm == algorithm]
+    if not same:
+        message = f"has no job named {job.name} or of {algorithm} with a prediction and a measured step"
+        raise SpecError([Problem(path, message)])
     try:
-        record = _record(records, job)
-        return _measured(record, cluster)
+        return _measured(same[0], {group.gpu.name for group in cluster.groups})
     except ValueError as error:
-        raise SpecError([Problem(f"--calibrate {run}", str(error))]) from None
+        raise SpecError([Problem(path, f"{same[0].name}{error}")]) from None
 
 
-def _measured(record: JobRecord, cluster: Cluster) -> Measured:
-    """ValueError, a sentence that begins with the record's name, where it corrects nothing."""
-    mapping = _mapping(record)
-    there = {pool.gpu for pool in mapping.pools}
-    here = {group.gpu.name for group in cluster.groups}
-    if not there <= here:
-        types = ", ".join(sorted(there)), ", ".join(sorted(here))
-        raise ValueError(f"{record.name} ran on {types[0]}, and this plan is for {types[1]}")
-    predicted = mapping.predicted
-    _require_times(record)
-    phases = [each for each in apart(predicted.phases, record.records) if each.measured]
-    if not phases:
-        raise ValueError(f"{record.name}/metrics.jsonl has no time/<phase> of a phase that was predicted")
-    for each in phases:
-        if not LEAST <= each.ratio <= MOST:
-            raise ValueError(
-                f"{record.name}/metrics.jsonl: {each.phase} took {each.ratio:.3g} times what was predicted, "
-                f"expected {LEAST:g} to {MOST:g} times"
-            )
-    correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
-    return Measured(job=record.name, phases=phases, correction=correction)
-
-
-def _mapping(record: JobRecord) -> MappingThere:
+def _measured(record: JobRecord, here: set[str]) -> Measured:
+    """ValueError, the rest of a sentence that begins with the record's name; here: the types of the cluster's GPUs."""
     try:
-        return MappingThere.model_validate(record.mapping)
+        mapping = MappingFile.model_validate(record.mapping)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{record.name}/mapping.json is damaged: {place}: {first['msg']}") from None
-
-
-def _require_times(record: JobRecord) -> None:
-    """ValueError for a time that is no number of seconds, such as NaN."""
+        raise ValueError(f"/mapping.json is damaged: {place}: {first['msg']}") from None
+    there = {pool.gpu for pool in mapping.pools}
+    if not there <= here:
+        raise ValueError(f" ran on {', '.join(sorted(there))}, and this plan is for {', '.join(sorted(here))}")
     for row in record.records:
         for name, value in row.items():
             if name.startswith("time/") and not 0 <= value < LONGEST:
-                raise ValueError(
-                    f"{record.name}/metrics.jsonl: {name} of step {row['step']} is {str(value)[:20]}, expected seconds"
-                )
-
-
-def _record(records: Sequence[JobRecord], job: Job) -> JobRecord:
-    usable = [record for record in records if record.records and record.mapping.get("predicted")]
-    for record in usable:
-        if record.name == job.name:
-            return record
-    for record in usable:
-        if record.algorithm == job.spec.algorithm.name:
-            return record
-    message = f"has no job named {job.name} or of {job.spec.algorithm.name} with a prediction and a measured step"
-    raise ValueError(message)
+                wrong = f"{name} of step {row['step']} is {str(value)[:20]}, expected seconds"
+                raise ValueError(f"/metrics.jsonl: {wrong}")
+    predicted = mapping.predicted
+    phases = [each for each in apart(predicted.phases, record.records) if each.measured]
+    if not phases:
+        raise ValueError("/metrics.jsonl has no time/<phase> of a phase that was predicted")
+    for each in phases:
+        if not LEAST <= each.ratio <= MOST:
+            wrong = f"{each.ratio:.3g} times what was predicted, expected {LEAST:g} to {MOST:g} times"
+            raise ValueError(f"/metrics.jsonl: {each.phase} took {wrong}")
+    correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
+    return Measured(job=record.name, phases=phases, correction=correction)

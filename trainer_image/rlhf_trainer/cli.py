@@ -8,8 +8,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import typer
 
@@ -20,6 +21,7 @@ from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import VARIABLE, leave_exit
 
+P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run (its --output).")]
@@ -27,6 +29,16 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all documents, or of one."),
 ]
+
+
+def exits(command: Callable[P, None]) -> Callable[P, None]:
+    """Mark a command that ends the process with the exit code of its error."""
+
+    @wraps(command)
+    def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
+        sys.exit(exit_code_of(lambda: command(*arguments, **options), debug=bool(options.get("debug"))))
+
+    return run_and_exit
 
 
 @app.callback()
@@ -74,6 +86,7 @@ def run(
 
 
 @app.command()
+@exits
 def validate(
     file: File,
     output: Annotated[
@@ -82,15 +95,12 @@ def validate(
     sets: Sets = None,
 ) -> None:
     """Check a manifest; prints ok, or every error with its path."""
-
-    def work() -> None:
-        jobs_of(file, sets, output)
-        typer.echo("ok")
-
-    sys.exit(exit_code_of(work, debug=False))
+    jobs_of(file, sets, output)
+    typer.echo("ok")
 
 
 @app.command()
+@exits
 def plan(
     file: File,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
@@ -130,83 +140,67 @@ def plan(
     sets: Sets = None,
 ) -> None:
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
+    from rlhf_trainer.plan_command import PlanOptions, tell_plan  # numpy: time that `validate` does not need
 
-    def work() -> None:
-        from rlhf_trainer.plan_command import PlanOptions, tell_plan  # numpy: time that `validate` does not need
-
-        options = PlanOptions(
-            only=job,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            gpu=gpu,
-            inventory=inventory,
-            objective=objective,
-            in_json=in_json,
-            graph=graph,
-            svg=svg,
-            calibrate=calibrate,
-            lengths=response_tokens,
-        )
-        tell_plan(jobs_of(file, sets, output), run_folder(file, output), options)
-
-    sys.exit(exit_code_of(work, debug=False))
+    options = PlanOptions(
+        only=job,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=gpu,
+        inventory=inventory,
+        objective=objective,
+        in_json=in_json,
+        graph=graph,
+        svg=svg,
+        calibrate=calibrate,
+        lengths=response_tokens,
+    )
+    tell_plan(jobs_of(file, sets, output), run_folder(file, output), options)
 
 
 @app.command()
+@exits
 def checkpoints(run_dir: RunDir) -> None:
     """List the checkpoints of a run: step, size, age and whether each is whole."""
+    from rlhf_trainer.run_folder.commands import show_checkpoints
 
-    def work() -> None:
-        from rlhf_trainer.run_folder.commands import show_checkpoints
-
-        show_checkpoints(run_dir)
-
-    sys.exit(exit_code_of(work, debug=False))
+    show_checkpoints(run_dir)
 
 
 @app.command()
+@exits
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face directory."""
+    from rlhf_trainer.run_folder.export import export as export_model
 
-    def work() -> None:
-        from rlhf_trainer.run_folder.export import export as export_model
-
-        export_model(checkpoint, folder)
-        typer.echo(folder)
-
-    sys.exit(exit_code_of(work, debug=False))
+    export_model(checkpoint, folder)
+    typer.echo(folder)
 
 
 @app.command()
+@exits
 def save_now(
     run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one below runs/ in use.")] = None,
 ) -> None:
     """Have a running job save a checkpoint after its current step, and wait for it."""
+    from rlhf_trainer.run_folder.commands import save_now as save
 
-    def work() -> None:
-        from rlhf_trainer.run_folder.commands import save_now as save
-
-        typer.echo(save(run_dir))
-
-    sys.exit(exit_code_of(work, debug=False))
+    typer.echo(save(run_dir))
 
 
 @app.command()
+@exits
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder that `rlhf run` has written.")],
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001 `exits` reads it
 ) -> None:
     """Write RUN_DIR/report.html, a page about the run that needs no network."""
+    from rlhf_trainer.report.page import write_report  # matplotlib: a second that `validate` does not need
 
-    def work() -> None:
-        from rlhf_trainer.report.page import write_report  # matplotlib: a second that `validate` does not need
-
-        typer.echo(write_report(folder))
-
-    sys.exit(exit_code_of(work, debug=debug))
+    typer.echo(write_report(folder))
 
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -62,12 +63,8 @@ class Tracer:
 
     def model(self, name: str, worker_class: type, place: Place) -> Any:
         """A handle like `ModelHandle`'s, whose calls are recorded."""
-        return TracedModel(
-            {
-                method: partial(self._call, f"{name}.{method}", transfer, place)
-                for method, transfer in transfers_of(worker_class).items()
-            }
-        )
+        calls = transfers_of(worker_class).items()
+        return SimpleNamespace(**{key: partial(self._call, f"{name}.{key}", each, place) for key, each in calls})
 
     def graph(self) -> Graph:
         """What was recorded."""
@@ -126,13 +123,6 @@ class Tracer:
                 )
             )
         return edges
-
-
-class TracedModel:
-    """A model whose methods are recorded."""
-
-    def __init__(self, methods: Mapping[str, Callable[..., Any]]) -> None:
-        self.__dict__.update(methods)
 
 
 def spread(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:

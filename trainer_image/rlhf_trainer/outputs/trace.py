@@ -17,47 +17,33 @@ FIRST_STEPS, LATEST_STEPS = 5, 20
 
 
 class Trace:
-    """Writes `DIR/<job>/trace.json`, for ui.perfetto.dev or chrome://tracing."""
+    """Writes `DIR/<job>/trace.json`, for ui.perfetto.dev or chrome://tracing, anew after every step.
+
+    The file is replaced in one piece, so it is whole whenever the run ends.
+    """
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._timeline: Timeline | None = None
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
-        self._timeline = Timeline(self._output / job.name / "trace.json")
-
-    def step(self, report: StepReport) -> None:
-        assert self._timeline, "begin comes first"
-        self._timeline.add(report)
-        self._timeline.write()
-
-    def end(self, phase: Phase) -> None:
-        """Every step is already in the file."""
-
-
-class Timeline:
-    """The steps in one file, which is replaced in one piece: it is whole whenever the run ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = self._output / job.name / "trace.json"
         self._origin: float | None = None
         self._first: list[str] = []
         self._latest: deque[str] = deque(maxlen=LATEST_STEPS)
         self._processes = {CONTROLLER: 0}
         self._names: dict[tuple[int, int], str] = {}
 
-    def add(self, report: StepReport) -> None:
-        """Take up a step; the oldest of the latest goes."""
+    def step(self, report: StepReport) -> None:
         if self._origin is None:
             self._origin = min(span.start for span in report.spans)
         number = int(report.record["step"])
         text = ",\n".join(json.dumps(self._event(span, number, self._origin)) for span in report.spans)
         (self._first if len(self._first) < FIRST_STEPS else self._latest).append(text)
-
-    def write(self) -> None:
-        """Replace the file."""
         events = ",\n".join([*self._names.values(), *self._first, *self._latest])
         replace(self._path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
+
+    def end(self, phase: Phase) -> None:
+        """Every step is already in the file."""
 
     def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
         """A complete event; times in microseconds from the start of the first step."""

@@ -6,11 +6,10 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
@@ -73,8 +72,7 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
 
 
-@dataclass(frozen=True)
-class FinishedJob:
+class FinishedJob(NamedTuple):
     """A job that has succeeded in a run folder: its algorithm, and the identity of what it made."""
 
     algorithm: str
