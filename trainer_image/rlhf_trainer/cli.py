@@ -19,7 +19,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.errors import as_told, reason_of
 from rlhf_trainer.run.stopping import Stopped
-from rlhf_trainer.run_folder.attempt import VARIABLE, leave_exit
+from rlhf_trainer.run_folder.attempt import VARIABLE, write_exit
 
 P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -68,7 +68,7 @@ def run(
     folder = run_folder(file, output)
 
     def leave_at_once(received: int, _: object) -> None:
-        leave_exit(folder, 128 + received, reason=reason_of(128 + received), message=str(Stopped(received)))
+        write_exit(folder, 128 + received, reason=reason_of(128 + received), message=str(Stopped(received)))
         os._exit(128 + received)
 
     def work() -> None:
@@ -81,7 +81,7 @@ def run(
         run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)
 
     code, message = ending(work, debug=debug)
-    leave_exit(folder, code, reason=reason_of(code), message=message)
+    write_exit(folder, code, reason=reason_of(code), message=message)
     sys.exit(code)
 
 
@@ -205,9 +205,9 @@ def report(
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
     """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
-    from rlhf_trainer.run_folder.folder import load_beside
+    from rlhf_trainer.run_folder.folder import load_with_finished
 
-    return load_beside(run_folder(file, output), file, sets or [])
+    return load_with_finished(run_folder(file, output), file, sets or [])
 
 
 def run_folder(file: Path, output: Path | None) -> Path:

@@ -36,7 +36,7 @@ from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_beside, model_folders
+from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_with_finished, model_folders
 from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
@@ -115,7 +115,7 @@ def main(
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
     """The program of one rank; rank 0 writes the run folder."""
-    jobs = load_beside(output, file, overrides)
+    jobs = load_with_finished(output, file, overrides)
     job = job_of(program, jobs, file)
     require_no_cluster([job])
     if JobFolder(output, job).newest_checkpoint():
@@ -135,7 +135,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         with only_run_in(output):
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
-            with publisher.telling_the_end():
+            with publisher.recording_the_end():
                 summary = run_rank(job, folders, publisher, layout=layout, model_folder=folder.model.resolve())
                 add_to_summary(output, job.name, summary)
     finally:

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.run.chain import leave_report
+from rlhf_trainer.run.chain import write_report_or_warn
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records, rlhf
 
 JOBS = {"helpful-sft": 30, "helpful-rm": 20, "helpful-ppo": 3}
@@ -109,7 +109,7 @@ def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:
 
 
 def test_a_report_that_fails_does_not_undo_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    leave_report(tmp_path, Display(Console()))
+    write_report_or_warn(tmp_path, Display(Console()))
     assert "warning: no report: ConfigError:" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlhf_api.job import Job
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.live import POINTS, Course, LiveDisplay, display_for, sparkline
+from rlhf_trainer.outputs.live import POINTS, MetricHistory, LiveDisplay, display_for, sparkline
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 
@@ -49,7 +49,7 @@ def test_a_pipe_gets_a_line_a_step(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     display = Display(console)
     publisher = publisher_with(display)
-    with display.showing([sft]), publisher.telling_the_end():
+    with display.showing([sft]), publisher.recording_the_end():
         publisher.begin(first_step=3, total_steps=150)
         now += 14.0
         publisher.step(step_report(4, "kl is [off]", loss__sft=6.4181, tokens_per_second=3006.4, time__step=1.0))
@@ -110,7 +110,7 @@ def test_what_is_said_stands_above_the_picture(
 ) -> None:
     live = LiveDisplay(terminal, [sft])
     publisher = publisher_with(live)
-    with live.showing([sft]), publisher.telling_the_end():
+    with live.showing([sft]), publisher.recording_the_end():
         publisher.say("dropped 3 rows [overlong]")
         publisher.begin(first_step=1, total_steps=4)
         publisher.step(step_report(1, "odd", loss__sft=4.0))
@@ -127,7 +127,7 @@ def test_an_error_leaves_the_terminal_as_it_was(
     publisher = publisher_with(live)
 
     def run() -> None:
-        with live.showing([sft]), publisher.telling_the_end():
+        with live.showing([sft]), publisher.recording_the_end():
             publisher.begin(first_step=1, total_steps=4)
             raise error
 
@@ -140,21 +140,21 @@ def test_an_error_leaves_the_terminal_as_it_was(
 
 
 def test_a_course_keeps_the_whole_run_in_few_points() -> None:
-    course = Course()
+    history = MetricHistory()
     for step in range(10_000):
-        course.add(float(step))
-    assert POINTS / 2 <= len(course.points) < POINTS
-    gaps = {later - earlier for earlier, later in pairwise(course.points)}
+        history.add(float(step))
+    assert POINTS / 2 <= len(history.points) < POINTS
+    gaps = {later - earlier for earlier, later in pairwise(history.points)}
     assert gaps == {256.0}, "each point is the mean of equally many steps"
-    assert course.points[0] == sum(range(256)) / 256
-    assert course.latest == 9999.0
+    assert history.points[0] == sum(range(256)) / 256
+    assert history.latest == 9999.0
 
 
 def test_a_short_course_loses_nothing() -> None:
-    course = Course()
+    history = MetricHistory()
     for step in range(POINTS - 1):
-        course.add(float(step))
-    assert course.points == list(map(float, range(POINTS - 1)))
+        history.add(float(step))
+    assert history.points == list(map(float, range(POINTS - 1)))
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

@@ -17,7 +17,7 @@ def run_steps(publisher_with: Callable[..., Publisher], output: Path, losses: di
     """A run of the steps in `losses`."""
     with opened(OutputOptions(tensorboard=True), output) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
-        with publisher.telling_the_end():
+        with publisher.recording_the_end():
             publisher.begin(first_step=min(losses), total_steps=4)
             for number, loss in losses.items():
                 publisher.step(step_report(number, loss__sft=loss))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import Attempt, Watch, leave_exit, owner, read_exit
+from rlhf_trainer.run_folder.attempt import Attempt, Watch, write_exit, owner, read_exit
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.lock import only_run_in
@@ -46,7 +46,7 @@ def nothing() -> dict[str, Any]:
 def test_how_the_old_job_failed_is_not_told_of_the_new_one(old: JobFolder, attempt: Become) -> None:
     output = old.path.parent
     old.fail(reason="UserCode", exit_code=ExitCode.USER_CODE, message="old")
-    leave_exit(output, 7, reason="UserCode", message="old")
+    write_exit(output, 7, reason="UserCode", message="old")
     assert answer(old.path, Attempt(1, "old"))["exitCode"] == 7
     assert told(old) == nothing()
     begin(output, attempt, 1, "new")
@@ -54,7 +54,7 @@ def test_how_the_old_job_failed_is_not_told_of_the_new_one(old: JobFolder, attem
     new = JobFolder(output, job(output.parent, "mine", SFT))
     new.begin(None, inputs={})
     assert (told(new)["status"]["phase"], told(new)["status"].get("progress")) == ("Running", None)
-    leave_exit(output, 0, reason="Ok", message="")
+    write_exit(output, 0, reason="Ok", message="")
     assert (told(new)["complete"], told(new)["exitCode"]) == (True, 0)
     assert answer(old.path, Attempt(1, "old"))["status"] == {}
 
@@ -62,9 +62,9 @@ def test_how_the_old_job_failed_is_not_told_of_the_new_one(old: JobFolder, attem
 def test_a_new_job_that_cannot_begin_has_its_own_words(old: JobFolder, attempt: Become) -> None:
     output = old.path.parent
     old.fail(reason="UserCode", exit_code=ExitCode.USER_CODE, message="old")
-    leave_exit(output, 7, reason="UserCode", message="old")
+    write_exit(output, 7, reason="UserCode", message="old")
     attempt(1, "new")
-    leave_exit(output, 2, reason="Spec", message="new")
+    write_exit(output, 2, reason="Spec", message="new")
     failure = told(old)["status"]["lastFailure"]
     assert (told(old)["exitCode"], failure["exitCode"], failure["message"]) == (2, 2, "new")
 
@@ -74,7 +74,7 @@ def test_what_the_old_job_finished_is_adopted_and_then_told(old: JobFolder, atte
     output = old.path.parent
     old.model.mkdir()
     old.succeed()
-    leave_exit(output, 0, reason="Ok", message="")
+    write_exit(output, 0, reason="Ok", message="")
     assert told(old) == nothing()
     attempt(1, "new")
     manifest = output.parent / "mine.yaml"
@@ -99,12 +99,12 @@ def test_the_numbers_of_the_old_job_do_not_count(old: JobFolder, attempt: Become
 def test_a_pod_of_the_old_job_writes_no_more(old: JobFolder, attempt: Become) -> None:
     output = old.path.parent
     begin(output, attempt, 1, "new")
-    leave_exit(output, 0, reason="Ok", message="")
+    write_exit(output, 0, reason="Ok", message="")
     attempt(1, "old")
     with pytest.raises(EnvironmentProblem, match="attempt 1 of a newer job of this name has begun"):
         old.record({**RECORD, "step": 4}, total_steps=9, stage="SFT")
     old.fail(reason="Data", exit_code=ExitCode.DATA, message="late")
-    leave_exit(output, 4, reason="Environment", message="late")
+    write_exit(output, 4, reason="Environment", message="late")
     ended = read_exit(output, NEW)
     assert ended is not None
     assert ended["exitCode"] == 0

@@ -18,7 +18,7 @@ from rlhf_trainer.run_folder.attempt import (
     Attempt,
     Watch,
     WrongAttempt,
-    leave_exit,
+    write_exit,
     owner,
     read_exit,
 )
@@ -83,7 +83,7 @@ def test_what_belongs_to_a_newer_attempt_is_not_touched(folder: JobFolder, attem
         with pytest.raises(EnvironmentProblem, match="attempt 2 of this job has begun"):
             write()
     folder.fail(reason="Data", exit_code=ExitCode.DATA, message="late")
-    leave_exit(output, 3, reason="Data", message="late")
+    write_exit(output, 3, reason="Data", message="late")
     assert {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file()} == before
     assert not (output / EXIT).exists()
     assert not (output / SUMMARY).exists()
@@ -114,7 +114,7 @@ def test_an_attempt_waits_for_no_older_one_that_has_ended(
     waits: list[float] = []
     monkeypatch.setattr("rlhf_trainer.run_folder.lock.time.sleep", waits.append)
     begin(tmp_path, attempt, 1)
-    leave_exit(tmp_path, 3, reason="Data", message="gone")
+    write_exit(tmp_path, 3, reason="Data", message="gone")
     begin(tmp_path, attempt, 2)
     begin(tmp_path, attempt, 2)
     assert not waits
@@ -165,7 +165,7 @@ def test_a_trainer_is_alive_until_it_says_otherwise_or_is_silent(tmp_path: Path,
     assert not watch.is_alive()
     assert Watch(tmp_path, Attempt(1), lambda: now).is_alive()
     assert not Watch(tmp_path, Attempt(2), lambda: now).is_alive()
-    leave_exit(tmp_path, 0, reason="Ok", message="")
+    write_exit(tmp_path, 0, reason="Ok", message="")
     assert not Watch(tmp_path, Attempt(1), lambda: now).is_alive()
 
 
@@ -179,7 +179,7 @@ def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
     assert "the trainer has ended; step 0 is saved" in save_now(output), "it was killed: no exit.json, no more beats"
     assert read_exit(output, Attempt(1)) is None, "nobody here can know for sure"
     (output / SAVE_REQUEST).unlink()
-    leave_exit(output, 8, reason="Communication", message="lost")
+    write_exit(output, 8, reason="Communication", message="lost")
     assert "no trainer of attempt 1 is active" in save_now(output)
     attempt(2)
     assert "no trainer of attempt 2 is active" in save_now(output)
@@ -217,7 +217,7 @@ def test_a_trainer_that_ends_while_a_pod_asks_has_the_last_word(
 
     def trainer_ends(_: float) -> None:
         status.write_text(json.dumps(saved))
-        leave_exit(output, 143, reason="Stopped", message="stopped by SIGTERM")
+        write_exit(output, 143, reason="Stopped", message="stopped by SIGTERM")
 
     monkeypatch.setattr("rlhf_trainer.run_folder.commands.time.sleep", trainer_ends)
     assert save_now(output).endswith("step 3 is saved")

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 
 from rlhf_trainer.run_folder import attempt as attempts
-from rlhf_trainer.run_folder.attempt import EXIT, Attempt, leave_exit
+from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
 from rlhf_trainer.run_folder.lock import marked, only_run_in
 from rlhf_trainer.sidecar import Follower, kept_log
 
@@ -109,7 +109,7 @@ def test_an_end_is_told_with_its_code_and_its_reason(side_car: SideCar, monkeypa
     for text in ('{"attempt": 1, "exitCode": 0}', '{"attempt": 2, "exitC', "{}"):
         (side_car.output / EXIT).write_text(text)
         assert not side_car.answers()["complete"], text
-    leave_exit(side_car.output, 3, reason="Data", message="no such file")
+    write_exit(side_car.output, 3, reason="Data", message="no such file")
     answer = side_car.answers()
     assert (answer["complete"], answer["exitCode"]) == (True, 3)
     failure = {"reason": "Data", "exitCode": 3, "message": "no such file", "attempt": 2}
@@ -117,13 +117,13 @@ def test_an_end_is_told_with_its_code_and_its_reason(side_car: SideCar, monkeypa
     told = {"attempt": 2, "phase": "Failed", "lastFailure": {"reason": "Data", "exitCode": 3, "message": "longer"}}
     (side_car.job / "status.json").write_text(json.dumps(told))
     assert side_car.answers()["status"] == told, "the trainer's own words come first"
-    leave_exit(side_car.output, 0, reason="Ok", message="")
+    write_exit(side_car.output, 0, reason="Ok", message="")
     (side_car.job / "status.json").write_text('{"attempt": 2, "phase": "Succeeded"}')
     answer = side_car.answers()
     assert (answer["complete"], answer["exitCode"], answer["status"]["phase"]) == (True, 0, "Succeeded")
     monkeypatch.setenv("RLHF_ATTEMPT", "1")
     (side_car.output / attempts.MARK).write_text("2")
-    leave_exit(side_car.output, 4, reason="Environment", message="late")
+    write_exit(side_car.output, 4, reason="Environment", message="late")
     assert side_car.answers()["exitCode"] == 0, "an older attempt has nothing to say"
 
 
@@ -184,7 +184,7 @@ def test_told_to_end_it_stays_until_the_trainer_has_ended(side_car: SideCar) -> 
     def trainer() -> None:
         with only_run_in(side_car.output):
             ends.wait(PATIENCE)
-        leave_exit(side_car.output, 143, reason="Stopped", message="stopped by SIGTERM")
+        write_exit(side_car.output, 143, reason="Stopped", message="stopped by SIGTERM")
 
     thread = Thread(target=trainer)
     thread.start()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.run.chain import tell_mapping
+from rlhf_trainer.run.chain import report_mapping
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN
@@ -22,7 +22,7 @@ TITLE = "Predicted and measured"
 def told(folder: JobFolder, mapping: DeviceMapping) -> str:
     """What the terminal shows when a job with this mapping starts."""
     console = Console(file=StringIO(), width=200)
-    tell_mapping(mapping, Publisher(PPO, folder, Display(console)))
+    report_mapping(mapping, Publisher(PPO, folder, Display(console)))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

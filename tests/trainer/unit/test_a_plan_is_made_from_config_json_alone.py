@@ -21,7 +21,7 @@ from rlhf_planning.job_plan import objective_of
 from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
-from rlhf_trainer.run.placement import possible_place
+from rlhf_trainer.run.placement import place_job
 from rlhf_trainer.run.shapes import shapes_of
 from tests.examples.test_every_example_is_right import EXAMPLES
 from tests.trainer.chain.mistakes import LLAMA_7B, MISTAKES, PLAN
@@ -446,9 +446,9 @@ def test_why_the_mapper_was_not_used_is_known(manifest: Path) -> None:
     (job,) = load(manifest, ["resources.device=CPU"])
     here = Inventory(gpus_per_machine=(0,))
     (manifest.parent / "llama" / "config.json").write_text('{"hidden_size": 8}')
-    placed = possible_place(job, here, [job], manifest.parent)
+    placed = place_job(job, here, [job], manifest.parent)
     assert placed.mapping.prediction is None
     assert placed.unmapped.endswith("has no num_attention_heads, which the shape of a model needs")
     (ppo,) = (job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo")
-    placed = possible_place(ppo, here, load(EXAMPLES[0]), manifest.parent)
+    placed = place_job(ppo, here, load(EXAMPLES[0]), manifest.parent)
     assert (placed.mapping.prediction is not None, placed.unmapped) == (True, "")

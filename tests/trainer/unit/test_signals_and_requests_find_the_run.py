@@ -19,8 +19,8 @@ from rlhf_trainer.run_folder.lock import is_running, only_run_in
 def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
     said: list[str] = []
     before, stop = signal.getsignal(signal.SIGTERM), StopSignals(said.append)
-    with stop.heard():
-        with stop.waiting_for_a_step():
+    with stop.handled():
+        with stop.finishing_the_step():
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.requested == signal.SIGTERM
             assert len(said) == 1

@@ -10,7 +10,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.run.resume import from_the_start, unfinished
-from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_beside
+from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_with_finished
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
 NAMES = ["helpful-sft", "helpful-rm", "helpful-ppo"]
@@ -140,10 +140,10 @@ def test_another_experiment_is_refused_before_anything_is_touched(tmp_path: Path
 def test_a_manifest_reads_what_has_finished_in_the_folder(tmp_path: Path) -> None:
     grpo = MANIFEST.with_name("02-helpful-grpo.yaml")
     with pytest.raises(SpecError, match="no job of this file, or finished in the run folder"):
-        load_beside(tmp_path, grpo, [])
+        load_with_finished(tmp_path, grpo, [])
     for name in ("helpful-sft", "helpful-rm"):
         run(tmp_path, name, ends=True)
-    (job,) = load_beside(tmp_path, grpo, [])
+    (job,) = load_with_finished(tmp_path, grpo, [])
     before = unfinished([job], tmp_path)["helpful-grpo"].inputs
     assert before.keys() == {"helpful-sft", "helpful-rm"}
     JobFolder(tmp_path, job).begin(None, inputs=before)

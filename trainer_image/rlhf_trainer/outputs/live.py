@@ -51,7 +51,7 @@ LEAST_SHARE = 0.01
 """A phase below this share of the time is not shown."""
 
 
-class Course:
+class MetricHistory:
     """The course of a metric over all steps so far, in fewer than POINTS means of equally many steps."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class JobView:
     seconds: float | None = None
     """How long it took, once it has ended."""
     left: float | None = None
-    courses: dict[str, Course] = field(default_factory=dict)
+    histories: dict[str, MetricHistory] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     """Phase -> seconds over all steps."""
 
@@ -138,7 +138,7 @@ class LiveDisplay(Display):
         view.left = self.seconds_left(view.step)
         for name, value in record.items():
             if name in SHOWN:
-                view.courses.setdefault(name, Course()).add(value)
+                view.histories.setdefault(name, MetricHistory()).add(value)
             elif name.startswith("time/") and name != "time/step":
                 phase = name.removeprefix("time/")
                 view.phases[phase] = view.phases.get(phase, 0.0) + value
@@ -161,9 +161,9 @@ class LiveDisplay(Display):
     def __rich__(self) -> RenderableType:
         """The picture as it is now."""
         parts: list[RenderableType] = [chain_table(self._chain)]
-        shown = self._current if self._current.courses else None
+        shown = self._current if self._current.histories else None
         if shown:
-            parts += ["", course_table(shown), phase_table(shown)]
+            parts += ["", history_table(shown), phase_table(shown)]
         return Group(*parts)
 
 
@@ -196,7 +196,7 @@ def progress_bar(view: JobView) -> ProgressBar:
     return ProgressBar(view.total_steps, view.step, width=BAR, complete_style="cyan", finished_style="green")
 
 
-def course_table(view: JobView) -> Table:
+def history_table(view: JobView) -> Table:
     """A row a measurement: label, latest value, its course over the steps so far, and the range of that."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column("label", no_wrap=True)
@@ -204,9 +204,9 @@ def course_table(view: JobView) -> Table:
     table.add_column("course", no_wrap=True, style="cyan")
     table.add_column("range", no_wrap=True, style="dim")
     for name, (label, form) in SHOWN.items():
-        if name in view.courses:
-            course = view.courses[name]
-            table.add_row(label, f"{course.latest:{form}}", sparkline(course.points), course.range(form))
+        if name in view.histories:
+            history = view.histories[name]
+            table.add_row(label, f"{history.latest:{form}}", sparkline(history.points), history.range(form))
     return table
 
 

@@ -22,7 +22,7 @@ from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.machine import write_environment
-from rlhf_trainer.run.placement import Placed, possible_place
+from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_one_vocabulary
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
@@ -35,7 +35,7 @@ from rlhf_trainer.run_folder.folder import (
     SUMMARY,
     JobFolder,
     add_to_summary,
-    load_beside,
+    load_with_finished,
     model_folders,
     read_summary,
     written,
@@ -44,7 +44,7 @@ from rlhf_trainer.run_folder.lock import only_run_in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class RunContext:
     """What the jobs of a run have in common."""
 
     output: Path
@@ -66,12 +66,12 @@ def run_file(
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
     """
-    jobs = load_beside(output, manifest, overrides)
+    jobs = load_with_finished(output, manifest, overrides)
     require_no_cluster(jobs)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
     address = address or os.environ.get("RAY_ADDRESS")
-    own = {job.name: possible_place(job, here, jobs, output) for job in jobs} if not address else {}
+    own = {job.name: place_job(job, here, jobs, output) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
@@ -81,26 +81,26 @@ def run_file(
         starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
         for job in jobs:
             if job.name not in starts:
-                leave_finished(job, output, display)
+                skip_finished(job, output, display)
         pending = [job for job in jobs if job.name in starts]
         if pending:
             make_ready(output, pending)
-        shared = Shared(output=output, display=display, listeners=listeners, stop=stop)
+        context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
         with (
-            stop.heard(),
+            stop.handled(),
             ray_session(address, cpu_slots=slots) if pending else nullcontext(),
             display.showing(pending),
         ):
-            stop.listen()  # once more, for Ray installs signal handlers of its own when it starts
-            placed = own or {job.name: possible_place(job, inventory(), jobs, output) for job in pending}
+            stop.install()  # once more, for Ray installs signal handlers of its own when it starts
+            placed = own or {job.name: place_job(job, inventory(), jobs, output) for job in pending}
             for job in pending:
-                run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], shared=shared)
+                run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], context=context)
         display.table(read_summary(output))
-        leave_report(output, display)
+        write_report_or_warn(output, display)
     display.say(f"run folder: {output}")
 
 
-def leave_finished(job: Job, output: Path, display: Display) -> None:
+def skip_finished(job: Job, output: Path, display: Display) -> None:
     """A job that has succeeded here before is not run again; its status becomes that of this attempt."""
     display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
     if own_attempt():
@@ -124,7 +124,7 @@ def make_ready(output: Path, pending: Sequence[Job]) -> None:
         JobFolder(output, job).checkpoints.try_writing()
 
 
-def leave_report(output: Path, display: Display) -> None:
+def write_report_or_warn(output: Path, display: Display) -> None:
     """Write the report; a report that fails does not undo a run that has finished."""
     try:
         write_report(output)
@@ -132,27 +132,27 @@ def leave_report(output: Path, display: Display) -> None:
         display.warn(f"no report: {type(error).__name__}: {error}")
 
 
-def tell_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
+def report_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
     """Leave the mapping in the job's folder, and say what a step is predicted to take."""
-    publisher.folder.tell_mapping(placed)
+    publisher.folder.write_mapping(placed)
     if prediction := placed.prediction:
         pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
         publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")
 
 
-def run_on_ray(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, shared: Shared) -> None:
+def run_on_ray(job: Job, placed: Placed, folders: dict[Role, str], *, start: Start, context: RunContext) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
-    folder = JobFolder(shared.output, job)
+    folder = JobFolder(context.output, job)
     folder.begin(start.checkpoint, inputs=start.inputs)
-    publisher = Publisher(job, folder, shared.display, shared.listeners)
+    publisher = Publisher(job, folder, context.display, context.listeners)
     mapping = placed.mapping
     publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
-    tell_mapping(mapping, publisher)
+    report_mapping(mapping, publisher)
     if placed.unmapped:
         publisher.say(f"not mapped: {placed.unmapped}")
     if start.checkpoint:
         publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
-    with publisher.telling_the_end():
+    with publisher.recording_the_end():
         require_one_vocabulary(job, folders)
         runtime = RayRuntime(job, mapping, folders, stacks=folder.path / "stacks.txt")
         with runtime.running() as shape:
@@ -166,7 +166,7 @@ def run_on_ray(job: Job, placed: Placed, folders: dict[Role, str], *, start: Sta
                 model_folder=folder.model.resolve(),
                 publisher=publisher,
                 checkpoints=KeptCheckpoints(
-                    job, folder, runtime.models, rows=shape.rows, stop=shared.stop, resumed=start.checkpoint
+                    job, folder, runtime.models, rows=shape.rows, stop=context.stop, resumed=start.checkpoint
                 ),
             )
-        add_to_summary(shared.output, job.name, summary)
+        add_to_summary(context.output, job.name, summary)

@@ -103,7 +103,7 @@ class KeptCheckpoints(Checkpoints):
 
     @contextmanager
     def around_steps(self) -> Iterator[None]:
-        with self._stop.waiting_for_a_step():
+        with self._stop.finishing_the_step():
             yield
         if self._stop.requested:  # it came when the last step had been saved
             raise Stopped(self._stop.requested, saved="the checkpoint of the last step is saved")
@@ -129,6 +129,6 @@ class KeptCheckpoints(Checkpoints):
             call.result()
         self._folder.require_ours()
         texts = {STATE: json.dumps(state) + "\n", **self._folder.texts_for_checkpoint(up_to=state["step"])}
-        self._folder.tell_checkpoint(self._store.complete(uri, texts))
+        self._folder.record_checkpoint(self._store.complete(uri, texts))
         self._store.prune(self._settings.keep_last)
         self._under_way = None

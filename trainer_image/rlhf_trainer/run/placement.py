@@ -29,7 +29,7 @@ class Placed(NamedTuple):
     """Why the mapper was not used; empty where it was."""
 
 
-def possible_place(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> Placed:
+def place_job(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> Placed:
     """Where the models of a job live; jobs: those of the manifest, which may make its models.
 
     SpecError if that cannot be, or a model cannot be cut into its stages and shards; EnvironmentProblem if the mapper

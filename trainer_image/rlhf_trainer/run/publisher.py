@@ -47,7 +47,7 @@ class Publisher:
                 listener.step(report)
 
     @contextmanager
-    def telling_the_end(self) -> Iterator[None]:
+    def recording_the_end(self) -> Iterator[None]:
         """The job's status says Succeeded when the block ends, or why it did not."""
         try:
             yield

@@ -30,22 +30,22 @@ class StopSignals:
         self._may_wait = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def handled(self) -> Iterator[None]:
         """Both signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        self.listen()
+        self.install()
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Put our handlers in place of whatever is there."""
         for number in SIGNALS:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
-    def _hear(self, signal_number: int, _: FrameType | None) -> None:
+    def _handle(self, signal_number: int, _: FrameType | None) -> None:
         if self._may_wait and not self.requested:
             self.requested = signal_number
             self._say("stopping after this step, with a checkpoint (once more: at once, without)")
@@ -55,7 +55,7 @@ class StopSignals:
         raise Stopped(signal_number)
 
     @contextmanager
-    def waiting_for_a_step(self) -> Iterator[None]:
+    def finishing_the_step(self) -> Iterator[None]:
         """While the block runs, a first signal is only noted in `requested`."""
         self._may_wait = True
         try:

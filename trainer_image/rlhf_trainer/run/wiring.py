@@ -116,7 +116,7 @@ class RayRuntime:
         for role in pool.models:
             layout = self._placed.sizes[role]
             setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
-            setting = as_mapped(setting, self._placed)
+            setting = with_mapped_fields(setting, self._placed)
             arguments: dict[str, Any] = {"setting": setting}
             if generates and role == "actor":
                 generators = layout.data * layout.micro
@@ -132,7 +132,7 @@ class RayRuntime:
         return workers
 
 
-def as_mapped(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:
+def with_mapped_fields(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:
     """The setting with the micro-batch, offload and cache that the mapper chose for the model on GPUs.
 
     What the manifest says itself stays; micro-batches only become smaller, so that they fit.

@@ -95,7 +95,7 @@ def lock_file(output: Path, attempt: Attempt | None) -> Path:
     return output / "-".join((LOCK, *str(attempt or "").split()))
 
 
-def leave_exit(output: Path, code: int, *, reason: str, message: str) -> None:
+def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
     """Say in the run folder how the trainer of this attempt ended, if the disk lets it."""
     with suppress(OSError, WrongAttempt):
         attempt = own_attempt()
@@ -106,7 +106,7 @@ def leave_exit(output: Path, code: int, *, reason: str, message: str) -> None:
 
 
 def read_exit(output: Path, attempt: Attempt) -> Mapping[str, Any] | None:
-    """What `leave_exit` of an attempt left; None while it has left nothing that can be read."""
+    """What `write_exit` of an attempt left; None while it has left nothing that can be read."""
     found = read_object(output / EXIT)
     is_its = (found.get("attempt"), found.get("jobUid", "")) == (attempt.number, attempt.job_uid)
     return found if is_its and isinstance(found.get("exitCode"), int) else None

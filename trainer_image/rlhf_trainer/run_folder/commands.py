@@ -15,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, leave_exit, own_attempt, read_exit, read_status
+from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, write_exit, own_attempt, read_exit, read_status
 from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
 from rlhf_trainer.run_folder.lock import is_running
 
@@ -96,7 +96,7 @@ def _save_before_the_end(output: Path, attempt: Attempt) -> str:
         saved = _steps(output, attempt)[1]
         if saved < done and not alive:
             if watch.has_freed_its_lock() and read_exit(output, attempt) is None:
-                leave_exit(output, KILLED, reason="Killed", message="killed")  # other pods wait for it
+                write_exit(output, KILLED, reason="Killed", message="killed")  # other pods wait for it
             return f"{output}: the trainer has ended; step {saved} is saved"
     return f"{output}: step {saved} is saved"
 

@@ -93,7 +93,7 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
     return found
 
 
-def load_beside(output: Path, manifest: Path, overrides: Sequence[str]) -> list[Job]:
+def load_with_finished(output: Path, manifest: Path, overrides: Sequence[str]) -> list[Job]:
     """The jobs of a manifest that is run in `output`, whose finished jobs they may read. Raises SpecError."""
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
@@ -214,7 +214,7 @@ class JobFolder:
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
 
     @writes
-    def tell_mapping(self, placed: DeviceMapping) -> None:
+    def write_mapping(self, placed: DeviceMapping) -> None:
         """Write mapping.json: where the models live, and what a step is predicted to take."""
         replace(self.path / MAPPING, json.dumps(as_json(placed), indent=2) + "\n")
 
@@ -225,7 +225,7 @@ class JobFolder:
         return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS)}}
 
     @writes
-    def tell_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def record_checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is whole: say where."""
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
