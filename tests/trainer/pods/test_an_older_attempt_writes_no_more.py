@@ -18,9 +18,9 @@ from rlhf_trainer.run_folder.attempt import (
     Attempt,
     Watch,
     WrongAttempt,
-    write_exit,
     owner,
     read_exit,
+    write_exit,
 )
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_summary

@@ -15,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint.store import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, write_exit, own_attempt, read_exit, read_status
+from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, own_attempt, read_exit, read_status, write_exit
 from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
 from rlhf_trainer.run_folder.lock import is_running
 
