@@ -4,6 +4,8 @@ import copy
 from typing import Any, NamedTuple
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import Algorithm
 from rlhf_api.overrides import apply
 
 HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name: job}\n"
@@ -11,22 +13,17 @@ RL = "training: {totalSteps: 3, promptBatchSize: 8}"
 OFFLINE = "training: {totalSteps: 3, batchSize: 8}"
 DATA = "data: {train: {uri: hf://data}}"
 SEVERAL = "rollout: {samplesPerPrompt: 4}"
-TWO = "models: {actor: {uri: hf://a}, reward: {uri: hf://r}}"
-THREE = "models: {actor: {uri: hf://a}, critic: {uri: hf://c}, reward: {uri: hf://r}}"
+URIS = {"actor": "hf://a", "critic": "hf://c", "reward": "hf://r", "cost": "hf://k"}
 
-SPECS = {
-    "SFT": ["models: {actor: {uri: hf://a}}", OFFLINE],
-    "RewardModel": ["models: {reward: {uri: hf://r}}", OFFLINE],
-    "CostModel": ["models: {cost: {uri: hf://r}}", OFFLINE],
-    "DPO": ["models: {actor: {uri: hf://a}}", OFFLINE],
-    "OnlineDPO": [TWO, RL, SEVERAL],
-    "PPO": [THREE, RL],
-    "SafeRLHF": [THREE.replace("}}", "}, cost: {uri: hf://k}}"), RL],
-    "ReMax": [TWO, RL],
-    "GRPO": [TWO, RL, SEVERAL],
-    "RLOO": [TWO, RL, SEVERAL],
-    "REINFORCEPP": [TWO, RL],
-}
+
+def small_spec(algorithm: type[Algorithm]) -> list[str]:
+    """The models that it needs, how long, and several responses to a prompt where they are compared."""
+    models = (f"{role}: {{uri: {URIS[role]}}}" for role in algorithm.trained + algorithm.frozen if role in URIS)
+    several = [SEVERAL] if algorithm.comparing == {} else []
+    return [f"models: {{{', '.join(models)}}}", OFFLINE if algorithm.offline else RL, *several]
+
+
+SPECS = {name: small_spec(algorithm) for name, algorithm in ALGORITHMS.items()}
 """A small right spec of each algorithm."""
 
 ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
@@ -335,7 +332,8 @@ WRONG: dict[str, Case] = {
     "mini-batches that cut pairs": Case("OnlineDPO", ("training.miniBatchSize=2",), "spec.training.miniBatchSize"),
     **{
         f"one response to compare with {name}": Case(name, ("rollout=",), "spec.rollout.samplesPerPrompt")
-        for name in ("OnlineDPO", "GRPO", "RLOO")
+        for name, algorithm in ALGORITHMS.items()
+        if algorithm.comparing == {}
     },
     "one response in a group": Case("REINFORCEPP", ("algorithm.baseline=Group",), "spec.rollout.samplesPerPrompt"),
     "a shortest response longer than the longest": Case(

@@ -5,10 +5,12 @@ import re
 import pytest
 
 from rlhf_api import ExitCode, Job, SpecError, load
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.problems import choice
 from tests.api.cases import FUNCTION, made
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
-ACTORS = "DPO, OnlineDPO, PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP"
+ACTORS = choice(name for name, each in ALGORITHMS.items() if "actor" in each.trained and name != "SFT")
 MINI = f"{PPO}:training.miniBatchSize=8"
 SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
@@ -50,7 +52,7 @@ MISTAKES = {
     "a field of another algorithm": (
         [f"{SFT}:algorithm.clipRange=0.1"],
         f"{SFT}: spec.algorithm.clipRange",
-        "unknown field for SFT; it is for PPO, ReMax, SafeRLHF, GRPO, RLOO or REINFORCEPP only",
+        f"unknown field for SFT; it is for {ACTORS.removeprefix('DPO, OnlineDPO, ')} only",
     ),
     "a field with the name of its algorithm": (
         [f"{SFT}:algorithm.SFT=1"],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
@@ -14,21 +15,17 @@ from rlhf_mapper.hardware import GB, GPUS, Cluster, Gpu, NodeGroup
 from tests.mapper.oracles.testbed import MODELS
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
-OFFLINE = ("SFT", "RewardModel", "CostModel", "DPO")
+OFFLINE = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.offline)
 ROLES: dict[str, tuple[Role, ...]] = {
-    "SFT": ("actor",),
-    "RewardModel": ("reward",),
-    "CostModel": ("cost",),
-    "DPO": ("actor",),
-    "PPO": ("actor", "critic", "reward"),
-    "SafeRLHF": ("actor", "critic", "reward", "cost"),
+    name: tuple(role for role in algorithm.trained + algorithm.frozen if role != "reference")
+    for name, algorithm in ALGORITHMS.items()
 }
-"""Roles that a manifest names; other algorithms have an actor and a reward."""
+"""Roles that a manifest has to name."""
 
 
 def job_of(algorithm: str, models: dict[str, Any] | None = None, **changes: Any) -> Job:
     """A job of 64 rows a step; models: what a role has besides its URI; data: besides train."""
-    roles = ROLES.get(algorithm, ("actor", "reward"))
+    roles = ROLES[algorithm]
     options = changes.pop("options", {})
     spec: dict[str, Any] = {
         "algorithm": {"name": algorithm, **options},
@@ -79,7 +76,7 @@ def a_job(draw: random.Random) -> Job:
         training |= {"promptBatchSize": size, "miniBatchSize": size // draw.choice([1, 2, 4])}
     return job_of(
         algorithm,
-        models={"actor": recomputed, **({"critic": recomputed} if "critic" in ROLES.get(algorithm, ()) else {})},
+        models={"actor": recomputed, **({"critic": recomputed} if "critic" in ROLES[algorithm] else {})},
         data={"maxPromptTokens": draw.choice([64, 512, 2048]), "maxResponseTokens": draw.choice([64, 1024])},
         training=training,
         **({"rollout": {"samplesPerPrompt": 4}} if algorithm == "GRPO" else {}),

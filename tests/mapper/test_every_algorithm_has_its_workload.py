@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.job import Job
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.auto_map import auto_map
-from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_mapper.workload import workload_of
+from rlhf_trainer.run.graph import graph_of
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 PTX = {"options": {"pretrainCoefficient": 0.5}, "data": {"pretrain": {"uri": "hf://org/text"}}}
@@ -29,6 +33,10 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "RLOO": ("RLOO", {"rollout": {"samplesPerPrompt": 4}}),
     "REINFORCEPP": ("REINFORCEPP", {"training": MINI}),
 }
+CRITIC_FREE = [
+    name for name, each in ALGORITHMS.items() if issubclass(each, PolicyGradient) and not issubclass(each, ActorCritic)
+]
+JOBS |= {name: (name, {"rollout": {"samplesPerPrompt": 4}}) for name in CRITIC_FREE if name not in JOBS}
 Row = tuple[int, int, int, int, int]
 """Sequences generated, generation passes, sequences read, sequences trained on, optimizer steps."""
 WORK: dict[str, dict[str, Row]] = {
@@ -61,6 +69,7 @@ WORK: dict[str, dict[str, Row]] = {
     "RLOO": {"actor": (256, 1, 256, 256, 1), "reference": (0, 0, 256, 0, 0), "reward": (0, 0, 256, 0, 0)},
     "REINFORCEPP": {"actor": (64, 1, 64, 64, 4), "reference": (0, 0, 64, 0, 0), "reward": (0, 0, 64, 0, 0)},
 }
+VARIANTS = {"PPO-ptx", "SafeRLHF, one critic"}
 WORK["SafeRLHF, one critic"] = {role: row for role, row in WORK["SafeRLHF"].items() if role != "cost_critic"}
 
 
@@ -70,7 +79,11 @@ def job(name: str) -> Job:
 
 
 def rows(name: str) -> dict[str, Row]:
-    work = workload_of(job(name)).work
+    return rows_of(job(name))
+
+
+def rows_of(one: Job) -> dict[str, Row]:
+    work = workload_of(one).work
     return {
         role: (int(one.generated), one.passes, int(one.read), int(one.trained), one.updates)
         for role, one in work.items()
@@ -80,6 +93,32 @@ def rows(name: str) -> dict[str, Row]:
 @pytest.mark.parametrize("name", WORK)
 def test_sequences_and_updates_are_those_of_the_algorithm(name: str) -> None:
     assert rows(name) == WORK[name]
+
+
+def of_the_graph(one: Job) -> dict[str, Row]:
+    """The same from the calls that the trainer makes and the phases its workers declare; without mini-batches."""
+    pool = MappedPool(name="all", models=tuple(one.models()), slots_per_machine=(1,))
+    sizes = {role: ParallelSizes(data=1) for role in one.models()}
+    graph = graph_of(one, DeviceMapping(device="CPU", pools=(pool,), sizes=sizes))
+    found: dict[str, Row] = {}
+    for role in one.models():
+        calls = [call for call in graph.calls if call.name.startswith(f"{role}.")]
+        passes = sum(call.name.endswith(".generate_sequences") for call in calls)
+        read, updates = (sum(call.phase == phase for call in calls) for phase in ("scoring", "update"))
+        found[role] = (passes * graph.rows, passes, read * graph.rows, updates * graph.rows, updates)
+    return found
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_without_a_critic_the_work_is_that_of_the_calls_of_the_trainer(name: str) -> None:
+    samples = {"rollout": {"samplesPerPrompt": 4}} if ALGORITHMS[name].comparing == {} else {}
+    one = job_of(name, **samples)
+    assert rows_of(one) == of_the_graph(one)
+
+
+def test_every_algorithm_is_expected_here() -> None:
+    """Who adds one without a critic need not write down what its models do."""
+    assert ALGORITHMS.keys() == WORK.keys() - VARIANTS | {"OnlineDPO"} | set(CRITIC_FREE)
 
 
 def test_online_dpo_learns_from_the_best_and_the_worst() -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import PolicyGradient
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.assembly import helpers_of
 from rlhf_trainer.telemetry import Report, merge, recorder
@@ -20,7 +22,6 @@ from tests.trainer.ranks import run_ranks
 ROWS, GROUP, T = 9, 3, 4
 SCORES = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0, 0.0, 0.0, 6.0])
 GREEDY = torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0])
-FURTHER_MODELS = {"PPO": ("critic",), "SafeRLHF": ("critic", "cost")}
 NO_KL = {"coefficient": 0.0, "applyTo": "Reward"}
 
 
@@ -51,7 +52,7 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -
     """`compute_advantage` of this rank's rows, of the fields it says it reads; `more` prompts that are padding."""
     import torch.distributed as dist
 
-    roles = ("actor", "reward", *FURTHER_MODELS.get(algorithm["name"], ()))
+    roles = [*ALGORITHMS[algorithm["name"]].trained, *ALGORITHMS[algorithm["name"]].frozen]
     spec = {
         "algorithm": algorithm,
         "models": {role: {"uri": "hf://x"} for role in roles},
@@ -86,27 +87,25 @@ def advantages(
     return whole[:ROWS, :T], merge(report for _, report in results)
 
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "PPO": {"name": "PPO"},
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name, each in ALGORITHMS.items() if issubclass(each, PolicyGradient)},
     "SafeRLHF": {"name": "SafeRLHF", "costLimit": -1.0},
     "SafeRLHF with one critic": {"name": "SafeRLHF", "separateCostCritic": False},
-    "GRPO": {"name": "GRPO"},
     "GRPO, KL in the reward": {"name": "GRPO", "kl": {"applyTo": "Reward"}},
     "Dr. GRPO": {"name": "GRPO", "normalizeByStd": False},
     "DAPO": {"name": "GRPO", "oversampling": 3, "rewards": {"overlongPenalty": {"bufferTokens": 2}}},
-    "RLOO": {"name": "RLOO"},
     "ReMax": {"name": "ReMax", "rewards": {"normalization": "Running", "missingEndPenalty": 1.0}},
-    "REINFORCE++": {"name": "REINFORCEPP"},
     "REINFORCE++ with a baseline": {"name": "REINFORCEPP", "baseline": "Group"},
 }
+"""Each algorithm with its defaults, and what options change."""
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", CASES)
 def test_any_cut_and_any_padding_give_the_same_advantages(name: str, tmp_path: Path) -> None:
-    expected, record = advantages(tmp_path, ALGORITHMS[name])
+    expected, record = advantages(tmp_path, CASES[name])
     assert expected.abs().max() > 0.1
     for ranks, extra, more in ((2, 0, 0), (4, 3, 0), (2, 0, 1)):  # the first two cut across groups of 3
-        found, other = advantages(tmp_path, ALGORITHMS[name], ranks=ranks, extra=extra, more=more)
+        found, other = advantages(tmp_path, CASES[name], ranks=ranks, extra=extra, more=more)
         tolerance = 0.0 if name in ("GRPO", "Dr. GRPO", "DAPO") else 1e-5  # else sums over tokens round
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert other == pytest.approx(record, rel=1e-5, abs=1e-6)
@@ -136,12 +135,19 @@ def test_dapo_trains_on_the_first_prompts_with_a_signal(tmp_path: Path) -> None:
     torch.testing.assert_close(masks[:3], batch(0)["response_mask"][:3])
 
 
+def test_ppo_by_hand(tmp_path: Path) -> None:
+    """Lambda 1 of GAE: what comes in the end less the value of each token."""
+    found, _ = advantages(tmp_path, {"name": "PPO", "kl": NO_KL, "gaeLambda": 1.0, "whitenAdvantages": False})
+    fields = batch(0)
+    torch.testing.assert_close(found, (SCORES[:, None] - fields["values"]) * fields["response_mask"])
+
+
 def test_rloo_by_hand(tmp_path: Path) -> None:
     found, _ = advantages(tmp_path, {"name": "RLOO", "kl": NO_KL})
     assert first_token(found) == [-3.0, 0.0, 3.0, 0.0, 0.0, 0.0, -3.0, -3.0, 6.0]
 
 
-def test_remax_subtracts_the_greedy_score(tmp_path: Path) -> None:
+def test_remax_subtracts_the_greedy_score_by_hand(tmp_path: Path) -> None:
     found, record = advantages(tmp_path, {"name": "ReMax", "kl": NO_KL})
     assert first_token(found) == [0.0, 2.0, 4.0, -1.0, -1.0, -1.0, -4.0, -4.0, 2.0]
     assert record["reward/greedy"] == pytest.approx(8 / 3)
@@ -183,7 +189,7 @@ def test_the_kl_penalty_counts_from_its_token_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("baseline", ["None", "Group"])
-def test_reinforce_pp_normalises_over_the_tokens_of_the_batch(baseline: str, tmp_path: Path) -> None:
+def test_reinforce_pp_normalises_over_the_tokens_of_the_batch_by_hand(baseline: str, tmp_path: Path) -> None:
     found, _ = advantages(tmp_path, {"name": "REINFORCEPP", "kl": NO_KL, "baseline": baseline})
     mask = batch(0)["response_mask"] > 0
     means = torch.tensor([3.0] * 3 + [2.0] * 6) if baseline == "Group" else torch.zeros(ROWS)
@@ -219,7 +225,7 @@ def test_the_multiplier_waits_for_the_actor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separate", [True, False])
-def test_safe_rlhf_weighs_the_cost_by_the_multiplier(separate: bool, tmp_path: Path) -> None:
+def test_safe_rlhf_weighs_the_cost_by_the_multiplier_by_hand(separate: bool, tmp_path: Path) -> None:
     """Lambda 1 of GAE: what comes in the end less the values, each critic's own or those of the one critic."""
     algorithm = {**SAFE, "gaeLambda": 1.0, "separateCostCritic": separate}
     found, record = advantages(tmp_path, algorithm)
