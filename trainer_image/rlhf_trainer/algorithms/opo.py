@@ -1,0 +1,37 @@
+"""OPO: on-policy RL with the optimal reward baseline (Hao et al., arXiv:2505.23585).
+
+A_i = R_i - sum_j(l_j * R_j) / sum_j(l_j) over the G responses to a prompt, of l_j tokens: the baseline of least
+variance where the gradient of a response grows with its length. No critic, no KL, no entropy bonus. Exactly on-policy,
+which is one update a step: `training` without miniBatchSize and updateEpochs.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.algorithms import KL, Aggregation, PolicyGradient
+from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
+
+
+class NoKL(KL):
+    """The penalty as OPO has it: none, unless it is asked for."""
+
+    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.0
+
+
+class OPO(PolicyGradient):
+    paper, comparing = "arXiv:2505.23585", {}
+    step = staticmethod(sample_and_learn)
+    name: Annotated[
+        Literal["OPO"], Field(description="RLHF without a critic; longer responses weigh more in the mean.")
+    ]
+    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+        "FixedLength"
+    )
+    kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
+
+    def advantage(self, returns: Tensor, lengths: Tensor, *, group_size: int) -> Tensor:
+        """The return of each response less the mean of its prompt's, weighed by lengths: [N] (section 3.2)."""
+        groups, weights = returns.reshape(-1, group_size), lengths.reshape(-1, group_size)
+        baseline = (weights * groups).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+        return (groups - baseline).flatten()
