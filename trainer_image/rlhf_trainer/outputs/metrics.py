@@ -1,6 +1,6 @@
-"""Every metric of a step: its name in metrics.jsonl and for Prometheus, type, unit, labels and meaning.
+"""Every metric of a step: its name in metrics.jsonl and for Prometheus, type, labels and meaning.
 
-docs/metrics.md is this table for people. A name that ends in `/*` is a family: what stands for the star is a label.
+docs/metrics.md is this table for people, with units. A name that ends in `/*` is a family: what stands for the star is a label.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class StepMetric:
     name: str
     """Its name for Prometheus."""
     meaning: str
-    unit: str = "1"
     kind: Kind = "gauge"
     part: str = ""
     """Label whose value is the star of `recorded`."""
@@ -38,18 +37,15 @@ class StepMetric:
 
 
 METRICS = (
-    StepMetric("step", "rlhf_step", "Latest finished step of the job.", unit="steps"),
-    StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "Steps of the whole job.", unit="steps"),
-    StepMetric(WARNINGS, "rlhf_warnings_total", "Warnings of the steps of this run.", unit="warnings", kind="counter"),
-    StepMetric(
-        "time/step", "rlhf_step_seconds", "Duration of a step, without evaluation.", unit="seconds", kind="summary"
-    ),
+    StepMetric("step", "rlhf_step", "Latest finished step of the job."),
+    StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "Steps of the whole job."),
+    StepMetric(WARNINGS, "rlhf_warnings_total", "Warnings of the steps of this run.", kind="counter"),
+    StepMetric("time/step", "rlhf_step_seconds", "Duration of a step, without evaluation.", kind="summary"),
     StepMetric(
         "time/*",
         "rlhf_phase_seconds",
         "Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; "
         "controller: no rank did anything.",
-        unit="seconds",
         kind="summary",
         part="phase",
     ),
@@ -57,13 +53,9 @@ METRICS = (
         "tokens_per_second",
         "rlhf_tokens_per_second",
         "Prompt and response tokens of the step's batch by its duration, over all ranks.",
-        unit="tokens per second",
     ),
     StepMetric(
-        "policy_version",
-        "rlhf_policy_version",
-        "Steps that trained the weights with which the responses were sampled.",
-        unit="steps",
+        "policy_version", "rlhf_policy_version", "Steps that trained the weights with which the responses were sampled."
     ),
     StepMetric(
         "loss/*",
@@ -81,7 +73,6 @@ METRICS = (
         "accuracy/pairs",
         "rlhf_pair_accuracy_ratio",
         "Share of the step's pairs whose responses are scored in the right order.",
-        unit="ratio",
     ),
     StepMetric(
         "margin/pairs",
@@ -92,7 +83,6 @@ METRICS = (
         "accuracy/safety",
         "rlhf_safety_accuracy_ratio",
         "Share of the step's responses whose cost has the sign that says whether they are safe.",
-        unit="ratio",
     ),
     StepMetric("reward/mean", "rlhf_reward_mean", "Mean score of the reward over the step's responses."),
     StepMetric(
@@ -110,29 +100,23 @@ METRICS = (
         "groups/with_signal",
         "rlhf_groups_with_signal_ratio",
         "Share of the step's prompts whose responses differ in reward.",
-        unit="ratio",
     ),
-    StepMetric(
-        "response_length/mean", "rlhf_response_length_tokens", "Mean length of the step's responses.", unit="tokens"
-    ),
+    StepMetric("response_length/mean", "rlhf_response_length_tokens", "Mean length of the step's responses."),
     StepMetric(
         "response_finished/mean",
         "rlhf_finished_responses_ratio",
         "Share of the step's responses that end by themselves, not at the longest length.",
-        unit="ratio",
     ),
     StepMetric(
         "kl/reference",
         "rlhf_kl_reference_nats",
         "Divergence of the actor from the reference, mean of the step's responses.",
-        unit="nats per response",
     ),
     StepMetric("kl/coefficient", "rlhf_kl_coefficient", "Weight of that divergence in the rewards or the loss."),
     StepMetric(
         "kl/rollout",
         "rlhf_kl_rollout_nats",
         "Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.",
-        unit="nats per token",
     ),
     StepMetric(
         "ratio/rollout_max",
@@ -143,59 +127,49 @@ METRICS = (
         "corrected_fraction",
         "rlhf_corrected_tokens_ratio",
         "Share of the response tokens whose rollout correction is truncated or masked.",
-        unit="ratio",
     ),
     StepMetric(
         "ratio/first_max_deviation",
         "rlhf_first_ratio_deviation_max",
         "Largest distance from 1 of the probability ratio in the first mini-batch; about 0.",
     ),
-    StepMetric("entropy", "rlhf_entropy_nats", "Mean entropy of the actor's next token.", unit="nats per token"),
+    StepMetric("entropy", "rlhf_entropy_nats", "Mean entropy of the actor's next token."),
     StepMetric(
         "clip_fraction",
         "rlhf_clipped_tokens_ratio",
         "Share of the response tokens at which the policy loss is clipped.",
-        unit="ratio",
     ),
     StepMetric(
-        "padding/waste",
-        "rlhf_padding_tokens_ratio",
-        "Share of padding among the tokens that went through the models.",
-        unit="ratio",
+        "padding/waste", "rlhf_padding_tokens_ratio", "Share of padding among the tokens that went through the models."
     ),
     StepMetric(
         "skipped_updates",
         "rlhf_skipped_updates_total",
         "Updates that were skipped because loss or gradient was not finite.",
-        unit="updates",
         kind="counter",
     ),
     StepMetric(
         "bytes/controller",
         "rlhf_controller_payload_bytes_total",
         "Tensor bytes that the controller (de)serialised; 0 by design.",
-        unit="bytes",
         kind="counter",
     ),
     StepMetric(
         "bytes/transfer",
         "rlhf_transfer_bytes_total",
         "Bytes of fields that all ranks fetched for their calls.",
-        unit="bytes",
         kind="counter",
     ),
     StepMetric(
         "bytes/reshard",
         "rlhf_reshard_bytes_total",
         "Bytes of weights that the ranks handed to their generators.",
-        unit="bytes",
         kind="counter",
     ),
     StepMetric(
         "idle_bytes/*",
         "rlhf_idle_model_bytes",
         "Most bytes of a model's shard and moments that a rank's device held after a use of the model.",
-        unit="bytes",
         part="model",
     ),
     StepMetric(
