@@ -1,6 +1,6 @@
 """Every metric of a step: its name in metrics.jsonl and for Prometheus, type, labels and meaning.
 
-docs/metrics.md is this table for people, with units. A name that ends in `/*` is a family: what stands for the star is a label.
+docs/metrics.md is this table for people, with units. A name that ends in `/*` is a family, whose star is a label.
 """
 
 from __future__ import annotations

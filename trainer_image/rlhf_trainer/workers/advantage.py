@@ -171,14 +171,14 @@ class Step:
         compares = self.worker.job.spec.algorithm.compares_responses
         return rows_of_all_ranks(here, self.batch.start) if compares else None
 
-    def mean(self, name: str, values: Tensor) -> None:
-        """Measure the mean of a number [B] of each row."""
-        recorder.mean(name, (values * self.batch["valid"]).sum(), self.batch["valid"].sum())
+    def sum_and_count(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of a number [B] of each valid row, and how many rows are valid."""
+        return (values * self.batch["valid"]).sum(), self.batch["valid"].sum()
 
 
 def _greedy(step: Step) -> Tensor:
     scores, finished, mask = (step.batch[name] for name in GREEDY_FIELDS)
-    step.mean("reward/greedy", scores)
+    recorder.mean("reward/greedy", *step.sum_and_count(scores))
     return step.worker.shaped(scores, finished, mask)
 
 
@@ -190,7 +190,7 @@ def _scores(step: Step) -> Tensor | None:
 def _signal(step: Step) -> Tensor:
     scores = rows_of_all_ranks(step.batch["scores"], step.batch.start)
     signal = has_signal(scores, group_size=step.worker.job.spec.rollout.samples_per_prompt)
-    step.mean("groups/with_signal", signal[step.rows])
+    recorder.mean("groups/with_signal", *step.sum_and_count(signal[step.rows]))
     return signal
 
 
