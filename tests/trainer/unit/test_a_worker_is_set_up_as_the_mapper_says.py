@@ -1,0 +1,139 @@
+"""What the mapper chose for a model on GPUs is in the setting from which the model's workers are built."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
+from rlhf_trainer.run import wiring
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.data import DataShape
+from tests.trainer.jobs import job
+
+ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward")
+OFFLOADS = {"actor": "All", "critic": "Optimizer", "reference": "Parameters", "reward": "None"}
+MICRO_BATCHES = {"actor": 3, "critic": 1, "reference": 1000, "reward": 2}
+SEQUENCE = 10 + 22
+"""Prompt and response tokens."""
+MOST_TOKENS = 256
+
+
+class Group:
+    """Stands for the processes of a pool: keeps the workers that it was told to build."""
+
+    built: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, pool: Any, **_: Any) -> None:
+        self.layout = ParallelSizes(data=pool.size)
+
+    def build(self, workers: dict[str, Any]) -> None:
+        self.built.update(workers)
+
+    def call(self, *_: Any) -> Any:
+        """The answer of the only call that is made: how much data there is."""
+
+        class Answer:
+            def result(self) -> list[DataShape]:
+                return [DataShape(rows=8, evaluation_rows=0, facts=())]
+
+        return Answer()
+
+    def wait_until_built(self) -> None: ...
+    def add_reader(self, *_: Any) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Slots:
+    """Stands for the slots of a pool in Ray."""
+
+    def __init__(self, slots: Any, **_: Any) -> None:
+        self.size = sum(slots)
+
+    def reserve(self, *, deadline: float) -> None: ...
+    def release(self) -> None: ...
+
+
+class Meter:
+    """Stands for the meter of Ray's serialiser."""
+
+    def watching(self) -> Any:
+        return nullcontext()
+
+    def read(self) -> int:
+        return 0
+
+
+def ppo(folder: Path, *, offload: str | None = None, share: float | None = None) -> Job:
+    """A PPO job; `offload` of the critic and `share` of a GPU's memory for generation as the manifest says them."""
+    critic = {"uri": "hf://of/model", **({"offload": offload} if offload else {})}
+    spec = {
+        "algorithm": {"name": "PPO"},
+        "models": {**{role: {"uri": "hf://of/model"} for role in ROLES}, "critic": critic},
+        "data": {
+            "train": {"uri": "hf://of/data", "promptKey": "prompt"},
+            "maxPromptTokens": 10,
+            "maxResponseTokens": SEQUENCE - 10,
+        },
+        "training": {"totalSteps": 1, "promptBatchSize": 8, "microBatchTokens": MOST_TOKENS},
+        "rollout": {"gpuMemoryUtilization": share} if share else {},
+    }
+    return job(folder, "ppo", spec)
+
+
+def mapping(device: Device) -> DeviceMapping:
+    predictions = {
+        role: ModelPrediction(micro_batch=MICRO_BATCHES[role], offload=OFFLOADS[role], seconds={}, memory={})
+        for role in ROLES
+    }
+    return DeviceMapping(
+        device=device,
+        pools=(MappedPool(name="all", models=ROLES, slots_per_machine=(2,)),),
+        sizes=dict.fromkeys(ROLES, ParallelSizes(data=2)),
+        prediction=Prediction(
+            step_seconds=1.0,
+            tokens_per_second=1.0,
+            phases={},
+            stages={},
+            models=predictions,
+            memory_limit={"all": 1e9},
+            gpu_memory_utilization=0.3,
+        ),
+    )
+
+
+def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path) -> dict[str, WorkerSetting]:
+    """Role -> the setting that its workers are built from when the job starts."""
+    for name, fake in (("WorkerGroup", Group), ("ResourcePool", Slots), ("PayloadMeter", Meter)):
+        patch.setattr(wiring, name, fake)
+    patch.setattr(Group, "built", {})
+    folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
+    with wiring.RayRuntime(job, placed, folders, stacks=folder / "stacks.txt").running():
+        return {role: Group.built[role].arguments["setting"] for role in ROLES}
+
+
+def test_micro_batch_offload_and_generations_share_are_the_mappers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings(ppo(tmp_path), mapping("GPU"), monkeypatch, tmp_path)
+    tokens = {role: each.job.spec.training.micro_batch_tokens for role, each in found.items()}
+    assert tokens == {"actor": 3 * SEQUENCE, "critic": SEQUENCE, "reference": MOST_TOKENS, "reward": 2 * SEQUENCE}
+    assert {role: each.model.offload for role, each in found.items()} == OFFLOADS
+    assert found["actor"].job.spec.rollout.gpu_memory_utilization == pytest.approx(0.35)
+
+
+def test_what_the_manifest_says_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(ppo(tmp_path, offload="All", share=0.6), mapping("GPU"), monkeypatch, tmp_path)
+    assert found["critic"].model.offload == "All"
+    assert found["actor"].job.spec.rollout.gpu_memory_utilization == 0.6
+
+
+def test_on_cpu_nothing_of_the_prediction_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(ppo(tmp_path), mapping("CPU"), monkeypatch, tmp_path)
+    assert {each.job.spec.training.micro_batch_tokens for each in found.values()} == {MOST_TOKENS}
+    assert {each.model.offload for each in found.values()} == {"None"}
+    assert found["actor"].job.spec.rollout.gpu_memory_utilization is None
