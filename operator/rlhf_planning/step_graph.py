@@ -63,7 +63,7 @@ class Edge:
 
     @property
     def spread(self) -> str:
-        """What it splits, broadcasts and sums: `S(0)/2 B*2 P+2`, in the words of `protocols.Spread`."""
+        """What it splits, broadcasts and sums: `S(0)/2 B*2 P+2`, in the words of `protocols.AxisPlacement`."""
         parts = [f"S(0)/{self.split}"]
         parts += [f"B*{self.broadcast}"] if self.broadcast > 1 else []
         parts += [f"P+{self.summed}"] if self.summed > 1 else []

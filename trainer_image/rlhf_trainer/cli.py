@@ -17,7 +17,7 @@ import typer
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.errors import as_told, reason_of
+from rlhf_trainer.errors import reason_of, user_error
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import VARIABLE, write_exit
 
@@ -225,7 +225,7 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
     try:
         work()
     except (Exception, Stopped) as raised:  # noqa: BLE001 the last one that can tell the user
-        error = as_told(raised)
+        error = user_error(raised)
         code = getattr(error, "exit_code", None)
         is_defect = code in (None, ExitCode.INTERNAL)
         is_shown = debug or (is_defect and VARIABLE in os.environ)

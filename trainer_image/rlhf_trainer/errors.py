@@ -18,7 +18,7 @@ from rlhf_api.exit_codes import ExitCode
 
 
 class TrainerError(Exception):
-    """What the trainer raises on purpose; `exit_code` is how the process ends when nothing catches it."""
+    """An error that the trainer raises itself; `exit_code` is the exit code of the process if nothing catches it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
@@ -65,13 +65,13 @@ class CommunicationError(TrainerError):
     exit_code = ExitCode.COMMUNICATION
 
 
-def as_told(error: BaseException) -> BaseException:
-    """The error that a user is told of: EnvironmentProblem for a package of others that is missing, else itself."""
+def user_error(error: BaseException) -> BaseException:
+    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, else `error` itself."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlhf_"):
         return EnvironmentProblem(f"the Python package {error.name} is not installed")
     return error
 
 
 def reason_of(code: int) -> str:
-    """An exit code in one word, as a status says it."""
+    """The word for an exit code in a job's status."""
     return "Stopped" if code in (ExitCode.SIGINT, ExitCode.SIGTERM) else ExitCode(code).name.title().replace("_", "")

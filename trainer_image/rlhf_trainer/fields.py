@@ -1,4 +1,4 @@
-"""The fields of a batch and what a row of each is: results are held to it, and the graph of a step counts by it."""
+"""Type and shape of each field of a batch; workers' results are checked by it, and step graphs count bytes by it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class FieldType:
         return f"{str(self.dtype).removeprefix('torch.')} {self.width.value}"
 
     def row_bytes(self, widths: Widths) -> int:
-        """Bytes of a row where each width has so many values."""
+        """Bytes of a row; `widths`: the number of values of each width."""
         return self.dtype.itemsize * widths[self.width]
 
     def fits(self, tensor: Tensor, *, rows: int) -> bool:
-        """Whether a tensor is this field of so many rows."""
+        """Whether a tensor has this type and shape and so many rows."""
         dims = 1 if self.width is Width.ONE else 2
         return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
 
@@ -59,11 +59,11 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("valid", "finished", "sampled", "policy_version", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }
-"""The fields of the algorithms; a method may add others, of which nothing is known."""
+"""The fields of the algorithms; a method may add others, which are not checked."""
 
 
 def require_declared(added: Mapping[str, Tensor], *, rows: int) -> None:
-    """ValueError if a method added a field in another form than declared."""
+    """ValueError if a method added a field of another type or shape than declared."""
     for name, tensor in added.items():
         if name in FIELDS and not FIELDS[name].fits(tensor, rows=rows):
             found = f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,8 +1,8 @@
-"""Beside the head of a pod's Ray: shows the trainer's log and tells the operator how far the trainer is.
+"""The side-car of a Ray head: shows the trainer's log, and serves the trainer's status to the operator.
 
-`python -m rlhf_trainer.sidecar JOB_FOLDER` writes the newest log of a Ray job's driver to stdout, from its beginning
-on, and into a file of the run folder, which outlives the pod; and it serves /status.json and /healthz. Standard library
-only: it runs in 64 MiB. Told to end, it stays while the trainer still saves its checkpoint.
+`python -m rlhf_trainer.sidecar JOB_FOLDER` copies the newest log of a Ray job's driver, from its beginning, to stdout
+and to a file of the run folder, which stays when the pod is gone; and it serves /status.json and /healthz. Standard
+library only: it runs in 64 MiB. After SIGTERM it stays until the trainer has saved its checkpoint.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ LOGS = Path("/tmp/ray/session_latest/logs")
 """Where Ray writes in the head's pod; both containers have this folder."""
 POLL_SECONDS = 0.5
 STAY_SECONDS = 600.0
-"""The longest time that it goes on when it is told to end."""
+"""The longest time that it stays after SIGTERM."""
 CHUNK = 1 << 16
 KEPT_LOGS = 10
 """Logs of so many attempts stay in the run folder."""
 MOST_KEPT = 64 << 20
-"""Bytes of a log that go there: the volume is for checkpoints."""
+"""The most bytes of a log that are kept there: the volume is for checkpoints."""
 SIGNALLED = 128
 """Exit codes above it are of signals."""
 
 
 def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """What /status.json says: the trainer's own status of this attempt, and whether and how its process has ended.
+    """The content of /status.json: the trainer's own status of this attempt, and how its process has ended, if it has.
 
-    An end that the status does not tell, for it came before the job began, is put into it.
+    A failure before the job began is not in the trainer's status and is added here.
     """
-    ended = read_exit(job_folder.parent, attempt)  # first: a status that is read after it is the last one
+    ended = read_exit(job_folder.parent, attempt)  # read first: the status that is read after it is final
     status = read_status(job_folder, attempt)
     code = ended["exitCode"] if ended else None
     if ended and code and "lastFailure" not in status:
         failure = {name: ended[name] for name in ("reason", "exitCode", "message", "attempt") if name in ended}
         phase = "Stopped" if code > SIGNALLED else "Failed"
         status = {**status, "phase": phase, "attempt": attempt.number, "lastFailure": failure}
-    whose = {"attempt": attempt.number, "jobUid": attempt.job_uid}
-    return {**whose, "status": status, "complete": ended is not None, "exitCode": code}
+    identity = {"attempt": attempt.number, "jobUid": attempt.job_uid}
+    return {**identity, "status": status, "complete": ended is not None, "exitCode": code}
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the answers on all addresses of the pod, IPv6 too where there is any."""
+    """Serves on all addresses of the pod, with IPv6 if there is any."""
 
     daemon_threads = True
 
@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
         super().server_bind()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that left is nobody's problem."""
+        """Ignore clients that closed their connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -97,11 +97,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Stdout and stderr are the trainer's."""
+        """Log nothing: stdout and stderr show the trainer's log."""
 
 
-class Follower:
-    """Copies the newest driver log, whatever is added to it, and a newer one after it."""
+class LogFollower:
+    """Copies the newest driver log as it grows, and then a newer one."""
 
     def __init__(self, folder: Path, shown: BinaryIO, kept: BinaryIO | None) -> None:
         self._folder, self._shown, self._kept = folder, shown, kept
@@ -110,21 +110,21 @@ class Follower:
         self._path: Path | None = None
 
     def copy(self) -> None:
-        """Write out all that there is now; a log that cannot be read is tried again the next time."""
+        """Copy all that is there now; a log that cannot be read is tried again next time."""
         with suppress(OSError):
-            self._rest()
+            self._copy_rest()
             newest = self._newest()
             if newest and newest != self._path:
                 if self._file:
                     self._file.close()
                 self._file, self._path = newest.open("rb"), newest
-                self._rest()
+                self._copy_rest()
 
     def _newest(self) -> Path | None:
         found = [(file.stat().st_mtime, file.resolve()) for file in self._folder.glob("job-driver-*.log")]
         return max(found)[1] if found else None
 
-    def _rest(self) -> None:
+    def _copy_rest(self) -> None:
         while self._file and (chunk := self._file.read(CHUNK)):
             self._shown.write(chunk)
             self._shown.flush()
@@ -135,10 +135,10 @@ class Follower:
 
 
 def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
-    """A new file of the run folder for the log of an attempt, in place of the oldest; None if the disk refuses."""
+    """A new file of the run folder for the log of an attempt; deletes the oldest. None if it cannot be made."""
     with suppress(OSError):
         new = output / f"driver-a{attempt.number}.log"
-        new.unlink(missing_ok=True)  # of another RLHFJob, a pod of which may still write
+        new.unlink(missing_ok=True)  # not truncated: a pod of another RLHFJob may still write to it
         older = sorted(output.glob("driver-a*.log"), key=lambda file: file.stat().st_mtime)
         for file in older[: -KEPT_LOGS + 1]:
             file.unlink(missing_ok=True)
@@ -147,17 +147,17 @@ def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
 
 
 def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: float) -> None:
-    """Serve and follow until a signal has come and the trainer has ended; `stay`: seconds of patience with it.
+    """Serve and copy the log until a signal came and the trainer ended, but at most `stay` seconds after the signal.
 
-    OSError where the port cannot be had.
+    OSError if the port cannot be opened.
     """
-    told = Event()
+    stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop.set())
     server = Server(job_folder, attempt, port)
     Thread(target=partial(server.serve_forever, poll_interval=POLL_SECONDS), daemon=True).start()
-    follower = Follower(logs, sys.stdout.buffer, kept_log(job_folder.parent, attempt))
-    while not told.wait(POLL_SECONDS):
+    follower = LogFollower(logs, sys.stdout.buffer, kept_log(job_folder.parent, attempt))
+    while not stop.wait(POLL_SECONDS):
         follower.copy()
     watch, until = Watch(job_folder.parent, attempt), time.monotonic() + stay
     while watch.is_alive() and time.monotonic() < until:

@@ -1,9 +1,9 @@
-"""Offline stages as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd PROGRAM FILE`.
+"""Offline jobs as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd PROGRAM FILE`.
 
 PROGRAM is sft, reward_model, cost_model or dpo.
 
-Every rank runs the same algorithm file on its own rows; no Ray and no controller take part. They keep no checkpoints:
-a run that was stopped starts over (`rlhf run` goes on).
+Every rank runs the algorithm on its own rows, without Ray and without a controller. There are no checkpoints: a run
+that was stopped starts from the beginning (`rlhf run` resumes).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from rlhf_trainer.types import Batch, Transfer, transfers_of
 PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO"}
 
 
-class LocalValues:
-    """What a method returned on the ranks; `result` is a collective."""
+class RankValues:
+    """The value that a method returned on each rank; `result` is a collective."""
 
     def __init__(self, value: Any, counted: Sequence[int]) -> None:
         """counted: the ranks whose values make up the result."""
@@ -60,7 +60,7 @@ class LocalValues:
 
 
 class LocalModel:
-    """A worker of this rank with the methods that a `ModelHandle` has: they run here, at once, on this rank's rows."""
+    """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
     def __init__(self, worker: Any, layout: ParallelSizes) -> None:
         for name, transfer in transfers_of(type(worker)).items():
@@ -75,7 +75,7 @@ class LocalModel:
         with timed, recorder.counting(dist.get_rank() in counted):
             result = method(*([] if batch is None else [batch]), **arguments)
         if batch is None or not transfer.adds:
-            return LocalValues(result, counted)
+            return RankValues(result, counted)
         require_declared(result, rows=batch.size)
         return batch.with_fields(result)
 
@@ -93,7 +93,7 @@ class SpmdRuntime:
 
     def drain(self) -> Sequence[Report]:
         """What every rank measured since the last call; a collective."""
-        reports: list[Report] = LocalValues(recorder.drain(), range(dist.get_world_size())).result()
+        reports: list[Report] = RankValues(recorder.drain(), range(dist.get_world_size())).result()
         return reports
 
 
@@ -109,7 +109,7 @@ def main(
     code = exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Leave without tearing the interpreter down: a thread of Arrow or gloo that asks for it then aborts the process.
+    # Exit without finalising the interpreter: threads of Arrow or gloo that use it then abort the process.
     os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""What is measured in a process: weighted means, maxima, sums and timed spans, merged over ranks into one record."""
+"""Measurements of each process (weighted means, maxima, sums, timed spans), and their merge into one record."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import SupportsFloat
 TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads."""
 CONTROLLER = "controller"
-"""Phase of what the controller itself does: its steps, dispatches and waits."""
+"""Phase of the spans of the controller: its steps, dispatches and waits."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time on one rank of a pool; `start` and `end` in seconds of the machine's clock."""
+    """What one rank of a pool did from `start` to `end`, in seconds of its machine's clock."""
 
     phase: str
     name: str
@@ -25,12 +25,12 @@ class Span:
     start: float
     end: float
     pool: str = ""
-    """Ranks of different pools have the same numbers; empty for the controller, and without pools (torchrun)."""
+    """Tells ranks of the same number apart; empty for the controller and under torchrun."""
 
 
 @dataclass
 class Report:
-    """What one process measured since it was last asked."""
+    """What one process measured since its last report."""
 
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
     """name -> (weighted total, weight)."""
@@ -38,12 +38,12 @@ class Report:
     sums: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     warnings: dict[str, str] = field(default_factory=dict)
-    """What is wrong -> a sentence about it."""
+    """Key of a warning -> its sentence; a key warns once a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """A finished step, for those who show it or keep it."""
+    """The measurements of a finished step, for the outputs and the run folder."""
 
     record: Mapping[str, float]
     """What was measured, merged over ranks, under the names of metrics.jsonl; `step` is its number."""
@@ -63,7 +63,7 @@ class Recorder:
 
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
-        """Whether means and sums of the block are kept: of ranks with the same rows only one counts."""
+        """Keep means and sums of the block only if `counts`; of ranks with the same rows only one does."""
         before, self._counts = self._counts, counts
         try:
             yield
@@ -86,12 +86,12 @@ class Recorder:
             self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
     def warn(self, name: str, message: str) -> None:
-        """Something that should hold and does not; the run goes on and says so once a step, whatever the ranks."""
+        """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
         self._report.warnings[name] = message
 
     @contextmanager
     def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:
-        """Time the block; `since`: when that which it ends began, on a clock that may be another machine's."""
+        """Time the block; `since`: an earlier start of the span, if it began elsewhere (by that machine's clock)."""
         start = min(time.time(), since or math.inf)
         try:
             yield

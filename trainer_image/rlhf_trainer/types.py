@@ -1,4 +1,4 @@
-"""What crosses the floors: the rows of a batch that one rank holds, and the mark a worker method carries."""
+"""Types that most rooms share: the rows of a batch that one rank holds, and how a worker method is called."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """How a worker method is called from the controller: which rows go where, and what is read and added."""
+    """How the controller calls a worker method: the protocol, the fields that it reads and those that it adds."""
 
     protocol: TransferProtocol
     reads: tuple[str, ...]
@@ -74,8 +74,8 @@ class Transfer:
     adds: tuple[str, ...]
     phase: str
 
-    def read_of(self, fields: Collection[str]) -> tuple[str, ...]:
-        """What the method reads of a batch that holds these fields."""
+    def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
+        """The fields that the method reads of a batch that has these."""
         return (*self.reads, *(name for name in self.reads_if_there if name in fields))
 
 
@@ -89,9 +89,9 @@ def register(
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
-    The method waits only for the fields it `reads` (and those of `reads_if_there` that the batch holds) and returns
-    exactly the fields it `adds`; one that adds none may return a small value.
-    `phase` names the part of the step its time counts for; a method without one times its own.
+    The method waits only for the fields that it `reads` (and those of `reads_if_there` that the batch has). It must
+    return exactly the fields that it `adds`; a method that adds none may return a small value.
+    phase: the part of the step that its time counts for; a method without one records its own spans.
     """
 
     def mark(method: Method) -> Method:
@@ -115,7 +115,7 @@ def transfers_of(worker_class: type) -> dict[str, Transfer]:
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several producers as one tensor; [b, T] parts of different T are padded with zeros on the right."""
+    """The rows of all parts as one tensor; parts [b, T] of different T are padded with zeros on the right."""
     if parts[0].dim() < 2:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)

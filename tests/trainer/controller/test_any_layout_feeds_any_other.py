@@ -25,9 +25,9 @@ from rlhf_trainer.protocols import (
     THREE_D_ALL_MICRO_DP,
     THREE_D_PP_ONLY,
     THREE_D_PROTO,
-    Spread,
+    AxisPlacement,
     TransferProtocol,
-    typed,
+    sbp_protocol,
 )
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.types import Batch, Fields, register
@@ -35,10 +35,10 @@ from rlhf_trainer.types import Batch, Fields, register
 DEADLINE = 120.0
 WIDTH = 16
 ROW_BYTES = WIDTH * 8
-PARTIAL = typed(
+PARTIAL = sbp_protocol(
     "PARTIAL",
-    takes={"data": Spread.SPLIT},
-    gives={"data": Spread.SPLIT, "pipeline": Spread.LAST, "tensor": Spread.SUM},
+    takes={"data": AxisPlacement.SPLIT},
+    gives={"data": AxisPlacement.SPLIT, "pipeline": AxisPlacement.LAST, "tensor": AxisPlacement.PARTIAL},
 )
 ACTOR = ParallelSizes(pipeline=1, tensor=2, data=3, generation_tensor=1)
 CRITIC = ParallelSizes(pipeline=2, tensor=1, data=2)

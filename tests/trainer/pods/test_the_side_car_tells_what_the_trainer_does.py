@@ -21,7 +21,7 @@ import pytest
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
 from rlhf_trainer.run_folder.lock import marked, only_run_in
-from rlhf_trainer.sidecar import Follower, kept_log
+from rlhf_trainer.sidecar import LogFollower, kept_log
 
 PATIENCE = 60
 
@@ -158,7 +158,7 @@ def test_a_log_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path) -> None
     (tmp_path / "job-driver-a.log").write_bytes(b"one\n")
     shown = BytesIO()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        Follower(tmp_path, shown, full).copy()
+        LogFollower(tmp_path, shown, full).copy()
     assert shown.getvalue() == b"one\n"
 
 

@@ -64,7 +64,7 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -
     worker = helpers_of(made)["advantage"](made)
     all_fields = with_padding_rows(batch(extra), more * GROUP)
     rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
-    reads = transfers_of(type(worker))["compute_advantage"].read_of(all_fields)
+    reads = transfers_of(type(worker))["compute_advantage"].fields_read(all_fields)
     fields = {name: all_fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     return worker.compute_advantage(Batch(step=1, start=rows.start, size=len(rows), fields=fields)), recorder.drain()

@@ -23,7 +23,7 @@ from rlhf_planning.step_graph import Graph
 from rlhf_trainer.cli import app
 from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width, require_declared
-from rlhf_trainer.protocols import THREE_D_PROTO, Spread, typed
+from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.types import register
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
@@ -34,7 +34,9 @@ SPLIT = [
     f"helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 2}}]",
 ]
 ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
-PARTIAL = typed("PARTIAL", takes={"data": Spread.SPLIT}, gives={"data": Spread.SPLIT, "tensor": Spread.SUM})
+PARTIAL = sbp_protocol(
+    "PARTIAL", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
+)
 PICTURE = EXAMPLES[0].parents[1] / "docs" / "images" / "ppo-step.svg"
 ROW = 16 * 8
 """Bytes of 16 tokens."""

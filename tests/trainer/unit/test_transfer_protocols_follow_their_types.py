@@ -15,11 +15,11 @@ from rlhf_trainer.protocols import (
     THREE_D_ALL_MICRO_DP,
     THREE_D_PP_ONLY,
     THREE_D_PROTO,
-    Spread,
-    Spreads,
+    AxisPlacement,
+    AxisPlacements,
     TransferProtocol,
     blocks,
-    typed,
+    sbp_protocol,
 )
 
 ROWS = (0, 1, 2, 5, 7, 12, 64)
@@ -165,6 +165,6 @@ def test_replicas_that_do_not_divide_the_data_ranks_are_refused() -> None:
 
 def test_addends_of_the_same_rows_are_collected_together() -> None:
     """The output of a row-parallel layer before its all-reduce: P over the tensor ranks."""
-    gives: Spreads = {"data": Spread.SPLIT, "tensor": Spread.SUM}
-    partial_sums = typed("partial", takes={"data": Spread.SPLIT}, gives=gives)
+    gives: AxisPlacements = {"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
+    partial_sums = sbp_protocol("partial", takes={"data": AxisPlacement.SPLIT}, gives=gives)
     assert partial_sums.collect(ParallelSizes(data=2, tensor=3)) == [(0, 1, 2), (3, 4, 5)]

@@ -70,7 +70,7 @@ class RankPart:
 
     def inputs(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
         """What the rank is sent, and the references to the blocks of the fields that it reads."""
-        return self.batch.slice(self.rows, transfer.read_of(self.batch.fields), reader=reader)
+        return self.batch.slice(self.rows, transfer.fields_read(self.batch.fields), reader=reader)
 
     @property
     def local_cuts(self) -> dict[str, list[slice]]:

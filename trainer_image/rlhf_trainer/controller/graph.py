@@ -77,7 +77,9 @@ class Tracer:
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
             raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
-        edges = self._edges_of(number, {key: fields[key] for key in transfer.read_of(fields)}, transfer, place.layout)
+        edges = self._edges_of(
+            number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, place.layout
+        )
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(place.pool, -1)]
         added = {key: FIELDS[key] for key in transfer.adds}
         call = Call(

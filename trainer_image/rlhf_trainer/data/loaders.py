@@ -1,6 +1,6 @@
 """Loaders: a data set as padded batches of token ids, the same rows for any number of ranks and after any resume.
 
-All three read a prompt and as many responses to it as they need; they differ in the tensors they lay out.
+Each reads a prompt and the responses that it needs; they differ in the tensors of their batches.
 """
 
 import logging
@@ -25,12 +25,12 @@ from rlhf_trainer.errors import DataError
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
-"""Rows tokenised in one call: enough for the tokenizer's threads, little enough for memory."""
+"""Rows tokenised in one call: enough to use the tokenizer's threads, few enough for memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What of a data set a job takes, and in which order."""
+    """Which rows of a data set a job uses, and the seed of their order."""
 
     max_prompt_tokens: int
     max_response_tokens: int
@@ -56,14 +56,14 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a batch that one rank lays out."""
+    """The rows of a batch that one rank makes tensors of."""
 
     examples: Tensor
     """int64 [B]"""
     valid: Tensor
     """float32 [B], 0 on padding"""
     batch: Tensor
-    """int64: the examples of the whole batch, which is as wide as the longest of them."""
+    """int64: the examples of the whole batch; the longest of them gives the width of the tensors."""
 
 
 class Loader:
@@ -77,7 +77,7 @@ class Loader:
     labels: ClassVar[tuple[str, ...]] = ()
     """Those that name columns of true and false."""
     fields: ClassVar[tuple[str, ...]]
-    """What `batch` gives to a step; `row` comes with it."""
+    """The fields of a step's batch; `batch` also returns `row`."""
 
     def __init__(self, source: DataSource, tokenizer: PreTrainedTokenizerBase, *, path: str, limits: Limits) -> None:
         """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
@@ -106,10 +106,6 @@ class Loader:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def total_steps(self, total_epochs: int, *, batch_size: int) -> int:
-        """Steps that see every example `total_epochs` times; the last one may be short."""
-        return order.total_steps(len(self), batch_size=batch_size, total_epochs=total_epochs)
-
     def batch(self, step: int, *, batch_size: int, rows: slice | None = None) -> dict[str, Tensor]:
         """The rows [start, stop) of a step's batch (all by default); steps count from 1.
 
@@ -127,31 +123,25 @@ class Loader:
         examples = order.examples_at(np.where(valid, places, start), num_examples=count, seed=limits.seed)
         return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
 
-    def ordered(self, rows: slice | None = None, *, multiple: int = 1) -> dict[str, Tensor]:
-        """The examples [start, stop) in the order of the file, for evaluation; the tensors are those of `batch`.
+    def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:
+        """The examples [start, stop) (all by default) in the order of the file, for evaluation; tensors as by `batch`.
 
-        All by default, as many as divide by `multiple`; those beyond the last example repeat example 0 with `valid` 0.
+        Those beyond the last example repeat example 0 with `valid` 0.
         """
         count = len(self)
-        total = max(-(-count // multiple) * multiple, rows.stop if rows else 0)
+        total = max(count, rows.stop if rows else 0)
         valid = torch.arange(total) < count
         return self._slice(torch.arange(total) * valid, valid, rows)
 
-    def text(self, example: int) -> str:
-        """The prompt of an example as the model sees it, without special tokens."""
-        ids = self._prompts[example].tolist()
-        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
-
     def _slice(self, examples: Tensor, valid: Tensor, rows: slice | None) -> dict[str, Tensor]:
-        """Lay out some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
+        """The tensors of some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
         assert rows is None or 0 <= rows.start <= rows.stop <= len(examples), f"{rows} of {len(examples)} rows"
         asked = torch.arange(len(examples))[rows or slice(None)]
         chosen = Rows(examples=examples[asked], valid=valid[asked].float(), batch=examples)
         return {**self._tensors(chosen), "valid": chosen.valid, "row": asked}
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        """What the class gives of these rows, besides `valid` and `row`."""
+        """The tensors of these rows, but `valid` and `row`."""
         raise NotImplementedError
 
     def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:

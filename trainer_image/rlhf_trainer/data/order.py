@@ -1,6 +1,7 @@
-"""Which rows of a data set a step takes: a pure function of the seed and the step, so resume and sharding are free.
+"""Which rows of a data set a step takes: a pure function of seed and step, so it is the same for any resume and ranks.
 
-Epochs are seeded permutations laid end to end; step s (from 1) of batch size B takes places (s - 1) * B to s * B - 1:
+Epochs are seeded permutations, one after the other; step s (from 1) of batch size B takes positions (s - 1) * B to
+s * B - 1:
 
     epoch 0        epoch 1        epoch 2
     2 0 3 1 4      1 4 2 0 3      ...
@@ -23,16 +24,11 @@ def permutation(num_examples: int, *, seed: int, epoch: int) -> Examples:
     return order
 
 
-def examples_at(places: Examples, *, num_examples: int, seed: int) -> Examples:
-    """The examples that stand at `places` of the epochs laid end to end, both int64 [B]."""
-    epochs, within = np.divmod(places, num_examples)
-    found = np.empty_like(places)
+def examples_at(positions: Examples, *, num_examples: int, seed: int) -> Examples:
+    """The examples at these positions of the concatenated epochs: int64 [B] -> int64 [B]."""
+    epochs, within = np.divmod(positions, num_examples)
+    found = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
         here = epochs == epoch
         found[here] = permutation(num_examples, seed=seed, epoch=epoch)[within[here]]
     return found
-
-
-def total_steps(num_examples: int, *, batch_size: int, total_epochs: int) -> int:
-    """Steps that see every example `total_epochs` times; the last one may be short."""
-    return -(-num_examples * total_epochs // batch_size)

@@ -1,4 +1,4 @@
-"""Opens the data set that a manifest names, or says in one sentence why it cannot."""
+"""Opens the data set that a manifest names; errors are one sentence."""
 
 import glob
 import logging
@@ -49,7 +49,7 @@ def _hub_address(uri: str, path: str) -> str:
     name = uri.removeprefix(HUB)
     if name.count("/") != 1 or name.startswith("/") or name.endswith("/"):
         raise DataError(f"{path}.uri: {uri} is not of the form hf://organisation/name")
-    return f"hf://datasets/{name}"  # with this prefix a folder of that name on disk is not taken instead
+    return f"hf://datasets/{name}"  # without this prefix a local folder of that name would be taken
 
 
 def _open_local(source: DataSource, path: str, columns: list[str]) -> datasets.Dataset:
@@ -59,7 +59,7 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> datasets.D
         raise DataError(f"{path}.uri: {error}") from error
     kind = _kind_of_folder(found, path) if found.is_dir() else _kind_of_file(found, path)
     options: dict[str, Any] = {}
-    if kind == "csv":  # the texts "NA" and "12" stay texts; other empty cells are missing
+    if kind == "csv":  # texts such as "NA" and "12" stay texts; empty cells are missing values
         texts = dict.fromkeys(columns, str)
         options = {"keep_default_na": False, "na_values": "", "converters": texts}
     if found.is_dir():
@@ -120,7 +120,7 @@ def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what went wrong at the bottom; `datasets` wraps it in words that say nothing."""
+    """The first line of the original error, which `datasets` wraps in general ones."""
     while isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).splitlines()
@@ -129,7 +129,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no log lines for what an error will say."""
+    """No progress bars, and no log lines of what the DataError will say."""
     bars, verbosity = not are_progress_bars_disabled(), datasets.logging.get_verbosity()
     disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)

@@ -16,7 +16,7 @@ Ids = list[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Consecutive values of one column, and where they stand, for messages."""
+    """Consecutive values of one column, with their field and rows for messages."""
 
     field: str
     """The manifest's field that names the column, such as "spec.data.train.promptKey"."""
@@ -66,7 +66,7 @@ def encode_responses(
     replies = [_reply(responses, index) for index in range(len(responses.values))]
     chats = [_chat(prompts, index, tokenizer, chat_template) for index in range(len(replies))]
     whole = [
-        reply if chat is None else _rendered(prompts, index, [*chat, _said("assistant", reply)], tokenizer)
+        reply if chat is None else _rendered(prompts, index, [*chat, _as_message("assistant", reply)], tokenizer)
         for index, (chat, reply) in enumerate(zip(chats, replies, strict=True))
     ]
     encoded = _encoded(whole, tokenizer)
@@ -106,11 +106,11 @@ def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
 
 
 def _up_to_last(end: int, ids: Ids) -> Ids:
-    """Templates write a line break after the end of the turn; a model that has stopped never writes it."""
+    """The ids up to the last `end`: templates add a line break after it, which a model that stopped never writes."""
     return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
 
 
-def _said(role: str, text: str) -> Message:
+def _as_message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
@@ -120,7 +120,7 @@ def _chat(
     """The prompt as a conversation; None for a text that is encoded as it stands."""
     prompt = prompts.values[index]
     if isinstance(prompt, str):
-        return [_said("user", prompt)] if tokenizer.chat_template and chat_template == "Auto" else None
+        return [_as_message("user", prompt)] if tokenizer.chat_template and chat_template == "Auto" else None
     if not isinstance(prompt, list) or not prompt:
         raise prompts.fault(index, f"holds {_kind(prompt)}, not a text or a list of messages")
     if not tokenizer.chat_template:

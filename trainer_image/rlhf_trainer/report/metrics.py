@@ -1,4 +1,4 @@
-"""Which metrics of a job become plots, and what each means."""
+"""Chooses the metrics of a job that are plotted, with their meanings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from rlhf_planning.numbers import duration, number
 from rlhf_trainer.report import plots
-from rlhf_trainer.report.reading import JobRecord
+from rlhf_trainer.report.run_record import JobRecord
 
 MEANINGS = {
     "reward/mean": "mean score of the sampled responses",
@@ -50,7 +50,7 @@ LEARNING = (
     "margin/",
     "loss/",
 )
-"""What shows whether the model learns, in the order of the page; all other metrics are about health and speed."""
+"""Prefixes of the metrics that show whether the model learns, in the order of the page; others are health and speed."""
 HEALTH = (
     "skipped_updates",
     "entropy",
@@ -65,7 +65,7 @@ UNPLOTTED = ("step", "policy_version")
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
-"""A metric that never leaves this band around 0 (a rounding error), or never changes, is a number and no plot."""
+"""A metric that stays this near to 0 (a rounding error), or never changes, is shown as a number without a plot."""
 
 
 @dataclass(frozen=True)
@@ -176,4 +176,4 @@ def _meaning(name: str) -> str:
 
 
 def _rank(name: str, order: Sequence[str]) -> int:
-    return next((place for place, prefix in enumerate(order) if name.startswith(prefix)), len(order))
+    return next((index for index, prefix in enumerate(order) if name.startswith(prefix)), len(order))

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rlhf_planning.numbers import between, duration, shortened, step_list
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report import held_out, metrics, predicted
-from rlhf_trainer.report.reading import JobRecord, Run, read_run
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run
 
 REPORT = "report.html"
 OFFLINE = ("SFT", "RewardModel")
@@ -27,7 +27,7 @@ def write_report(folder: Path) -> Path:
     try:
         page = render(read_run(folder))
         path = folder / REPORT
-        path.write_text(page, encoding="utf-8", errors="replace")  # half a surrogate pair is no text
+        path.write_text(page, encoding="utf-8", errors="replace")  # a lone surrogate cannot be encoded
     except OSError as error:
         raise EnvironmentProblem(f"{error.filename or folder}: {error.strerror or error}") from error
     return path
@@ -56,7 +56,7 @@ def render(run: Run) -> str:
 
 
 def _headline(run: Run) -> str:
-    """How the run ended, in a few words."""
+    """How the run ended."""
     done = sum(job.status.phase == "Succeeded" for job in run.jobs)
     if done == len(run.jobs):
         return "Succeeded"
@@ -65,7 +65,7 @@ def _headline(run: Run) -> str:
 
 
 def _job(job: JobRecord) -> dict[str, Any]:
-    """What the template shows of a job."""
+    """The template's variables for a job."""
     taken = metrics.times(job)
     return {
         "record": job,

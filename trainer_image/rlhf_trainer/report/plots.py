@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlhf_planning.numbers import tick
 
 POINTS = 200
-"""Steps beyond this share points: the line is their mean, the band their range."""
+"""The most points of a plot; with more steps a point is the mean of several, with their range as a band."""
 LOG_ABOVE = 20.0
 """Ratio of the largest to the median value from which a positive series is drawn on a logarithmic axis."""
 
@@ -53,7 +53,7 @@ Array = NDArray[np.float64]
 
 
 def is_log(values: Sequence[float]) -> bool:
-    """Whether a series spans so much that a linear axis would hide most of it."""
+    """Whether a series is plotted on a logarithmic axis."""
     return min(values) > 0 and max(values) > LOG_ABOVE * float(np.median(values))
 
 
@@ -136,7 +136,7 @@ def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Ar
 
 
 def _svg(figure: Figure) -> Markup:
-    """The figure without anything that only a file of its own needs."""
+    """The figure as SVG for use inside HTML: without metadata, fonts and needless digits."""
     buffer = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
@@ -151,4 +151,4 @@ def _svg(figure: Figure) -> Markup:
     text = re.sub(r"\s*\n\s*", " ", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    return Markup(text)  # every text in it is a number that tick() wrote
+    return Markup(text)  # safe: the only texts are numbers by tick()

@@ -1,4 +1,4 @@
-"""What a step was predicted to take under the mapping of a job, beside what it took."""
+"""Compares the predicted with the measured times of a job's steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_mapper.calibration import apart
 from rlhf_planning.numbers import duration
-from rlhf_trainer.report.reading import JobRecord
+from rlhf_trainer.report.run_record import JobRecord
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row a phase that was predicted and measured, and where the models were."""
+    """A row for each phase that was predicted and measured, and the mapping."""
 
     rows: Sequence[Row]
     mapping: str
-    """In a line: pools, and how each model was cut."""
+    """Pools and parallel sizes of the models, in one line."""
 
 
 def comparison(job: JobRecord) -> Comparison | None:

@@ -1,4 +1,4 @@
-"""A user's function, called in a process of its own under a time limit: whatever it does becomes one sentence."""
+"""A user's function, called in a process of its own under a time limit; any failure becomes one sentence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlhf_trainer.rewards.sample import Sample
 IMPORT_SECONDS = 300.0
 """How long the function's module may take to be imported."""
 GUARD_SECONDS = 10.0
-"""How long the guard may take to end what the function has started."""
+"""How long the guard may take to kill what the function has started."""
 SEARCH_LIMITS = 3
-"""Time limits that the search for the offending sample may take."""
+"""The search for the offending sample may take so many time limits."""
 SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
-"""Their names; most real-time signals have none."""
+"""Number of a signal -> its name for messages; most real-time signals have none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Failure:
     """What a function did instead of answering, and to which of the samples, if that is known."""
 
     what: str
-    place: int | None = None
+    index: int | None = None
 
 
 class UserFunction:
@@ -65,7 +65,7 @@ class UserFunction:
         until = time.monotonic() + self._deadline
         answer = self._ask(samples)
         if isinstance(answer, Failure):
-            failure, which = self._offender(answer, samples, until=until)
+            failure, which = self._find_sample(answer, samples, until=until)
             self.close()
             raise UserCodeError(f"{self._path}: {self._entrypoint} {failure.what}; {which}")
         return answer
@@ -88,7 +88,7 @@ class UserFunction:
         return self._exchange(call, seconds=self._seconds, doing="return")
 
     def _import(self) -> Failure | None:
-        """Have a process that has imported the function: the first one, or one after it was lost."""
+        """Make sure that there is a process that has imported the function; start another if it has ended."""
         if self._is_imported:
             return None
         self._process = self._process or FunctionProcess(self._entrypoint)
@@ -97,7 +97,7 @@ class UserFunction:
         return answer if isinstance(answer, Failure) else None
 
     def _exchange(self, call: Any, *, seconds: float, doing: str) -> list[float] | Failure:
-        """Send a call, if there is one, and wait for the answer; a process that gives none is ended."""
+        """Send a call, if there is one, and wait for the answer; a process that gives none is killed."""
         assert self._process is not None
         try:
             answer = self._process.exchange(call, seconds=seconds)
@@ -109,15 +109,15 @@ class UserFunction:
             self.close()
             return Failure(ended)
         if problem := answer.get("problem"):
-            return Failure(problem, answer.get("place"))
+            return Failure(problem, answer.get("index"))
         return list(answer.get("values", []))
 
-    def _offender(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
-        """What the function does and at which sample: known, or found by a call on each by itself before `until`."""
-        if failure.place is not None or len(samples) == 1:
-            return failure, f"the sample is {samples[failure.place or 0]}"
+    def _find_sample(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
+        """The failure and its sample, known or found by calling the function on each sample alone, until `until`."""
+        if failure.index is not None or len(samples) == 1:
+            return failure, f"the sample is {samples[failure.index or 0]}"
         first = f"the first of the {len(samples)} is {samples[0]}"
-        self._import()  # a process that was lost begins anew, which is no part of the search
+        self._import()  # starting another process does not count for the search
         last_start = min(until - self._seconds, time.monotonic() + SEARCH_LIMITS * self._seconds)
         for sample in samples:
             if time.monotonic() >= last_start:
@@ -135,7 +135,7 @@ class FunctionProcess:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "CUDA_VISIBLE_DEVICES": "",  # the memory of the trainer's GPUs is spoken for
+            "CUDA_VISIBLE_DEVICES": "",  # the trainer needs all memory of its GPUs
         }
         with theirs:
             self._guard = subprocess.Popen(
@@ -160,7 +160,7 @@ class FunctionProcess:
         return answer
 
     def ended(self) -> str:
-        """How a process ended that answers no more."""
+        """How the process ended, for a message."""
         try:
             code = self._guard.wait(GUARD_SECONDS)
         except subprocess.TimeoutExpired:
@@ -170,7 +170,7 @@ class FunctionProcess:
         return f"ended its process with exit code {code}"
 
     def close(self) -> None:
-        """End it; the guard does so when its socket is closed."""
+        """End the process: the guard kills it when its socket is closed."""
         self._channel.close()
         try:
             self._guard.wait(GUARD_SECONDS)

@@ -1,4 +1,4 @@
-"""A finished response, as rewards and evaluation functions see it."""
+"""A finished response, as reward and evaluation functions get it, and which numbers count as its score."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import json
 from dataclasses import dataclass
 
 SHOWN = 80
-"""Characters of a text that a sentence shows."""
+"""Characters of a text that a message shows."""
+LARGEST = 3.4028234663852886e38
+"""The largest finite float32."""
+EXPECTED = "a finite number (float32)"
+"""What messages say that a score must be."""
+
+
+def is_score(value: float) -> bool:
+    """Whether a number is finite as float32, the type of scores in a batch."""
+    return abs(value) <= LARGEST
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and its response; `str(sample)` names it in a sentence."""
+    """A prompt and its response; `str(sample)` names it in a message."""
 
     step: int
     """Number of the step; 0 and below are the draws of an evaluation."""
@@ -30,4 +39,4 @@ class Sample:
 def _shown(text: str) -> str:
     """The beginning of a text, quoted, on one line."""
     shown = json.dumps(text if len(text) <= SHOWN else text[:SHOWN] + "...", ensure_ascii=False)
-    return shown.encode(errors="backslashreplace").decode()  # half a surrogate pair can be written nowhere
+    return shown.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded

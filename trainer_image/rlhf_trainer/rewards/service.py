@@ -13,44 +13,44 @@ from http import HTTPStatus
 import httpx
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
-from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.rewards.score import EXPECTED, is_score
+from rlhf_trainer.rewards.sample import EXPECTED, Sample, is_score
 
 MAX_ANSWER_BYTES = 65536
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """The pause before the second attempt, which doubles for each further one, and the longest."""
-AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-"""Answers besides 5xx after which another attempt makes sense."""
+RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+"""Answers besides 5xx after which another attempt is made."""
 JSON = {"Content-Type": "application/json"}
 
 
-class Unanswered(Exception):  # noqa: N818 (one attempt, not the end)
-    """An attempt that another one may make good; the text says what happened."""
+class RetryableError(Exception):
+    """An attempt failed in a way that another attempt may not; the text says what happened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceClient:
-    """Where the service is and how patiently it is asked."""
+    """The address of the service, and limits of the requests to it."""
 
     url: str
     seconds: float
     """The longest that an attempt may take, from the connection to the last byte."""
     attempts: int
     concurrency: int
-    """Requests of this process that are under way at once."""
+    """The most requests of this process at a time."""
     token_variable: str | None
     """Environment variable that holds the bearer token; its value is never shown."""
     path: str
     """The service's field in the manifest, for messages."""
 
     def ready(self) -> None:
-        """EnvironmentProblem if the token is not there, or cannot be sent."""
+        """EnvironmentProblem if the token is not set or cannot be sent."""
         self._headers()
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """A number for each sample.
 
-        EnvironmentProblem if the service stays away, UserCodeError if it refuses or answers nonsense; with the sample.
+        EnvironmentProblem if the service does not answer, UserCodeError if it refuses or answers no score; both name
+        the sample.
         """
         return asyncio.run(self._scores(samples))
 
@@ -58,7 +58,7 @@ class ServiceClient:
         """Nothing is kept between calls."""
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity"}  # a limit in bytes means what is sent
+        headers = {"Accept-Encoding": "identity"}  # so that the limit in bytes is that of the answer as sent
         if self.token_variable is None:
             return headers
         variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
@@ -82,35 +82,35 @@ class ServiceClient:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(score(sample)) for sample in samples]
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first one has ended the others
+                raise errors.exceptions[0] from None  # the first one has cancelled the others
         return [task.result() for task in tasks]
 
     async def _score(self, client: httpx.AsyncClient, sample: Sample) -> float:
-        """The number of one sample, in as many attempts as there may be."""
+        """The score of one sample, after at most `attempts` requests."""
         for attempt in range(1, self.attempts + 1):
             try:
                 async with asyncio.timeout(self.seconds):
                     return await self._attempt(client, sample)
             except TimeoutError:
                 what = f"did not answer within {self.seconds:g} s"
-            except Unanswered as failed:
+            except RetryableError as failed:
                 what = str(failed)
             if attempt < self.attempts:
                 await asyncio.sleep(pause(attempt))
         raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {sample}")
 
     async def _attempt(self, client: httpx.AsyncClient, sample: Sample) -> float:
-        """One request; Unanswered if another may help, UserCodeError if none will."""
+        """One request; RetryableError if another may succeed, UserCodeError if none will."""
         request = {"prompt": sample.prompt, "response": sample.response, "finished": sample.finished}
         content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         try:
             async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
-                body = await _beginning(answer)
+                body = await _limited_body(answer)
         except httpx.HTTPError as error:
-            raise Unanswered(f"cannot be reached: {type(error).__name__}") from error
+            raise RetryableError(f"cannot be reached: {type(error).__name__}") from error
         code = answer.status_code
-        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in AGAIN:
-            raise Unanswered(f"answered {named(code)}")
+        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
+            raise RetryableError(f"answered {named(code)}")
         if code != HTTPStatus.OK:
             raise self._nonsense(f"answered {named(code)}", sample)
         if len(body) > MAX_ANSWER_BYTES:
@@ -124,8 +124,8 @@ class ServiceClient:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {sample}")
 
 
-async def _beginning(answer: httpx.Response) -> bytes:
-    """The body of an answer; of one that is too long its beginning, which is too long as well."""
+async def _limited_body(answer: httpx.Response) -> bytes:
+    """The body of an answer; reading stops once it is longer than MAX_ANSWER_BYTES."""
     body = bytearray()
     async for part in answer.aiter_raw():
         body += part
@@ -135,7 +135,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 
 
 def pause(attempt: int) -> float:
-    """Seconds after a failed attempt, counted from 1: they double, less up to a half so that ranks do not march."""
+    """Seconds to wait after a failed attempt (from 1): exponential backoff with jitter, as all ranks may retry."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
@@ -150,6 +150,6 @@ def number_in(body: bytes) -> float | None:
 
 
 def named(code: int) -> str:
-    """`404 Not Found`, in the standard's words and not in the server's."""
+    """`404 Not Found`: the standard phrase, not the server's."""
     known = {int(status): status.phrase for status in HTTPStatus}
     return f"{code} {known.get(code, '')}".rstrip()

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import as_told, reason_of
+from rlhf_trainer.errors import reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listener import Listener
 from rlhf_trainer.run_folder.folder import JobFolder, written
@@ -52,7 +52,7 @@ class Publisher:
         try:
             yield
         except BaseException as error:
-            told, is_interrupt = as_told(error), isinstance(error, KeyboardInterrupt)
+            told, is_interrupt = user_error(error), isinstance(error, KeyboardInterrupt)
             code = ExitCode(getattr(told, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
             reason = reason_of(code)
             self.folder.fail(reason=reason, exit_code=code, message=str(told) or type(told).__name__)

@@ -20,9 +20,14 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, letters: str) -> list[int]:
     return list(tokenizer.convert_tokens_to_ids(list(letters)))
 
 
+def prompt_of(loader: Loader, example: int, tokenizer: PreTrainedTokenizerFast) -> str:
+    """The prompt of an example without special tokens."""
+    return str(tokenizer.decode(loader._prompts[example].tolist(), skip_special_tokens=True))
+
+
 def test_prompts(write: Write, plain: PreTrainedTokenizerFast) -> None:
     loader = PromptLoader(write([{"prompt": "abc"}, {"prompt": "z"}]), plain, path="spec.data.train", limits=LIMITS)
-    batch = loader.ordered(multiple=3)
+    batch = loader.ordered(slice(0, 3))
     a, b, c, z = ids_of(plain, "abcz")
     assert batch["prompt_ids"].tolist() == [[a, b, c], [z, PAD, PAD], [a, b, c]]
     assert batch["prompt_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 1]]
@@ -57,12 +62,12 @@ def test_the_mask_covers_the_text_of_the_assistant_and_the_end(write: Write, cha
     trained = [ids[mask > 0] for ids, mask in zip(batch["tokens"], batch["response_mask"], strict=True)]
     assert [chat.decode(ids) for ids in trained] == ["I am fine.</s>", "  Yes: caf\u00e9!\n</s>"]
     assert batch["response_mask"].dtype == batch["attention_mask"].dtype == torch.float32
-    assert loader.text(1) == "and you?\n"
+    assert prompt_of(loader, 1, chat) == "and you?\n"
 
 
 def test_padding_trains_nothing(write: Write, plain: PreTrainedTokenizerFast) -> None:
     rows = [{"prompt": "ab", "chosen": "c"}, {"prompt": "a", "chosen": ""}]
-    batch = CompletionLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered(multiple=3)
+    batch = CompletionLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered(slice(0, 3))
     a, b, c = ids_of(plain, "abc")
     assert batch["tokens"].tolist() == [[a, b, c, END], [a, END, PAD, PAD], [a, b, c, END]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
@@ -88,7 +93,7 @@ def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedToken
         {"prompt": "b", "chosen": "b", "rejected": "c", "chosen_safe": False, "rejected_safe": False},
     ]
     loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS)
-    batch = loader.ordered(multiple=3)
+    batch = loader.ordered(slice(0, 3))
     assert loader.dropped == 1
     assert batch["chosen_safe"].tolist() == [1, 0, 1]
     assert batch["rejected_safe"].tolist() == [0, 0, 0]
@@ -145,7 +150,7 @@ def test_a_row_that_is_too_long(
     with caplog.at_level(logging.WARNING):
         loader = kind(source, plain, path="spec.data.train", limits=limits)
     assert (len(loader), loader.dropped) == (2, 1)
-    assert [loader.text(example) for example in range(2)] == ["abcd", "wxyz"]
+    assert [prompt_of(loader, example, plain) for example in range(2)] == ["abcd", "wxyz"]
     assert "spec.data.train: dropped 1 rows longer than spec.data.maxPromptTokens 4" in caplog.text
     failing = Limits(max_prompt_tokens=4, max_response_tokens=3, overlong="Fail")
     with pytest.raises(DataError) as raised:
@@ -173,7 +178,7 @@ def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
     monkeypatch.setattr("rlhf_trainer.data.loaders.ROWS_AT_ONCE", 2)
     rows = [{"prompt": str(number)} for number in (1, 2, 333, 4, 5)]
     loader = PromptLoader(write(rows), plain, path="x", limits=Limits(max_prompt_tokens=1, max_response_tokens=1))
-    assert [loader.text(example) for example in range(len(loader))] == ["1", "2", "4", "5"]
+    assert [prompt_of(loader, example, plain) for example in range(len(loader))] == ["1", "2", "4", "5"]
     failing = Limits(max_prompt_tokens=1, max_response_tokens=1, overlong="Fail")
     with pytest.raises(DataError, match="row 2 "):
         PromptLoader(write(rows), plain, path="x", limits=failing)

@@ -1,4 +1,4 @@
-"""A run folder as it is on disk: finished, unfinished, failed or partly missing."""
+"""Reads a run folder: finished, unfinished, failed or partly missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUT = "job://"
 
 @dataclass
 class JobRecord:
-    """What one job left in its folder; what is missing is empty, and `notes` says what could not be read."""
+    """The files of one job's folder; a missing file is an empty value, and `notes` names those that cannot be read."""
 
     name: str
     settings: Mapping[str, Any]
@@ -33,7 +33,7 @@ class JobRecord:
     events: list[str]
     summary: Mapping[str, Any]
     mapping: Mapping[str, Any] = field(default_factory=dict)
-    """Where the models live and what was predicted, as `rlhf plan --json` tells it."""
+    """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -53,7 +53,7 @@ class JobRecord:
 
     @property
     def warnings(self) -> dict[str, list[int]]:
-        """What was warned of -> the steps at which it was."""
+        """Sentence of a warning -> the steps at which it was given."""
         found: dict[str, list[int]] = {}
         for match in filter(None, map(STEP_WARNING.fullmatch, self.events)):
             found.setdefault(match["message"], []).append(int(match["step"]))
@@ -142,7 +142,7 @@ def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that are not empty; a model may write other characters that str.splitlines splits at."""
+    """The lines of a file that are not empty. Not by str.splitlines, which splits at more characters than newlines."""
     return [line for line in _text(path).split("\n") if line]
 
 
