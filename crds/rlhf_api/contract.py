@@ -1,13 +1,14 @@
-"""The base of every typed value in the contract, and the forms of text that several of them share."""
+"""The base class of all parts of a spec and a status, and the types of field that several of them share."""
 
 import os
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
+
+from rlhf_api.expressions import VALUE, Check
 
 JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -29,8 +30,6 @@ SERVICE_URL = (
     r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
     r"(/[!\"$->A-~]*)?$"
 )
-PACKAGE_URI = r"^package://[A-Za-z_][A-Za-z0-9_]*(/.*)?$"
-UPWARDS = r"^(package|pvc)://.*/\.\.(/.*)?$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 
 FORMS = {
@@ -52,11 +51,9 @@ FORMS = {
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
 }
 """What a user is told about each pattern."""
-ONE_PACKAGE = "expected one package, which is in no other, as in package://name/path"
-WITHIN = 'holds "..", expected a path within the package or the claim'
 
 LARGEST = 2**31 - 1
-"""Of whole numbers; a product of two of them is no overflow for a cluster's API server."""
+"""The largest whole number of a field: the API server can multiply two of them without overflow."""
 
 
 def _whole(value: object) -> object:
@@ -80,15 +77,6 @@ Labels = Annotated[
 ]
 
 
-def _within(uri: str) -> str:
-    """A URI of a whole package, if of any, that does not leave it; nor its claim."""
-    if uri.startswith("package://") and not re.match(PACKAGE_URI, uri):
-        raise ValueError(f'is "{uri}"; {ONE_PACKAGE}')
-    if re.match(UPWARDS, uri):
-        raise ValueError(WITHIN)
-    return uri
-
-
 def _absolute(uri: str, info: ValidationInfo) -> str:
     """A `file://` URI made absolute against the folder in the validation context, if there is one."""
     if not info.context or not uri.startswith("file://"):
@@ -98,14 +86,21 @@ def _absolute(uri: str, info: ValidationInfo) -> str:
     return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
 
 
-WITHIN_ITSELF, ABSOLUTE = AfterValidator(_within), AfterValidator(_absolute)
-ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), WITHIN_ITSELF, ABSOLUTE]
-DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), WITHIN_ITSELF, ABSOLUTE]
+ONE_PACKAGE = Check(
+    VALUE.matches(r"^package://[A-Za-z_][A-Za-z0-9_]*(/.*)?$") | ~VALUE.starts_with("package://"),
+    'is "{value}"; expected one package, which is in no other, as in package://name/path',
+)
+WITHIN_ITSELF = Check(
+    ~VALUE.matches(r"^(package|pvc)://.*/\.\.(/.*)?$"), 'holds "..", expected a path within the package or the claim'
+)
+ABSOLUTE = AfterValidator(_absolute)
+ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
+DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
 StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
 
 
 class Spec(BaseModel):
-    """A frozen value, camelCase outside and snake_case inside, that converts nothing and ignores nothing."""
+    """A frozen value: camelCase in manifests, snake_case in Python; nothing is converted, unknown fields are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -119,13 +114,13 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, document: Any) -> Any:
-        return _without_nulls(document, _unset_by_null(cls))
+        return _without_nulls(document, _names(cls) - _null_is_a_value(cls))
 
 
 def null_is_unset(*members: type[Spec]) -> BeforeValidator:
-    """For a union: null leaves a field unset even if only another member has it."""
-    fields = frozenset(str(field.alias) for member in members for field in member.model_fields.values())
-    values = {tag: null_is_a_value(member) for member in members for tag in _tags(member)}
+    """For a union of types: a field that is null counts as unset, also if only another member has such a field."""
+    fields = frozenset[str]().union(*map(_names, members))
+    values = {tag: _null_is_a_value(member) for member in members for tag in _tags(member)}
 
     def drop(document: Any) -> Any:
         tag = document.get("name") if isinstance(document, Mapping) else None
@@ -138,18 +133,17 @@ def _tags(model: type[BaseModel]) -> tuple[str, ...]:
     return get_args(model.model_fields["name"].annotation) if "name" in model.model_fields else ()
 
 
-def null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
-    """The fields for which null says something, because unset says something else."""
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
+    """The fields for which null is a value of its own, since unset means a default that is not null."""
     return frozenset(
-        str(field.alias or name)
+        field.alias or name
         for name, field in model.model_fields.items()
         if type(None) in get_args(field.annotation) and not (field.default is None or field.is_required())
     )
-
-
-def _unset_by_null(model: type[BaseModel]) -> frozenset[str]:
-    names = (str(field.alias or name) for name, field in model.model_fields.items())
-    return frozenset(names) - null_is_a_value(model)
 
 
 def _without_nulls(document: Any, fields: Collection[str]) -> Any:

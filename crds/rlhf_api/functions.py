@@ -9,7 +9,7 @@ from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every function."""
 DEEPEST = 16
-"""Mappings and lists of an argument, one within the other."""
+"""How many mappings and lists of an argument may be within each other."""
 
 
 def _not_always_given(name: str) -> str:
@@ -19,7 +19,7 @@ def _not_always_given(name: str) -> str:
 
 
 def _shallow(arguments: object) -> object:
-    """Counted level by level: what is too deep would be too deep for a function that calls itself."""
+    """Refuses what is nested too deeply; in a loop, since recursion would end in a RecursionError."""
     level = [arguments]
     for _ in range(DEEPEST + 1):
         containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often

@@ -1,4 +1,4 @@
-"""A job: one stage of training, checked as a whole."""
+"""A job, checked as a whole: its fields, and the rules that span several of them."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -8,22 +8,25 @@ from pydantic import Field, ValidationError, model_validator
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
+from rlhf_api.pydantic_errors import explain
 from rlhf_api.rules import broken, used_roles
-from rlhf_api.sentences import explain
 from rlhf_api.spec import JobSpec, Model, Optimizer
+
+LONGEST_NAME = 40
+"""Of a job; what the operator derives from it has to fit into 63 characters."""
 
 
 class Metadata(Spec):
     """The part of Kubernetes' object metadata that a manifest may set."""
 
-    name: Annotated[str, Field(pattern=JOB_NAME, max_length=40, description="Name of the job.")]
+    name: Annotated[str, Field(pattern=JOB_NAME, max_length=LONGEST_NAME, description="Name of the job.")]
     namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")] = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Kept and not read.")
     annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Kept and not read.")
 
 
 class Job(Spec):
-    """An RLHFJob. Its fields are right each by itself and together."""
+    """An RLHFJob that obeys every rule."""
 
     api_version: Annotated[Literal["rlhf.hybridflow.io/v1alpha1"], Field(description="Group and version.")]
     kind: Annotated[Literal["RLHFJob"], Field(description="Kind.")]
@@ -79,7 +82,7 @@ class Job(Spec):
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
     def total_steps_for(self, rows: int) -> int:
-        """Steps of the whole job on `rows` rows of data; epochs lie end to end, and the very last step may be short."""
+        """Steps of the whole job on `rows` rows; a batch may span two epochs, and only the very last may be short."""
         training = self.spec.training
         return training.total_steps or -(-(training.total_epochs or 0) * rows // self.rows_per_step)
 

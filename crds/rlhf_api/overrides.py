@@ -53,7 +53,7 @@ def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[st
 
 
 def name_of(document: dict[str, Any]) -> str:
-    """The name a document gives itself, empty if it gives none."""
+    """The name in the metadata of a document; empty if there is none."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else ""

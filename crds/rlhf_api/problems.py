@@ -1,4 +1,4 @@
-"""A user's mistakes: where each one is, and what is wrong there."""
+"""Mistakes in a manifest: the path of each one, and what is wrong there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Problem:
         return f"{self.path}: {self.message}"
 
     def within(self, prefix: str) -> "Problem":
-        """The same mistake, its path written after `prefix`."""
+        """The same mistake with `prefix` in front of its path."""
         return Problem(prefix + self.path, self.message)
 
 

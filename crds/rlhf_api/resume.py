@@ -1,4 +1,4 @@
-"""Whether an edited job still is the experiment that was begun, so that it may go on from where that one was."""
+"""Whether an edited job is still the same experiment, so that it may go on from its checkpoint."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
-    fields = [field for field in differing(before, after) if not _may_change(field)]
+    fields = [field for field in differing(before, after) if not may_change(field)]
     if any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after)):
         return [Problem(field, _sentence(field)) for field in fields]
     return [Problem(field, _sentence(field)) for field in fields if field not in LENGTHS]
 
 
 def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
-    """Names what a job makes: equal for two resolved documents that are one experiment on the same inputs.
+    """A hash of the experiment: the same for two resolved documents that differ only in what may change.
 
     inputs: the identities of the jobs that it reads, by name.
     """
-    values = {field: value for field, value in _leaves(document) if not _may_change(field)}
+    values = {field: value for field, value in _leaves(document) if not may_change(field)}
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 
 
@@ -80,19 +80,18 @@ def _by_name(value: Any) -> Any:
     return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list) else value
 
 
-def _may_change(field: str) -> bool:
-    return any(_is_within(field.split("."), each.split(".")) for each in MAY_CHANGE)
+def may_change(path: str) -> bool:
+    """Whether a job stays the same experiment when this changes, with all that is below it."""
+    return any(each.count(".") <= path.count(".") and alike(each, path) for each in MAY_CHANGE)
 
 
-def _is_within(field: list[str], pattern: list[str]) -> bool:
-    beginning = field[: len(pattern)]
-    return len(beginning) == len(pattern) and all(
-        one in ("*", other) for one, other in zip(pattern, beginning, strict=True)
-    )
+def alike(one: str, other: str) -> bool:
+    """Whether two paths are the same as far as both go."""
+    return all(a == b or "*" in (a, b) for a, b in zip(one.split("."), other.split("."), strict=False))
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """(path, value) of everything in a document that holds nothing further."""
+    """(path, value) of every value in a document that is no mapping and no list, or an empty one."""
     entries = _by_name(value)
     if not (entries and isinstance(entries, dict)):
         return [(path, value)]

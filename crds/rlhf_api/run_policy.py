@@ -1,4 +1,4 @@
-"""What happens when a job fails, takes too long or is done; an operator obeys it, a laptop has no use for it."""
+"""What happens when a job fails, takes too long or is done; only the operator reads it."""
 
 from typing import Annotated, Literal
 

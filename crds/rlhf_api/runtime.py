@@ -1,9 +1,9 @@
-"""What the pods of a job are made of; a cluster's operator reads it, a laptop has no use for it."""
+"""What the pods of a job are made of; only the operator reads it."""
 
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from rlhf_api.contract import (
     CPUS,
@@ -17,27 +17,15 @@ from rlhf_api.contract import (
     LabelValue,
     Spec,
 )
-from rlhf_api.quantities import amount
+from rlhf_api.expressions import VALUE, Check
 
-LEAST_MEMORY = "1Mi"
-ENOUGH_MEMORY = f"expected at least {LEAST_MEMORY}; a number without a unit is bytes"
-
-
-def _some_cpus(quantity: str) -> str:
-    if not amount(quantity):
-        raise ValueError(f'is "{quantity}", expected more than 0')
-    return quantity
-
-
-def _some_memory(quantity: str) -> str:
-    if amount(quantity) < amount(LEAST_MEMORY):
-        raise ValueError(f'is "{quantity}", {ENOUGH_MEMORY}')
-    return quantity
-
-
+SOME_CPUS = Check(VALUE.quantity_minus("0") > 0, 'is "{value}", expected more than 0')
+SOME_MEMORY = Check(
+    VALUE.quantity_minus("1Mi") >= 0, 'is "{value}", expected at least 1Mi; a number without a unit is bytes'
+)
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
-Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), AfterValidator(_some_cpus)]
-Memory = Annotated[Quantity, AfterValidator(_some_memory)]
+Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), SOME_CPUS]
+Memory = Annotated[Quantity, SOME_MEMORY]
 ObjectName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 
 
@@ -59,7 +47,7 @@ class Variable(Spec):
 
 
 class Toleration(Spec):
-    """A taint of nodes that the pods may run in spite of."""
+    """A taint of nodes that the pods tolerate."""
 
     key: Annotated[LabelKey | None, Field(description="Key of the taint; unset is all, with Exists only.")] = None
     operator: Annotated[Literal["Exists", "Equal"], Field(description="How the value is compared.")] = "Equal"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from rlhf_api.algorithm_table import ALGORITHMS, AnyAlgorithm
 from rlhf_api.contract import (
@@ -22,6 +22,7 @@ from rlhf_api.contract import (
     Whole,
     null_is_unset,
 )
+from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.parallel_sizes import Parallelism
@@ -112,17 +113,13 @@ SingleReward = Annotated[
 ]
 
 
-def _not_zero(weight: float) -> float:
-    if weight == 0:
-        raise ValueError("is 0, expected another number")
-    return weight
-
-
 class RewardTerm(Spec):
     """One part of a reward."""
 
     name: Annotated[Identifier, Field(description="Name of the part's metric, reward_part/<name>.")]
-    weight: Annotated[float, Field(description="Factor of the part in the sum."), AfterValidator(_not_zero)] = 1.0
+    weight: Annotated[
+        float, Field(description="Factor of the part in the sum."), Check(VALUE != 0.0, "is 0, expected another number")
+    ] = 1.0
     reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
 
 
@@ -221,12 +218,6 @@ class Data(Spec):
     ] = "Auto"
 
 
-def _some_tokens(top_k: int) -> int:
-    if top_k == 0:
-        raise ValueError("is 0, expected -1 (all tokens) or at least 1")
-    return top_k
-
-
 class Rollout(Spec):
     """How responses are sampled."""
 
@@ -237,7 +228,7 @@ class Rollout(Spec):
         int,
         Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
         WHOLE,
-        AfterValidator(_some_tokens),
+        Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
     ] = -1
     min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
     tensor_parallel: Annotated[
@@ -348,7 +339,7 @@ class Checkpoint(Spec):
 
 
 class JobSpec(Spec):
-    """One stage of training."""
+    """What one job runs."""
 
     algorithm: Annotated[
         AnyAlgorithm, Discriminator("name"), null_is_unset(*ALGORITHMS.values()), Field(description="What to run.")

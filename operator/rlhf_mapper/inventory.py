@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
-from rlhf_api.sentences import explain
+from rlhf_api.pydantic_errors import explain
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup, merged
 
 GIGABIT = 1e9 / 8

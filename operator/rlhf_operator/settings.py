@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import Spec
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.pydantic_errors import explain
 from rlhf_api.runtime import Cpus, Memory
-from rlhf_api.sentences import explain
 
 
 class Size(Spec):

@@ -26,6 +26,7 @@ def small_spec(algorithm: type[Algorithm]) -> list[str]:
 SPECS = {name: small_spec(algorithm) for name, algorithm in ALGORITHMS.items()}
 """A small right spec of each algorithm."""
 
+ROLES = ("actor", "critic", "reference", "reward", "cost")
 ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
@@ -268,18 +269,29 @@ WRONG: dict[str, Case] = {
     "a reference for SFT": Case("SFT", ("models.reference={uri: hf://x}",), "spec.models.reference"),
     "an actor for a reward model": Case("RewardModel", ("models.actor={uri: hf://x}",), "spec.models.actor"),
     "a critic for GRPO": Case("GRPO", ("models.critic={uri: hf://x}",), "spec.models.critic"),
+    "a critic of a reward model that is a function": Case(
+        "RewardModel", (FUNCTION, "models.critic={uri: hf://x}"), "spec.models.critic"
+    ),
     "no actor": Case("PPO", ("models.actor=",), "spec.models.actor"),
     "no critic": Case("PPO", ("models.critic=",), "spec.models.critic"),
     "no reward": Case("GRPO", ("models.reward=",), "spec.models.reward"),
     "no cost": Case("SafeRLHF", ("models.cost=",), "spec.models.cost"),
-    "an optimizer for the reward": Case("PPO", ("models.reward.optimizer={}",), "spec.models.reward.optimizer"),
-    "gradient checkpointing for the reference": Case(
-        "PPO",
-        ("models.reference={uri: hf://x, gradientCheckpointing: true}",),
-        "spec.models.reference.gradientCheckpointing",
-    ),
-    "moments of a reward": Case("PPO", ("models.reward.offload=All",), "spec.models.reward.offload"),
-    "an optimizer for the cost": Case("SafeRLHF", ("models.cost.optimizer={}",), "spec.models.cost.optimizer"),
+    **{
+        f"{setting} of a {place} that is only read": Case(
+            "SafeRLHF", (f"models.{place}={{uri: hf://x, {setting}}}",), f"spec.models.{place}.{setting.split(':')[0]}"
+        )
+        for place in ("reference", "reward", "cost")
+        for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: Optimizer")
+    },
+    **{
+        f"{setting} of a part that is only read": Case(
+            "PPO",
+            (_sum(_part("a", f"{{uri: hf://a, {setting}}}")),),
+            f"spec.models.reward.sum.0.reward.{setting.split(':')[0]}",
+        )
+        for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: All")
+    },
+    "a reward model for SFT": Case("SFT", ("models.reward={uri: hf://x}",), "spec.models.reward"),
     # the algorithm
     "a field of another algorithm": Case("SFT", ("algorithm.clipRange=0.1",), "spec.algorithm.clipRange"),
     "an empty mapping of another algorithm": Case("SFT", ("algorithm.kl={}",), "spec.algorithm.kl"),
@@ -368,11 +380,23 @@ WRONG: dict[str, Case] = {
     ),
     "a pool without models": Case("SFT", (_pools(_pool("a", "")),), "spec.placement.pools.0.models"),
     "an unknown role": Case("SFT", (_pools(_pool("a", "rollout")),), "spec.placement.pools.0.models.0"),
-    "a model in no pool": Case("PPO", (_pools(_pool("a", "actor, critic, reward")),), "spec.placement.pools"),
+    **{
+        f"a {role} in no pool": Case(
+            "SafeRLHF",
+            (_pools(_pool("a", ", ".join(other for other in ROLES if other != role))),),
+            "spec.placement.pools",
+        )
+        for role in ROLES
+    },
     "a model in two pools": Case("SFT", (_pools(_pool("a", "actor"), _pool("b", "actor")),), "spec.placement.pools"),
-    "a pool for a role that is not there": Case(
-        "SFT", (_pools(_pool("a", "actor, critic")),), "spec.placement.pools.0.models"
-    ),
+    **{
+        f"a pool for a {role} that is not there": Case(
+            "CostModel" if role == "actor" else "SFT",
+            (_pools(_pool("a", role)),),
+            "spec.placement.pools.0.models",
+        )
+        for role in ROLES
+    },
     "a model twice in one pool": Case("SFT", (_pools(_pool("a", "actor, actor")),), "spec.placement.pools.0.models"),
     "a function in a pool": Case("PPO", (FUNCTION, POOLS), "spec.placement.pools.0.models"),
     "a pool without slots": Case("SFT", (_pools(_pool("a", "actor", 0)),), "spec.placement.pools.0.slotsPerNode"),
@@ -417,9 +441,6 @@ WRONG: dict[str, Case] = {
     ),
     "a part with a name that is none": Case(
         "PPO", (_sum(_part("a-b", "{entrypoint: a:b}")),), "spec.models.reward.sum.0.name"
-    ),
-    "a part that says how to train": Case(
-        "PPO", (_sum(_part("a", "{uri: hf://a, optimizer: {}}")),), "spec.models.reward.sum.0.reward.optimizer"
     ),
     "a function longer than a call": Case(
         "PPO", (FUNCTION, "models.reward.timeoutSeconds=1800"), "spec.models.reward.timeoutSeconds"

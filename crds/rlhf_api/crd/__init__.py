@@ -1,1 +1,1 @@
-"""The custom resource of a cluster, made from the typed spec: what `rlhf validate` refuses, its API server refuses."""
+"""The CustomResourceDefinition, made from the typed spec: the API server refuses what `rlhf validate` refuses."""

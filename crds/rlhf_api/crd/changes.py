@@ -1,54 +1,54 @@
-"""What may change of a job that exists, in CEL: what `rlhf_api.resume` allows, and some of it only while suspended."""
+"""CEL about updates of a job: what `rlhf_api.resume` allows may change, some of it only while the job is suspended."""
 
 from collections.abc import Iterator
 
-from rlhf_api.crd.cel import Rule
 from rlhf_api.crd.union import Schema
-from rlhf_api.resume import LENGTHS, MAY_CHANGE
+from rlhf_api.expressions import validation
+from rlhf_api.resume import LENGTHS, MAY_CHANGE, alike, may_change
+from rlhf_api.rules import ROLES
 
 PAUSED = "self.suspend || oldSelf.suspend"
 WHILE_SUSPENDED = "may change only while the job is suspended"
 ANOTHER = "is not what it was when the job was made, and would make it another experiment; make a new job"
-ROLES = ("actor", "critic", "reference", "reward", "cost")
-TRAINED = ("actor", "critic", "reward", "cost")
 
 
-def rules_of_changes(spec: Schema) -> Iterator[tuple[str, Rule]]:
-    """(path, rule) of everything that a change of a spec with this schema may not do."""
+def rules_of_changes(spec: Schema) -> Iterator[tuple[str, dict[str, str]]]:
+    """(path, validation) for everything that an update may not change in a spec of this schema."""
     yield from _experiment(spec, "spec")
-    yield "spec.checkpoint", Rule(_same("storage"), "cannot be moved; make a new job", "storage")
+    yield "spec.checkpoint", validation(_same("storage"), "cannot be moved; make a new job", "storage")
     yield from (("spec", rule) for rule in [*_paused(), *_lengths()])
 
 
-def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, Rule]]:
-    """The rules that keep an object the same but for what may change."""
+def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """One validation for each field of an object that may not change, also of the objects in it."""
     needed = schema.get("required", [])
     for field, each in schema["properties"].items():
         below = f"{path}.{field}"
-        if below in LENGTHS or _may_change(below):
+        pattern = below.replace("[]", ".*")
+        if below in LENGTHS or may_change(pattern):
             continue
         chosen = f"self.{field} == oldSelf.{field}"
-        if _may_change_below(below):
+        if any(alike(pattern, each) for each in MAY_CHANGE):
             if field not in needed and "default" not in each:
-                yield path, Rule(f"has(self.{field}) == has(oldSelf.{field})", ANOTHER, field)
+                yield path, validation(f"has(self.{field}) == has(oldSelf.{field})", ANOTHER, field)
             yield from _parts(each, below)
         elif field in needed or "default" in each:
-            yield path, Rule(chosen, ANOTHER, field)
+            yield path, validation(chosen, ANOTHER, field)
         else:
-            yield path, Rule(_same(field), ANOTHER, field)
+            yield path, validation(_same(field), ANOTHER, field)
 
 
-def _parts(schema: Schema, path: str) -> Iterator[tuple[str, Rule]]:
+def _parts(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
     if schema["type"] == "object":
         yield from _experiment(schema, path)
         return
     (key,) = schema["x-kubernetes-list-map-keys"]
     names = f"map(each, each.{key})"
-    yield path, Rule(f"self.{names} == oldSelf.{names}", ANOTHER)
+    yield path, validation(f"self.{names} == oldSelf.{names}", ANOTHER)
     yield from _experiment(schema["items"], f"{path}[]")
 
 
-def _paused() -> Iterator[Rule]:
+def _paused() -> Iterator[dict[str, str]]:
     fields = {name: f"self.{name} == oldSelf.{name}" for name in ("resources", "placement", "runtime")}
     fields |= {f"rollout.{name}": _same(f"rollout.{name}") for name in ("tensorParallel", "pipelineParallel")}
     fields |= {
@@ -58,7 +58,7 @@ def _paused() -> Iterator[Rule]:
     }
     for field, same in fields.items():
         what = "parallelism " if field.startswith("models.") else ""
-        yield Rule(f"{PAUSED} || {same}", what + WHILE_SUSPENDED, field)
+        yield validation(f"{PAUSED} || {same}", what + WHILE_SUSPENDED, field)
 
 
 def _same(field: str) -> str:
@@ -66,36 +66,17 @@ def _same(field: str) -> str:
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field}))"
 
 
-def _lengths() -> Iterator[Rule]:
+def _lengths() -> Iterator[dict[str, str]]:
     """The length may change where no learning rate depends on it."""
     cosine = " || ".join(
         f"has(self.models.{role}) && has(self.models.{role}.optimizer) && "
         f"self.models.{role}.optimizer.schedule == 'Cosine'"
-        for role in TRAINED
+        for role in ROLES
     )
     for path in LENGTHS:
         field = path.removeprefix("spec.training.")
-        yield Rule(
+        yield validation(
             f"{_same(f'training.{field}')} || !({cosine})",
             "cannot change, since a Cosine schedule depends on it; make a new job",
             "training",
         )
-
-
-def _pattern(path: str) -> list[str]:
-    return path.replace("[]", ".*").split(".")
-
-
-def _fits(one: list[str], other: list[str]) -> bool:
-    """Whether the beginnings of two paths are the same, as far as both go."""
-    return all(a == b or "*" in (a, b) for a, b in zip(one, other, strict=False))
-
-
-def _may_change(path: str) -> bool:
-    here = _pattern(path)
-    return any(len(_pattern(each)) <= len(here) and _fits(_pattern(each), here) for each in MAY_CHANGE)
-
-
-def _may_change_below(path: str) -> bool:
-    here = _pattern(path)
-    return any(len(_pattern(each)) > len(here) and _fits(_pattern(each), here) for each in MAY_CHANGE)

@@ -5,11 +5,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.crd.cel import CEL, Rule
+from rlhf_api.contract import FORMS, JOB_NAME
 from rlhf_api.crd.changes import rules_of_changes
 from rlhf_api.crd.schema import structural
 from rlhf_api.crd.union import Schema
+from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
+from rlhf_api.job import LONGEST_NAME
 from rlhf_api.names import GROUP, KIND, VERSION
+from rlhf_api.rules import RULES, Rule
 from rlhf_api.spec import JobSpec
 from rlhf_api.status import Status
 
@@ -79,9 +82,11 @@ def _version() -> dict[str, Any]:
 def root() -> Schema:
     """The schema of the resource, with its rules."""
     spec = structural(JobSpec)
+    shape = f"self.metadata.name.matches('{JOB_NAME}')"
+    message = f"metadata.name: expected at most {LONGEST_NAME} characters: {FORMS[JOB_NAME]}"
     schema: Schema = {
         "type": "object",
-        "description": "A job of RLHF or one of its stages, run by the rlhf-operator.",
+        "description": "A job of RLHF, such as SFT, RewardModel or PPO, run by the rlhf-operator.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -91,14 +96,30 @@ def root() -> Schema:
             "status": structural(Status),
         },
     }
-    _add(schema, ((path, rule) for path, rules in CEL.items() for rule in rules))
+    _add(schema, [("", validation(f"size(self.metadata.name) <= {LONGEST_NAME} && {shape}", message))])
+    _add(schema, (in_cel(rule, spec) for rule in RULES))
     _add(schema, rules_of_changes(spec))
     return schema
 
 
-def _add(schema: Schema, rules: Iterable[tuple[str, Rule]]) -> None:
+def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
+    """(path, validation) of a rule: at the entries of a list if it reads nothing else, otherwise at the spec."""
+    at, in_list, field = rule.path.partition("[]")
+    message, places = without_values(rule.message), {"spec": ("self", spec)}
+    if not in_list:
+        return "spec", validation(as_cel(rule.test, places), message, at)
+    entry = entries(spec, at)
+    try:
+        return f"spec.{at}[]", validation(as_cel(rule.test, {"each": ("self", entry)}), message, field[1:])
+    except KeyError:
+        test = as_cel(rule.test, {**places, "each": ("each", entry)})
+        missing = [f"!{given}" for given in Field(at).presence(places)]
+        return "spec", validation(" || ".join([*missing, f"self.{at}.all(each, {test})"]), message, at)
+
+
+def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
     for path, rule in rules:
         node = schema
         for part in path.replace("[]", ".[]").split(".") if path else ():
             node = node["items"] if part == "[]" else node["properties"][part]
-        node.setdefault("x-kubernetes-validations", []).append(rule.document())
+        node.setdefault("x-kubernetes-validations", []).append(rule)

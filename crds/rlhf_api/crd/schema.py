@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from rlhf_api.contract import FORMS
 from rlhf_api.crd.union import Schema, by_key, flat
+from rlhf_api.expressions import validation
 
 KEYS = MappingProxyType(
     {
@@ -18,16 +19,19 @@ KEYS = MappingProxyType(
         "sum": "name",
     }
 )
-"""Lists whose entries are told apart by a field of theirs; any other list is a value as a whole."""
+"""The lists whose entries have a key, and its field; any other list is one value (atomic)."""
 SETS = ("models",)
 """Lists in which a value is at most once."""
-KEPT = ("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
+KEPT = (
+    *("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
+    "x-kubernetes-validations",
+)
 JSON_VALUE = {"$ref": "#/$defs/JsonValue"}
 BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The schema of a model, everything in its place (no references)."""
+    """The schema of a model, without references."""
     document = model.model_json_schema(by_alias=True)
     return _Converter(document.get("$defs", {})).convert(document)
 
@@ -62,7 +66,7 @@ class _Converter:
         return schema | _default(node)
 
     def _optional(self, node: Schema, name: str) -> Schema:
-        """Null leaves a field unset, unless unset means another value."""
+        """The schema of a field that may be null; only null that differs from unset makes it `nullable`."""
         (inner,) = (each for each in node["anyOf"] if each.get("type") != "null")
         schema = self.convert(inner, name) | _described(node)
         given = _default(node)
@@ -84,10 +88,8 @@ class _Converter:
             return {"x-kubernetes-preserve-unknown-fields": True}
         ((pattern, values),) = node["patternProperties"].items()
         longest = node["propertyNames"]["maxLength"]
-        rule = {
-            "rule": f"self.all(key, size(key) <= {longest} && key.matches(r'{pattern}'))",
-            "message": f"expected names that are {FORMS[pattern]}",
-        }
+        names = f"self.all(key, size(key) <= {longest} && key.matches(r'{pattern}'))"
+        rule = validation(names, f"expected names that are {FORMS[pattern]}")
         return {"additionalProperties": self.convert(values), "x-kubernetes-validations": [rule]}
 
     def _list(self, node: Schema, name: str) -> Schema:
@@ -117,7 +119,7 @@ def _default(node: Schema) -> dict[str, Any]:
 
 
 def _given(value: Any) -> Any:
-    """A default without what it leaves unset."""
+    """A default without its fields that are null."""
     if not isinstance(value, dict):
         return value
     return {key: _given(each) for key, each in value.items() if each is not None}

@@ -1,15 +1,16 @@
-"""One flat object for a union of objects, since a structural schema has no unions, with rules that tell them apart."""
+"""A union of objects as one object, with rules about which fields go together: a structural schema has no unions."""
 
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from rlhf_api.expressions import validation
 from rlhf_api.problems import choice
 
 Schema = dict[str, Any]
 PLAIN = ("description", "default", "properties", "enum", "x-kubernetes-validations")
-"""What two schemas of one field may differ in."""
+"""Keys in which the schemas that several members have for one field may differ."""
 
 
 def flat(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
@@ -43,21 +44,14 @@ def _rules(owners: Mapping[str, list[str]], tests: Mapping[str, str], discrimina
     for field, owned in owners.items():
         chosen = [tests[name] for name in owned]
         if len(owned) < len(tests) and f"has(self.{field})" not in chosen:
-            rules.append(
-                {
-                    "rule": f"!has(self.{field}) || {' || '.join(chosen)}",
-                    "message": f"is {'for' if discriminator else 'with'} {choice(owned)} only",
-                    "fieldPath": f".{field}",
-                }
-            )
+            message = f"is {'for' if discriminator else 'with'} {choice(owned)} only"
+            rules.append(validation(f"!has(self.{field}) || {' || '.join(chosen)}", message, field))
     return rules
 
 
 def _exactly_one(tests: Mapping[str, str]) -> Schema:
-    return {
-        "rule": f"[{', '.join(tests.values())}].filter(given, given).size() == 1",
-        "message": f"expected exactly one of {choice(tests)}",
-    }
+    one = f"[{', '.join(tests.values())}].filter(given, given).size() == 1"
+    return validation(one, f"expected exactly one of {choice(tests)}")
 
 
 def by_key(members: Sequence[Schema]) -> dict[str, Schema]:
@@ -71,7 +65,7 @@ def by_key(members: Sequence[Schema]) -> dict[str, Schema]:
 
 
 def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> Schema:
-    """One schema for a field of several members; a default that would go to other members too is told, not given."""
+    """One schema for a field of several members; a default that others would get too is only described."""
     first, *others = variants.values()
     schema = deepcopy(first)
     for other in others:

@@ -1,4 +1,4 @@
-"""What pydantic finds, said in a sentence with the path as the user wrote it."""
+"""Pydantic's errors as problems: the path as the user wrote it and a sentence in plain words."""
 
 import json
 from types import MappingProxyType
@@ -36,7 +36,7 @@ BOUNDS = MappingProxyType(
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
-    """Every mistake in `found`, which validating a `root` raised."""
+    """An error that holds every mistake in `found`, which validating a `root` raised."""
     return SpecError([problem for error in found.errors() for problem in _problems(root, error)])
 
 
