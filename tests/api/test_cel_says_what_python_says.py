@@ -19,7 +19,7 @@ from rlhf_api.rules import RULES
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.algorithms.reinforce_pp import REINFORCEPP
 from rlhf_trainer.algorithms.rloo import RLOO
-from tests.api.cases import RIGHT, ROLES, WRONG, made
+from tests.api.cases import RIGHT, ROLES, SPECS, WRONG, made
 
 SCHEMA = structural(JobSpec)
 ENV = cel.NewEnv(variables={"self": cel.Type.DYN})
@@ -149,7 +149,7 @@ PARTS = {
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """A small right spec of any algorithm in which some parts are others, each field right by itself."""
-    name = draw(st.sampled_from(list(ALGORITHMS)))
+    name = draw(st.sampled_from(list(SPECS)))
     document: dict[str, Any] = made(name)["spec"]
     known = {info.alias for info in ALGORITHMS[name].model_fields.values()}
     document["algorithm"] |= {option: value for option, value in draw(OPTIONS).items() if option in known}
