@@ -18,10 +18,10 @@ from pydantic_core import CoreSchema, core_schema
 from rlhf_api.quantities import amount
 
 Values = Mapping[str, Any]
-"""The typed value of each root: `spec`, `each` (the entry of a list that a rule is about), `one` (an entry that is
-looked at) or `value` (of a single field)."""
+"""What the paths of fields start at: `spec`, `each` (an entry of the list that a rule is about), `one` (an entry that
+`where` looks at) or `value` (of the one field that a Check is about)."""
 Places = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""What CEL calls each root, and its structural schema."""
+"""The same for CEL: the name of each in a rule, and its structural schema."""
 WITHOUT_VALUES = (
     (r'^is "?\{\w+\}"?, (?=more|fewer)', "is "),
     (r'^is "?\{\w+\}"?[;,] (but |which )?', ""),
@@ -35,7 +35,7 @@ WITHOUT_VALUES = (
 
 
 def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expression]:
-    """A function of expressions and constants: its text in CEL, and the same in Python."""
+    """A function that makes an expression of others and of constants, by its text in CEL and the same in Python."""
 
     def operation(*operands: object) -> Expression:
         parts = [each if isinstance(each, Expression) else _constant(each) for each in operands]
@@ -49,7 +49,7 @@ def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expr
 
 
 class Expression:
-    """`of(values)` is the value in Python, `cel(places)` the text in CEL; without all it `needs` there is no value."""
+    """`of(values)` is the value in Python, `cel(places)` the text in CEL; `needs` are the fields that must be given."""
 
     def __init__(
         self, of: Callable[[Values], Any], cel: Callable[[Places], str], needs: tuple[Field, ...] = ()
@@ -97,7 +97,7 @@ def _literal(value: object) -> str:
 
 
 class Field(Expression):
-    """The value at a path in camelCase below a root: what follows `[]` is a field of `each` entry of a list."""
+    """The value at a path in camelCase; what follows `[]` in a path is a field of `each` entry of the list."""
 
     def __init__(self, path: str, root: str = "spec") -> None:
         super().__init__(self._value, lambda places: ".".join([places[self._root][0], *self._parts]), (self,))
@@ -164,11 +164,12 @@ def entries(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 def holds(test: Expression, values: Values) -> bool:
+    """Whether a test is true, or something that it needs is not given."""
     return any(field.of(values) is None for field in test.needs) or bool(test.of(values))
 
 
 def as_cel(test: Expression, places: Places) -> str:
-    """The same as `holds`."""
+    """The same in CEL."""
     needed = dict.fromkeys(given for field in test.needs for given in field.presence(places))
     return " || ".join([*(f"!{given}" for given in needed), test.cel(places)])
 
@@ -179,7 +180,7 @@ def validation(rule: str, message: str, field: str = "") -> dict[str, str]:
 
 
 def without_values(message: str) -> str:
-    """A message with {values} as one without them, since that of the API server is a fixed text."""
+    """A message without its {values}, for the API server, whose messages are fixed texts."""
     for pattern, words in WITHOUT_VALUES:
         message = re.sub(pattern, words, message)
     return message
