@@ -87,7 +87,7 @@ format: install ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-generate: install ## Write crds/rlhfjobs.yaml, the chart's copy and docs/api-reference.md anew from crds/rlhf_api
+generate: install ## Write the CRD, the chart's copy and version, and docs/api-reference.md anew from crds/rlhf_api and pyproject.toml
 	$(BIN)/python -m rlhf_api.crd
 
 bench: install ## Measure where the time of a PPO step goes

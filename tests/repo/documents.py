@@ -109,7 +109,7 @@ def floors(page: list[Line]) -> Iterator[tuple[str, str]]:
 
 def missing_paths(line: Line) -> Iterator[str]:
     """The files and folders of this repository that a line names and that are not there."""
-    for name in FILE.findall(line.text):
+    for name in FILE.findall(LINK.sub("]", line.text)):
         if (Path(name).suffix in OURS or name.split("/")[0] in tracked()) and not exists(name):
             yield name
     for code in line.code:
