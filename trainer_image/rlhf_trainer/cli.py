@@ -24,6 +24,9 @@ from rlhf_trainer.run_folder.attempt import VARIABLE, write_exit
 P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
+Finished = Annotated[
+    Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run (its --output).")]
 Sets = Annotated[
     list[str] | None,
@@ -89,9 +92,7 @@ def run(
 @exits
 def validate(
     file: File,
-    output: Annotated[
-        Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
-    ] = None,
+    output: Finished = None,
     sets: Sets = None,
 ) -> None:
     """Check a manifest; prints ok, or every error with its path."""
@@ -134,9 +135,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Lengths of past responses, one a line; default data.maxResponseTokens."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
-    ] = None,
+    output: Finished = None,
     sets: Sets = None,
 ) -> None:
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""

@@ -162,8 +162,7 @@ def run_rank(
     return run_job(
         job,
         runtime,
-        total_steps=total_steps,
-        evaluation_rows=shape.evaluation_rows,
+        shape,
         model_folder=model_folder,
         publisher=publisher,
         checkpoints=Checkpoints(),

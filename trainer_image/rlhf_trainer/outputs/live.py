@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -167,16 +168,19 @@ class LiveDisplay(Display):
         return Group(*parts)
 
 
+def grid(*columns: Mapping[str, Any]) -> Table:
+    """A table without lines; of each column the options of `add_column`."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for options in columns:
+        table.add_column(**options)
+    return table
+
+
 def chain_table(chain: Sequence[JobView]) -> Table:
     """A row a job: name, algorithm, state, bar, steps, time spent and left."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column("name", no_wrap=True)
-    table.add_column("algorithm", no_wrap=True)
-    table.add_column("state", no_wrap=True, min_width=max(map(len, STATES)))
-    table.add_column("bar")  # the one that gets narrower where there is not enough room
-    table.add_column("steps", no_wrap=True, justify="right")
-    table.add_column("time", no_wrap=True, justify="right")
-    table.add_column("left", no_wrap=True)
+    whole, right = {"no_wrap": True}, {"no_wrap": True, "justify": "right"}
+    state = {"no_wrap": True, "min_width": max(map(len, STATES))}
+    table = grid(whole, whole, state, {}, right, right, whole)  # the bar gets narrower where there is little room
     for view in chain:
         is_current = view.state in ("starting", "running", "finishing")
         seconds = time.monotonic() - view.since if is_current else view.seconds
@@ -198,11 +202,8 @@ def progress_bar(view: JobView) -> ProgressBar:
 
 def history_table(view: JobView) -> Table:
     """A row a measurement: label, latest value, its course over the steps so far, and the range of that."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column("label", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("course", no_wrap=True, style="cyan")
-    table.add_column("range", no_wrap=True, style="dim")
+    whole = {"no_wrap": True}
+    table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
     for name, (label, form) in SHOWN.items():
         if name in view.histories:
             history = view.histories[name]
@@ -220,10 +221,7 @@ def phase_table(view: JobView) -> Table:
             color = PHASE_COLORS.get(name, "white")
             bar.append("█" * round(share * BAR), color)
             words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column("label", no_wrap=True)
-    table.add_column("bar", no_wrap=True)
-    table.add_column("shares")
+    table = grid({"no_wrap": True}, {"no_wrap": True}, {})
     table.add_row("time", bar, Columns(words, padding=(0, 2)))
     return table
 

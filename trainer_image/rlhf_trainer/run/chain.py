@@ -161,8 +161,7 @@ def run_on_ray(job: Job, placed: Placed, folders: dict[Role, str], *, start: Sta
             summary = run_job(
                 job,
                 runtime,
-                total_steps=job.total_steps_for(shape.rows),
-                evaluation_rows=shape.evaluation_rows,
+                shape,
                 model_folder=folder.model.resolve(),
                 publisher=publisher,
                 checkpoints=KeptCheckpoints(

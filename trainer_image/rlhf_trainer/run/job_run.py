@@ -14,25 +14,25 @@ from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
+from rlhf_trainer.workers.data import DataShape
 
 
 def run_job(
     job: Job,
     runtime: Runtime,
+    data: DataShape,
     *,
-    total_steps: int,
-    evaluation_rows: int,
     model_folder: Path,
     publisher: Publisher | None,
     checkpoints: Checkpoints,
 ) -> dict[str, Any]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
-    A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
+    data: what was found in it. A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
     """
-    started = time.monotonic()
+    started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
     inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
-    evaluation = evaluation_of(job, runtime, evaluation_rows)
+    evaluation = evaluation_of(job, runtime, data.evaluation_rows)
     if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])
     else:

@@ -22,18 +22,15 @@ def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Archite
     Nothing but config.json is read. DataError where there is none or it describes no decoder; EnvironmentProblem where
     it is on the hub and huggingface_hub is not installed. Both name the field of the manifest.
     """
-    by_name = {each.name: each for each in jobs}
-    return {role: _shape(job, role, by_name, output) for role in job.models()}
-
-
-def _shape(job: Job, role: Role, jobs: dict[str, Job], output: Path) -> Architecture:
-    maker, made = made_from(job, role, jobs)
-    path = f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri"
-    try:
-        file = _config_file(maker.models()[made], output)
-        return _read(file, role)
-    except (DataError, EnvironmentProblem) as error:
-        raise type(error)(f"{path}: {error}") from error
+    by_name, shapes = {each.name: each for each in jobs}, {}
+    for role in job.models():
+        maker, made = made_from(job, role, by_name)
+        try:
+            shapes[role] = _read(_config_file(maker.models()[made], output), role)
+        except (DataError, EnvironmentProblem) as error:
+            path = f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri"
+            raise type(error)(f"{path}: {error}") from error
+    return shapes
 
 
 def _read(file: Path, role: Role) -> Architecture:

@@ -182,15 +182,9 @@ class JobFolder:
         found = [newest for store in stores if (newest := store.newest())]
         return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
-    def saved_job(self, checkpoint: Checkpoint | None) -> str:
-        """The job as resolved that a checkpoint belongs to, or that has finished here."""
-        return checkpoint.text(JOB_FILE) if checkpoint else (self.path / JOB_FILE).read_text()
-
-    def saved_inputs(self, checkpoint: Checkpoint | None) -> dict[str, str]:
-        """What that job read: the identities of other jobs by name."""
-        text = checkpoint.text(INPUTS) if checkpoint else (self.path / INPUTS).read_text()
-        read: dict[str, str] = json.loads(text)
-        return read
+    def saved(self, name: str, checkpoint: Checkpoint | None) -> str:
+        """The text of JOB_FILE or INPUTS of the job that a checkpoint belongs to, or that has finished here."""
+        return checkpoint.text(name) if checkpoint else (self.path / name).read_text()
 
     @writes
     def clear(self) -> None:
