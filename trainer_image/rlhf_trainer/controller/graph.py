@@ -109,21 +109,13 @@ class Tracer:
         edges = []
         for producer in sorted({origin.producer for origin in read.values()}):
             mine = {key: origin for key, origin in read.items() if origin.producer == producer}
-            summed = max(origin.summed for origin in mine.values())
+            summed, copies = max(origin.summed for origin in mine.values()), fetched // self._rows
             moved = tuple(
                 Moved(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
                 for key, each in mine.items()
             )
-            edges.append(
-                Edge(
-                    producer=producer,
-                    consumer=consumer,
-                    fields=moved,
-                    split=split,
-                    broadcast=fetched // self._rows,
-                    summed=summed,
-                )
-            )
+            ends = {"producer": producer, "consumer": consumer}
+            edges.append(Edge(**ends, fields=moved, split=split, broadcast=copies, summed=summed))
         return edges
 
 
