@@ -96,12 +96,11 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 def _work(job: Job, role: Role) -> Work:
     """What the calls of a step ask of a model, in sequences; a pair is two."""
-    algorithm, rows = job.spec.algorithm, job.sequences_per_step
-    methods = [call.method for call in algorithm.calls if call.model == role]
+    methods = [call.method for call in job.spec.algorithm.calls if call.model == role]
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
     return Work(
-        generated=rows * passes,
+        generated=job.sequences_per_step * passes,
         passes=passes,
         read=sum(_read(job, method) for method in methods),
         trained=trained,
@@ -118,8 +117,8 @@ def _read(job: Job, method: str) -> float:
     """Sequences of forward passes of a call."""
     if method == "generate_sequences" or _is_update(method):
         return 0.0
-    if method == "compute_loss":  # that on the pretraining rows, one beside each sequence
-        return float(job.sequences_per_step) if job.spec.data.pretrain else 0.0
+    if method == "compute_loss" and not job.spec.data.pretrain:  # it reads the pretraining rows, one beside each
+        return 0.0
     return 2.0 * job.rows_per_step if "pair" in method else float(job.sequences_per_step)
 
 

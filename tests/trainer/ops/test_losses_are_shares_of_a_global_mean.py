@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.testing import assert_close
 
-from rlhf_trainer.ops.kl import KlEstimator
+from rlhf_api.algorithms import Estimator
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.losses import (
     PolicyLoss,
@@ -252,7 +252,7 @@ def test_the_unclipped_value_loss_does_not_read_the_old_values() -> None:
     ("estimator", "expected"),
     [("K1", math.log(2.0) - math.log(4.0)), ("K2", 2.5 * math.log(2.0) ** 2), ("K3", 2.5 - math.log(2.0))],
 )
-def test_the_kl_loss_by_hand(estimator: KlEstimator, expected: float) -> None:
+def test_the_kl_loss_by_hand(estimator: Estimator, expected: float) -> None:
     # reference / policy = 1/2 and 4: K1 = log 2 - log 4, K2 = (1 + 4) / 2 (log 2)^2,
     # K3 = (1/2 - 1 + log 2) + (4 - 1 - log 4)
     ref_log_probs = torch.tensor([[7.0, -math.log(2.0), math.log(4.0)]])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlhf_trainer.ops.aggregation import Aggregation, aggregate, weight_of
+from rlhf_api.algorithms import Aggregation
+from rlhf_trainer.ops.aggregation import aggregate, weight_of
 
 MAX_TOKENS = 4
 X = torch.tensor([[9.0, 1.0, 2.0, 3.0], [9.0, 10.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]])

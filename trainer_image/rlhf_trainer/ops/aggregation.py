@@ -1,13 +1,10 @@
 """From a loss of each token to one number: how tokens and responses of different lengths weigh against each other."""
 
-from typing import Literal
-
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_api.algorithms import Aggregation
 from rlhf_trainer.ops.masks import keep
-
-Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 
 
 def aggregate(

@@ -1,19 +1,17 @@
 """Estimates of KL(actor || reference) from sampled tokens, and the coefficient that keeps it near a target."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-KlEstimator = Literal["K1", "K2", "K3"]
+from rlhf_api.algorithms import Estimator
 
 MAX_RELATIVE_ERROR = 0.2
 """Bound of the adaptive coefficient's error (arXiv:1909.08593, section 2.2)."""
 
 
 def kl_estimate(
-    log_probs: Float[Tensor, "*shape"], ref_log_probs: Float[Tensor, "*shape"], *, estimator: KlEstimator
+    log_probs: Float[Tensor, "*shape"], ref_log_probs: Float[Tensor, "*shape"], *, estimator: Estimator
 ) -> Float[Tensor, "*shape"]:
     """Per-token estimate of KL(policy || reference) in nats (Schulman, "Approximating KL divergence", 2020).
 

@@ -4,19 +4,16 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_trainer.ops.aggregation import Aggregation, aggregate
-from rlhf_trainer.ops.kl import KlEstimator, kl_estimate
+from rlhf_api.algorithms import Aggregation, CorrectionMode, Estimator, Ratio
+from rlhf_trainer.ops.aggregation import aggregate
+from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
-
-Ratio = Literal["Token", "Sequence"]
-CorrectionMode = Literal["Truncate", "Mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +106,7 @@ def kl_loss(
     ref_log_probs: Float[Tensor, "B T"],
     mask: Float[Tensor, "B T"],
     *,
-    estimator: KlEstimator,
+    estimator: Estimator,
     aggregation: Aggregation,
     normalizer: int | float | Tensor,
 ) -> Float[Tensor, ""]:

@@ -54,16 +54,14 @@ WORKERS: Mapping[Any, type] = {
 
 def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     """The worker class of each parameter of the algorithm's step but the data."""
-    hints = get_type_hints(algorithm.step)
-    return {name: _worker(algorithm, hints[name]) for name in algorithm.models}
-
-
-def _worker(algorithm: type[Algorithm], hint: Any) -> type:
-    """The worker class of an annotation: of `Critic[B]`, or of `Critic[B] | None` for one that may be left out."""
-    protocol = get_origin(next((each for each in get_args(hint) if get_origin(each)), hint))
-    if protocol is models.Advantage and issubclass(algorithm, PolicyGradient):
-        return advantage_worker(algorithm)
-    return WORKERS[protocol]
+    found: dict[str, type] = {}
+    for name, hint in get_type_hints(algorithm.step).items():
+        protocol = get_origin(next(filter(get_origin, get_args(hint)), hint))  # of Critic[B], or of Critic[B] | None
+        if protocol is models.Advantage and issubclass(algorithm, PolicyGradient):
+            found[name] = advantage_worker(algorithm)
+        elif name in algorithm.models:
+            found[name] = WORKERS[protocol]
+    return found
 
 
 def data_of(job: Job) -> type[DataWorker]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -62,15 +62,16 @@ class AdvantageWorker:
         """The fields of the algorithm's advantage; one number a response is put on each of its tokens."""
         if self.multiplier:
             self.multiplier.follow(batch)
-        coefficient = self.kl_in_reward
-        step = Step(worker=self, batch=batch, rewards=self.token_rewards(batch), kl_coefficient=coefficient)
-        names = inspect.signature(self._algorithm.advantage).parameters
-        asked = {name: INPUTS[name](step) if name in INPUTS else batch.fields.get(name) for name in names}
-        found = self._algorithm.advantage(**asked)
+        rewards, advantage = self.token_rewards(batch), self._algorithm.advantage
+        names = inspect.signature(advantage).parameters
+        found = advantage(
+            **{name: INPUTS[name](self, batch, rewards) if name in INPUTS else batch.fields.get(name) for name in names}
+        )
         fields: Fields = found if isinstance(found, dict) else {"advantages": found}
         if (advantages := fields["advantages"]).dim() == 1:
             mask = fields.get("response_mask", batch["response_mask"])
-            fields["advantages"] = on_every_token(advantages[step.rows].float(), mask)
+            fields["advantages"] = on_every_token(advantages[_rows(batch)].float(), mask)
+        self._adapt(batch)
         return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
@@ -78,16 +79,14 @@ class AdvantageWorker:
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         self._see(batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
-        coefficient = self.kl_in_reward
         recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
         recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)
-        self._adapt(row_sums(kl, mask).sum(), valid.sum())
-        return token_rewards(scores, kl, mask, kl_coef=coefficient)
+        return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
 
-    def token_costs(self, batch: Batch, coefficient: float) -> Tensor:
+    def token_costs(self, batch: Batch) -> Tensor:
         """The cost on the last token, and the KL penalty on each, so that its weight in the mixture stays the same."""
-        return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-coefficient)
+        return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
         """The estimate of the KL of each token, [B, T]."""
@@ -130,12 +129,12 @@ class AdvantageWorker:
         if math.isfinite(deviation):  # else every later reward would be lost with this one
             self.reward_moments = self.reward_moments.merge(count, mean, deviation)
 
-    def _adapt(self, kl: Tensor, sequences: Tensor) -> None:
-        """Move the KL coefficient towards the target, once a step."""
+    def _adapt(self, batch: Batch) -> None:
+        """Move the KL coefficient towards the target, at the end of a step."""
         settings = self._algorithm.kl
         if settings.controller != "Adaptive" or settings.target is None:
             return
-        total, count = sum_over_ranks([kl, sequences])
+        total, count = sum_over_ranks([row_sums(self.kl_of(batch), batch["response_mask"]).sum(), batch["valid"].sum()])
         if not math.isfinite(total):
             return
         self.kl_coefficient = adaptive_coefficient(
@@ -146,74 +145,53 @@ class AdvantageWorker:
             num_sequences=int(count),
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What the inputs of an advantage are made from."""
-
-    worker: AdvantageWorker
-    batch: Batch
-    rewards: Tensor
-    """Of tokens, [B, T]."""
-    kl_coefficient: float
-    """That of the rewards; computing them may have adapted it."""
-
-    @property
-    def rows(self) -> slice:
-        """This rank's among the rows of all."""
-        return slice(self.batch.start, self.batch.start + self.batch.size)
-
-    def gathered(self, here: Tensor) -> Tensor | None:
+    def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
         """A number [B] of each of this rank's rows as those of all rows, float64 [N], if responses are compared.
 
         The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups.
         """
-        compares = self.worker.job.spec.algorithm.compares_responses
-        return rows_of_all_ranks(here, self.batch.start) if compares else None
+        return rows_of_all_ranks(here, batch.start) if self._algorithm.compares_responses else None
 
-    def sum_and_count(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of a number [B] of each valid row, and how many rows are valid."""
-        return (values * self.batch["valid"]).sum(), self.batch["valid"].sum()
+    def greedy(self, batch: Batch) -> Tensor:
+        """Shaped scores of the greedy responses to the same prompts, [B]."""
+        scores, finished, mask = (batch[name] for name in GREEDY_FIELDS)
+        recorder.mean("reward/greedy", (scores * batch["valid"]).sum(), batch["valid"].sum())
+        return self.shaped(scores, finished, mask)
 
-
-def _greedy(step: Step) -> Tensor:
-    scores, finished, mask = (step.batch[name] for name in GREEDY_FIELDS)
-    recorder.mean("reward/greedy", *step.sum_and_count(scores))
-    return step.worker.shaped(scores, finished, mask)
-
-
-def _scores(step: Step) -> Tensor | None:
-    batch = step.batch
-    return step.gathered(step.worker.shaped(batch["scores"], batch["finished"], batch["response_mask"]))
+    def signal(self, batch: Batch) -> Tensor:
+        """Whether the responses to a row's prompt differ in score, bool [N]."""
+        scores = rows_of_all_ranks(batch["scores"], batch.start)
+        signal = has_signal(scores, group_size=self.job.spec.rollout.samples_per_prompt)
+        recorder.mean("groups/with_signal", (signal[_rows(batch)] * batch["valid"]).sum(), batch["valid"].sum())
+        return signal
 
 
-def _signal(step: Step) -> Tensor:
-    scores = rows_of_all_ranks(step.batch["scores"], step.batch.start)
-    signal = has_signal(scores, group_size=step.worker.job.spec.rollout.samples_per_prompt)
-    recorder.mean("groups/with_signal", *step.sum_and_count(signal[step.rows]))
-    return signal
+def _rows(batch: Batch) -> slice:
+    """A rank's rows among those of all."""
+    return slice(batch.start, batch.start + batch.size)
 
 
-INPUTS: Mapping[str, Callable[[Step], Any]] = {
-    "mask": lambda step: step.batch["response_mask"],
-    "rewards": lambda step: step.rewards,
-    "costs": lambda step: step.worker.token_costs(step.batch, step.kl_coefficient),
-    "multiplier": lambda step: step.worker.multiplier.value if step.worker.multiplier else None,
-    "greedy": _greedy,
-    "returns": lambda step: step.gathered(row_sums(step.rewards, step.batch["response_mask"])),
-    "scores": _scores,
-    "lengths": lambda step: step.gathered(step.batch["response_mask"].sum(1)),
-    "signal": _signal,
-    "rows": lambda step: step.rows,
-    "group_size": lambda step: step.worker.job.spec.rollout.samples_per_prompt,
-    "prompts": lambda step: step.worker.job.spec.training.prompt_batch_size,
-    "whitened": lambda _: whitened,
+INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch, Tensor], Any]] = {
+    "mask": lambda _, batch, __: batch["response_mask"],
+    "rewards": lambda _, __, rewards: rewards,
+    "costs": lambda worker, batch, _: worker.token_costs(batch),
+    "multiplier": lambda worker, *_: worker.multiplier and worker.multiplier.value,
+    "greedy": lambda worker, batch, _: worker.greedy(batch),
+    "returns": lambda worker, batch, rewards: worker.gathered(row_sums(rewards, batch["response_mask"]), batch),
+    "scores": lambda worker, batch, _: worker.gathered(
+        worker.shaped(batch["scores"], batch["finished"], batch["response_mask"]), batch
+    ),
+    "lengths": lambda worker, batch, _: worker.gathered(batch["response_mask"].sum(1), batch),
+    "signal": lambda worker, batch, _: worker.signal(batch),
+    "rows": lambda _, batch, __: _rows(batch),
+    "group_size": lambda worker, *_: worker.job.spec.rollout.samples_per_prompt,
+    "prompts": lambda worker, *_: worker.job.spec.training.prompt_batch_size,
+    "whitened": lambda *_: whitened,
 }
 """What an advantage may ask for, by the names of its parameters; any other name is that of a field of the batch.
 
-Of this rank's rows: mask, rewards and costs of tokens [B, T]; shaped scores of the greedy responses [B]. Of all rows of
-the step: returns, the sums of rewards; shaped scores; lengths in tokens; signal, whether the responses to the prompt
-differ in score [N].
+mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), lengths and
+signal are those of all responses of the step [N].
 """
 
 
