@@ -7,7 +7,7 @@ of its paper, its `step`, and its `advantage`. `algorithm_table` finds these fil
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -24,32 +24,25 @@ MIN_MULTIPLIER = 1e-6
 """The logarithm of a smaller one would soon be that of 0."""
 
 
-class Call(NamedTuple):
-    """A call that a step makes."""
-
-    model: str
-    """The parameter of the step that the model is."""
-    method: str
+Call = tuple[str, str]
+"""(a model, its method): the model by the name of the step's parameter."""
 
 
 class _Recorded:
-    """Stands for a model, whose calls are written down, and for a batch, whose calls are not."""
+    """Stands for a model, whose calls are written down, or for a batch."""
 
-    def __init__(self, name: str = "", calls: list[Call] | None = None) -> None:
-        self._name, self._calls = name, [] if calls is None else calls
+    def __init__(self, name: str, calls: list[Call]) -> None:
+        self._name, self._calls = name, calls
 
     def __getattr__(self, method: str) -> Callable[..., "_Recorded"]:
-        def call(*_: object, **__: object) -> _Recorded:
-            self._calls.append(Call(self._name, method))
-            return _Recorded()
-
-        return call
+        self._calls.append((self._name, method))
+        return lambda *_, **__: _Recorded("batch", [])
 
 
 def _calls_of(step: Callable[..., None], models: Sequence[str]) -> tuple[Call, ...]:
     """The calls of one step in their order, those on models that may be left out included."""
     calls: list[Call] = []
-    step(_Recorded(), **{name: _Recorded(name, calls) for name in models})
+    step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
     return tuple(calls)
 
 
@@ -90,11 +83,11 @@ class Algorithm(Spec):
         cls.calls = _calls_of(cls.step, cls.models)
         if "advantage" in cls.models and not hasattr(cls, "advantage"):
             raise TypeError(f"the step of {name_of(cls)} asks for an advantage, and it has none")
-        updated = {call.model for call in cls.calls if call.method.startswith("update_")}
+        updated = {model for model, method in cls.calls if method.startswith("update_")}
         roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
         cls.trained = tuple(role for role in roles if role in updated)
         cls.frozen = tuple(role for role in roles if role not in updated)
-        called = {call.method for call in cls.calls}
+        called = {method for _, method in cls.calls}
         cls.offline, cls.chooses_pairs = "generate_sequences" not in called, "choose_pairs" in called
 
     @property

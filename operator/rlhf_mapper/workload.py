@@ -96,7 +96,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 def _work(job: Job, role: Role) -> Work:
     """What the calls of a step ask of a model, in sequences; a pair is two."""
-    methods = [call.method for call in job.spec.algorithm.calls if call.model == role]
+    methods = [method for model, method in job.spec.algorithm.calls if model == role]
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
     return Work(

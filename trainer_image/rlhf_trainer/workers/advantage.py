@@ -25,7 +25,6 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import rows_of_all_ranks, sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.multiplier import Multiplier
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask", "old_log_probs", "ref_log_probs")
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
@@ -42,26 +41,25 @@ class AdvantageWorker:
         self._algorithm = job.spec.algorithm
         self.kl_coefficient = self._algorithm.kl.coefficient
         self.reward_moments = RunningMoments()
-        self.multiplier = Multiplier(self._algorithm) if isinstance(self._algorithm, Constrained) else None
+        self.multiplier = self._algorithm.lagrange.initial if isinstance(self._algorithm, Constrained) else None
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds: JSON values, the same on every rank."""
         counters = {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
-        return counters | ({"multiplier": self.multiplier.value} if self.multiplier else {})
+        return counters | ({"multiplier": self.multiplier} if self.multiplier else {})
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Go back to what `counters` gave."""
         self.kl_coefficient = counters["kl_coefficient"]
         self.reward_moments = RunningMoments(**counters["reward_moments"])
-        if self.multiplier:
-            self.multiplier.value = counters["multiplier"]
+        self.multiplier = counters.get("multiplier")
 
     def estimate(self, batch: Batch) -> Fields:
         """The fields of the algorithm's advantage; one number a response is put on each of its tokens."""
-        if self.multiplier:
-            self.multiplier.follow(batch)
+        if isinstance(self._algorithm, Constrained):
+            self._follow(batch, self._algorithm)
         rewards, advantage = self.token_rewards(batch), self._algorithm.advantage
         names = inspect.signature(advantage).parameters
         found = advantage(
@@ -129,6 +127,16 @@ class AdvantageWorker:
         if math.isfinite(deviation):  # else every later reward would be lost with this one
             self.reward_moments = self.reward_moments.merge(count, mean, deviation)
 
+    def _follow(self, batch: Batch, algorithm: Constrained) -> None:
+        """Move the multiplier by the mean cost of the step's responses, once the actor is trained."""
+        costs, valid = batch["costs"], batch["valid"]
+        total, count = sum_over_ranks([(costs * valid).sum(), valid.sum()])
+        assert self.multiplier is not None
+        if math.isfinite(total) and batch.step > algorithm.critic_warmup_steps:
+            self.multiplier = algorithm.next_multiplier(self.multiplier, cost=total / max(count, 1.0))
+        recorder.mean("cost/mean", (costs * valid).sum(), valid.sum())
+        recorder.maximum("lagrange/multiplier", self.multiplier)
+
     def _adapt(self, batch: Batch) -> None:
         """Move the KL coefficient towards the target, at the end of a step."""
         settings = self._algorithm.kl
@@ -175,7 +183,7 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch, Tensor], Any]] = {
     "mask": lambda _, batch, __: batch["response_mask"],
     "rewards": lambda _, __, rewards: rewards,
     "costs": lambda worker, batch, _: worker.token_costs(batch),
-    "multiplier": lambda worker, *_: worker.multiplier and worker.multiplier.value,
+    "multiplier": lambda worker, *_: worker.multiplier,
     "greedy": lambda worker, batch, _: worker.greedy(batch),
     "returns": lambda worker, batch, rewards: worker.gathered(row_sums(rewards, batch["response_mask"]), batch),
     "scores": lambda worker, batch, _: worker.gathered(
