@@ -1,13 +1,4 @@
-"""The tree of errors, each with the exit code that the operator classifies.
-
-TrainerError              1  INTERNAL        a defect of the trainer
-|-- ConfigError           2  SPEC            the manifest does not fit this machine or this model
-|-- DataError             3  DATA            a data set that is missing, unreadable or lacks what the manifest names
-|-- EnvironmentProblem    4  ENVIRONMENT     device, disk, Ray, a missing package
-|-- MemoryProblem         5  OUT_OF_MEMORY   the device's memory or the machine's
-|-- NumericsError         6  NUMERICS        a loss that is not finite, a checksum that does not match
-|-- UserCodeError         7  USER_CODE       a reward function or a data hook raised
-`-- CommunicationError    8  COMMUNICATION   a collective failed, a worker was lost
+"""The errors of the trainer, each with the exit code by which the operator classifies it.
 
 `str(error)` is one sentence that names the field of the manifest or the file; a user sees it without a traceback.
 """

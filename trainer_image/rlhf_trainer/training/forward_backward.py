@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,20 +26,6 @@ class MicroBatch:
     """int64 [b]: which rows of the rank's batch these are; empty for padding, with which a rank joins collectives."""
 
 
-class ForwardBackward(Protocol):
-    """How a rank runs micro-batches."""
-
-    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
-        """`compute` of each micro-batch; with pipelining on the last stage only, the others return nothing."""
-        ...
-
-    def forward_backward(
-        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
-    ) -> list[Tensor]:
-        """The losses of the micro-batches, after their backward passes; with pipelining on the last stage only."""
-        ...
-
-
 class NoPipelining:
     """Runs one micro-batch after the other."""
 
@@ -48,11 +33,13 @@ class NoPipelining:
         self._model = model
 
     def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
+        """`compute` of each micro-batch."""
         return [compute(self._model(input_tokens(micro.fields)), micro.fields) for micro in micros]
 
     def forward_backward(
         self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
     ) -> list[Tensor]:
+        """The losses of the micro-batches, after their backward passes."""
         losses = []
         for micro in micros:
             share = loss(self._model(input_tokens(micro.fields)), micro.fields)

@@ -38,7 +38,10 @@ def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
 
 
 class Pipelining:
-    """Runs the micro-batches of this rank's stage: forward passes by GPipe's schedule, training by 1F1B."""
+    """`NoPipelining` for one stage of several: forward passes by GPipe's schedule, training by 1F1B.
+
+    Only the last stage returns tensors; the others return empty lists.
+    """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
         """dtype: of the hidden states that stages send each other."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,13 +30,12 @@ HEADS_DIM = 2
 """Of activations [B, T, heads, head size], as the norms of queries and keys see them."""
 
 
-def style_of(name: str) -> ParallelStyle:
-    """Torch's style for a style of transformers. KeyError for one that is not supported."""
-    return {
-        "colwise": ColwiseParallel(),
-        "rowwise": RowwiseParallel(),
-        "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True),
-    }[name]
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=HEADS_DIM, use_local_output=True),
+}
+"""The styles of transformers that are supported -> those of torch."""
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
@@ -56,7 +57,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     for name, module in list(base.named_modules()):
         for pattern, style in plan.items():
             if fnmatch(name, pattern):
-                parallelize_module(module, axis, style_of(style))
+                parallelize_module(module, axis, STYLES[style]())
     if base.embed_tokens is not None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
@@ -72,17 +73,9 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) ->
         return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
     if tensor > 1:
         styles = plan_of(config)
-        unknown = sorted({style for style in styles.values() if not _is_known(style)})
+        unknown = sorted({style for style in styles.values() if style not in STYLES})
         if not styles or unknown:
             what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
             return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
     wrong = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
     return " ".join(wrong) if wrong else ""
-
-
-def _is_known(style: str) -> bool:
-    try:
-        style_of(style)
-    except KeyError:
-        return False
-    return True

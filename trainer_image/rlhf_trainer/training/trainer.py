@@ -14,7 +14,6 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import (
-    ForwardBackward,
     InputTokens,
     MicroBatch,
     NoPipelining,
@@ -47,7 +46,7 @@ class ModelRunner:
     ) -> None:
         """role: the model's, for measurements; offload: what is moved to host memory while the model is not in use."""
         self.model, self.mesh = model, model.mesh
-        self._passes: ForwardBackward = NoPipelining(model.module)
+        self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
         self._token_budget = token_budget

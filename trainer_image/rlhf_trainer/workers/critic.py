@@ -23,6 +23,7 @@ class CriticWorker(TrainedModel):
 
     value_fields = VALUE_FIELDS
     """The fields of its values and of their targets."""
+    loss_metric, norm_metric = "loss/value", "grad_norm/value"
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
@@ -42,14 +43,6 @@ class CriticWorker(TrainedModel):
     def values_of(self, batch: Batch) -> Tensor:
         """The value [B, T] of the state before each token."""
         return self.trainer.infer({"tokens": batch["tokens"]}, lengths_of(batch), _values)
-
-    def record(self, loss: float, tokens: float) -> None:
-        """Measure the loss; `loss` is its sum over `tokens` tokens."""
-        recorder.mean("loss/value", loss, tokens)
-
-    def record_norm(self, norm: float) -> None:
-        """Measure the norm of a gradient."""
-        recorder.maximum("grad_norm/value", norm)
 
     def learn(self, batch: Batch) -> None:
         """All updates of a step."""
@@ -74,17 +67,18 @@ class CriticWorker(TrainedModel):
                 clip_eps=self._algorithm.value_clip_range,
                 num_tokens=tokens,
             )
-            self.record(float(share.detach()) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean(self.loss_metric, float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
         norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)
-        self.record_norm(norm)
+        recorder.maximum(self.norm_metric, norm)
 
 
 class CostCriticWorker(CriticWorker):
     """One rank of a critic of the costs (Safe RLHF)."""
 
     value_fields = COST_VALUE_FIELDS
+    loss_metric, norm_metric = "loss/cost_value", "grad_norm/cost_value"
 
     @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
@@ -95,12 +89,6 @@ class CostCriticWorker(CriticWorker):
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
         self.learn(batch)
-
-    def record(self, loss: float, tokens: float) -> None:
-        recorder.mean("loss/cost_value", loss, tokens)
-
-    def record_norm(self, norm: float) -> None:
-        recorder.maximum("grad_norm/cost_value", norm)
 
 
 def _values(output: Tensor, _: Fields) -> Tensor:

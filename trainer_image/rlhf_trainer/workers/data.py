@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
@@ -57,7 +58,7 @@ class DataWorker:
             ),
         )
 
-    def _training_rows(self, batch: Batch) -> Fields:
+    def training_rows(self, batch: Batch) -> Fields:
         """This rank's rows of a step, each prompt repeated for its samples."""
         repeat = self._samples_per_prompt
         first, last = batch.start // repeat, -(-(batch.start + batch.size) // repeat)
@@ -65,27 +66,30 @@ class DataWorker:
         chosen = batch.rows // repeat - first
         return {name: fields[name][chosen] for name in self._train.fields}
 
-    def _held_out_rows(self, batch: Batch) -> Fields:
+    def held_out_rows(self, batch: Batch) -> Fields:
         """This rank's held-out rows, in the order of the file; rows beyond the last are padding (valid 0)."""
         assert self._held_out is not None
         fields = self._held_out.ordered(slice(batch.start, batch.start + batch.size))
         return {name: fields[name] for name in self._held_out.fields}
 
 
+def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> Callable[[DataWorker, Batch], Fields]:
+    """A worker method that adds the loader's fields: of the training rows or of the held-out rows."""
+
+    @register(DP_PROTO, adds=loader.fields, phase="data")
+    def load(worker: DataWorker, batch: Batch) -> Fields:
+        return rows(worker, batch)
+
+    return load
+
+
 class PromptData(DataWorker):
     """Prompts of RL."""
 
     loader_class = PromptLoader
-
-    @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
-    def load_batch(self, batch: Batch) -> Fields:
-        """prompt_ids int64 and prompt_mask [B, P], valid [B]."""
-        return self._training_rows(batch)
-
-    @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
-    def load_evaluation(self, batch: Batch) -> Fields:
-        """The same fields for held-out prompts."""
-        return self._held_out_rows(batch)
+    load_batch = loads(DataWorker.training_rows, PromptLoader)
+    """prompt_ids int64 and prompt_mask [B, P], valid [B]."""
+    load_evaluation = loads(DataWorker.held_out_rows, PromptLoader)
 
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
@@ -97,7 +101,7 @@ class PromptAndPretrainData(PromptData):
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
         super().__init__(setting, slots=slots)
         source = setting.job.spec.data.pretrain
-        assert source, "the stage's table asks for this class only then"
+        assert source, "this class is for jobs with data.pretrain"
         limits = replace(Limits.of(setting.job.spec), total_epochs=None)
         self._pretrain = CompletionLoader(source, setting.tokenizer(), path="spec.data.pretrain", limits=limits)
         self._loaders.append(self._pretrain)
@@ -109,52 +113,31 @@ class PromptAndPretrainData(PromptData):
         rows = slice(batch.start, batch.start + batch.size)
         found = self._pretrain.batch(batch.step, batch_size=self._sequences, rows=rows)
         text = {name: found[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
-        return {**self._training_rows(batch), **text}
+        return {**self.training_rows(batch), **text}
 
 
 class CompletionData(DataWorker):
     """Prompts with their responses."""
 
     loader_class = CompletionLoader
-
-    @register(DP_PROTO, adds=CompletionLoader.fields, phase="data")
-    def load_batch(self, batch: Batch) -> Fields:
-        """tokens int64, attention_mask and response_mask [B, T], valid [B]."""
-        return self._training_rows(batch)
-
-    @register(DP_PROTO, adds=CompletionLoader.fields, phase="data")
-    def load_evaluation(self, batch: Batch) -> Fields:
-        """The same fields for held-out rows."""
-        return self._held_out_rows(batch)
+    load_batch = loads(DataWorker.training_rows, CompletionLoader)
+    """tokens int64, attention_mask and response_mask [B, T], valid [B]."""
+    load_evaluation = loads(DataWorker.held_out_rows, CompletionLoader)
 
 
 class PairData(DataWorker):
     """Pairs of a better and a worse response."""
 
     loader_class = PairLoader
-
-    @register(DP_PROTO, adds=PairLoader.fields, phase="data")
-    def load_batch(self, batch: Batch) -> Fields:
-        """chosen_tokens, rejected_tokens int64 and their masks [B, T], valid [B]."""
-        return self._training_rows(batch)
-
-    @register(DP_PROTO, adds=PairLoader.fields, phase="data")
-    def load_evaluation(self, batch: Batch) -> Fields:
-        """The same fields for held-out pairs."""
-        return self._held_out_rows(batch)
+    load_batch = loads(DataWorker.training_rows, PairLoader)
+    """chosen_tokens, rejected_tokens int64 and their masks [B, T], valid [B]."""
+    load_evaluation = loads(DataWorker.held_out_rows, PairLoader)
 
 
 class SafetyPairData(DataWorker):
     """Pairs of a safer and a more harmful response, and whether each is safe."""
 
     loader_class = SafetyPairLoader
-
-    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
-    def load_batch(self, batch: Batch) -> Fields:
-        """The fields of PairData, and chosen_safe, rejected_safe [B]."""
-        return self._training_rows(batch)
-
-    @register(DP_PROTO, adds=SafetyPairLoader.fields, phase="data")
-    def load_evaluation(self, batch: Batch) -> Fields:
-        """The same fields for held-out pairs."""
-        return self._held_out_rows(batch)
+    load_batch = loads(DataWorker.training_rows, SafetyPairLoader)
+    """The fields of PairData, and chosen_safe, rejected_safe [B]."""
+    load_evaluation = loads(DataWorker.held_out_rows, SafetyPairLoader)
