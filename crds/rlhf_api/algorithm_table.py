@@ -10,7 +10,8 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from rlhf_api.algorithms import Algorithm, PolicyGradient, Preference, name_of
+from rlhf_api.algorithms import Algorithm, PolicyGradient, Preference
+from rlhf_api.contract import tag_of
 
 PACKAGE = "rlhf_trainer.algorithms"
 
@@ -19,7 +20,7 @@ def _found() -> Iterator[type[Algorithm]]:
     for name in [f"{PACKAGE}.{each.name}" for each in iter_modules(import_module(PACKAGE).__path__)]:
         for each in vars(import_module(name)).values():
             is_own = isinstance(each, type) and issubclass(each, Algorithm) and each.__module__ == name
-            if is_own and name_of(each):
+            if is_own and tag_of(each):
                 yield each
 
 
@@ -29,7 +30,7 @@ def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, str]:
 
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
-    {name_of(each): each for each in sorted(_found(), key=_place)}
+    {tag_of(each): each for each in sorted(_found(), key=_place)}
 )
 """Name -> class, in the order in which the reference lists them."""
 

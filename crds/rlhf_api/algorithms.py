@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from rlhf_api.contract import Count, Spec, Whole
+from rlhf_api.contract import Count, Spec, Whole, tag_of
 from rlhf_api.names import PlacedRole, Role
 
 Estimator = Literal["K1", "K2", "K3"]
@@ -75,14 +75,14 @@ class Algorithm(Spec):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if not name_of(cls):
+        if not tag_of(cls):
             return  # a base of others
         if missing := [each for each in ("paper", "step") if not hasattr(cls, each)]:
-            raise TypeError(f"the algorithm {name_of(cls)} has no {' and no '.join(missing)}")
+            raise TypeError(f"the algorithm {tag_of(cls)} has no {' and no '.join(missing)}")
         cls.data, *cls.models = inspect.signature(cls.step).parameters
         cls.calls = _calls_of(cls.step, cls.models)
         if "advantage" in cls.models and not hasattr(cls, "advantage"):
-            raise TypeError(f"the step of {name_of(cls)} asks for an advantage, and it has none")
+            raise TypeError(f"the step of {tag_of(cls)} asks for an advantage, and it has none")
         updated = {model for model, method in cls.calls if method.startswith("update_")}
         roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
         cls.trained = tuple(role for role in roles if role in updated)
@@ -104,11 +104,6 @@ class Algorithm(Spec):
     def has_cost_critic(self) -> bool:
         """Whether there is a critic of the costs, which stands in no manifest."""
         return False
-
-
-def name_of(algorithm: type[Algorithm]) -> str:
-    """What a manifest calls an algorithm; empty for a base of others."""
-    return next(iter(get_args(algorithm.model_fields["name"].annotation)), "")
 
 
 class Preference(Algorithm):

@@ -120,7 +120,7 @@ class Spec(BaseModel):
 def null_is_unset(*members: type[Spec]) -> BeforeValidator:
     """For a union of types: a field that is null counts as unset, also if only another member has such a field."""
     fields = frozenset[str]().union(*map(_names, members))
-    values = {tag: _null_is_a_value(member) for member in members for tag in _tags(member)}
+    values = {tag_of(member): _null_is_a_value(member) for member in members}
 
     def drop(document: Any) -> Any:
         tag = document.get("name") if isinstance(document, Mapping) else None
@@ -129,8 +129,12 @@ def null_is_unset(*members: type[Spec]) -> BeforeValidator:
     return BeforeValidator(drop)
 
 
-def _tags(model: type[BaseModel]) -> tuple[str, ...]:
-    return get_args(model.model_fields["name"].annotation) if "name" in model.model_fields else ()
+def tag_of(model: type[BaseModel]) -> str:
+    """What selects a member of a union of models: its form, or the one value of its name; empty for any other model."""
+    if form := getattr(model, "form", ""):
+        return str(form)
+    name = model.model_fields.get("name")
+    return str(next(iter(get_args(name.annotation)), "")) if name else ""
 
 
 def _names(model: type[BaseModel]) -> frozenset[str]:

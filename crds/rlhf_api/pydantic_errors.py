@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlhf_api.contract import FORMS
+from rlhf_api.contract import FORMS, tag_of
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 Models = tuple[type[BaseModel], ...]
@@ -51,10 +51,10 @@ def _problems(root: type[BaseModel], error: ErrorDetails) -> list[Problem]:
         case "extra_forbidden":
             return [Problem(path, _unknown(path.rpartition(".")[2], candidates, tag))]
         case "union_tag_invalid":
-            tags = choice(map(_tag, candidates))
+            tags = choice(map(tag_of, candidates))
             return [Problem(f"{path}.name", f"is {_shown(error['input']['name'])}, expected {tags}")]
         case "union_tag_not_found":
-            return [Problem(f"{path}.name", f"is missing, expected {choice(map(_tag, candidates))}")]
+            return [Problem(f"{path}.name", f"is missing, expected {choice(map(tag_of, candidates))}")]
         case "value_error":
             return [Problem(path, str(cause))]
     return [Problem(path, _sentence(error))]
@@ -74,7 +74,7 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
             continue
         if part != "[key]":
             path.append(str(part))
-        owner = next((model for model in models if _tag(model) == tag), models[0]) if models else None
+        owner = next((model for model in models if tag_of(model) == tag), models[0]) if models else None
         field = _fields(owner).get(part) if owner else None
         if field and JsonValue in get_args(field.annotation):  # pydantic puts a type after each part of the value
             path += map(str, location[place + 1 :: 2])
@@ -94,20 +94,11 @@ def _models_in(annotation: Any) -> Models:
     return tuple(model for argument in get_args(annotation) for model in _models_in(argument))
 
 
-def _tag(model: type[BaseModel]) -> str:
-    """What selects a member of a union of models, its name or its form; empty for any other model."""
-    if form := getattr(model, "form", ""):
-        return str(form)
-    name = model.model_fields.get("name")
-    values = get_args(name.annotation) if name else ()
-    return str(values[0]) if values else ""
-
-
 def _unknown(name: str, candidates: Models, tag: str) -> str:
-    others = [_tag(model) for model in candidates if _tag(model) != tag and name in _fields(model)]
+    others = [tag_of(model) for model in candidates if tag_of(model) != tag and name in _fields(model)]
     if others:
         return f"unknown field for {tag}; it is for {choice(others)} only"
-    owner = next((model for model in candidates if _tag(model) == tag), candidates[0])
+    owner = next((model for model in candidates if tag_of(model) == tag), candidates[0])
     hint = getattr(owner, "hints", {}).get(name)
     return f"unknown field; {hint or suggestion(name, map(str, _fields(owner)))}"
 

@@ -46,10 +46,9 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
-    fields = [field for field in differing(before, after) if not may_change(field)]
-    if any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after)):
-        return [Problem(field, _sentence(field)) for field in fields]
-    return [Problem(field, _sentence(field)) for field in fields if field not in LENGTHS]
+    fixed_length = any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after))
+    fields = (field for field in differing(before, after) if fixed_length or field not in LENGTHS)
+    return [Problem(field, _sentence(field)) for field in fields if not may_change(field)]
 
 
 def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:

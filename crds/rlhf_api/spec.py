@@ -78,16 +78,12 @@ class Model(Spec):
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 
-def _single_form(reward: object) -> str:
+def _form(reward: object) -> str:
     """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
     if not isinstance(reward, Mapping):
         return str(getattr(reward, "form", Model.form))
-    return RewardFunction.form if "entrypoint" in reward else RewardService.form if "url" in reward else Model.form
-
-
-def _form(reward: object) -> str:
-    """The same, where a sum is allowed."""
-    return RewardSum.form if isinstance(reward, Mapping) and "sum" in reward else _single_form(reward)
+    forms = {"sum": RewardSum.form, "entrypoint": RewardFunction.form, "url": RewardService.form}
+    return next((form for key, form in forms.items() if key in reward), Model.form)
 
 
 def _no_sum(reward: object) -> object:
@@ -107,7 +103,7 @@ SingleReward = Annotated[
     Annotated[Model, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardService, Tag(RewardService.form)],
-    Discriminator(_single_form),
+    Discriminator(_form),
     BeforeValidator(_no_sum),
     null_is_unset(Model, RewardFunction, RewardService),
 ]

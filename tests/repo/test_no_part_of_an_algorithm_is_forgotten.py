@@ -10,7 +10,8 @@ import pytest
 from pydantic import Field
 
 from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm, PolicyGradient, name_of
+from rlhf_api.algorithms import Algorithm, PolicyGradient
+from rlhf_api.contract import tag_of
 from rlhf_api.files import load
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
@@ -47,7 +48,7 @@ def repository() -> Repository:
 
 def forgotten(algorithm: type[Algorithm], there: Repository) -> list[str]:
     """What the repository lacks of an algorithm, a sentence each."""
-    name, file = name_of(algorithm), algorithm.__module__.rpartition(".")[2]
+    name, file = tag_of(algorithm), algorithm.__module__.rpartition(".")[2]
     row = rf"^\| {name} \| {re.escape(algorithm.paper)}.*`{file}\.py`"
     parts = {
         "an example in examples/": name in there.shown,
