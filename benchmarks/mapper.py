@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not ins
 
 from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
-from rlhf_mapper.explained import cuts_of
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.mapping import PHASES, Kind
 from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.placements import placements
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import memory

@@ -16,7 +16,7 @@ import yaml
 from step import PROMPTS, SIZES, make_models, make_prompts, manifest
 from transformers import AutoTokenizer
 
-from rlhf_mapper.calibration import Compared, apart, correction_of
+from rlhf_mapper.calibration import Compared, compare_phases, correction_of
 from rlhf_mapper.mapping import Kind, Phase
 
 STEPS = 7
@@ -68,7 +68,7 @@ class Outcome:
     def compared(self, factors: Mapping[Kind, float], kinds: Mapping[Phase, Kind]) -> list[Compared[Phase]]:
         """Corrected prediction and measurement by phase."""
         corrected = {phase: seconds * factors.get(kinds[phase], 1.0) for phase, seconds in self.predicted.items()}
-        return apart(corrected, self.rows)
+        return compare_phases(corrected, self.rows)
 
 
 def outcomes() -> list[Outcome]:

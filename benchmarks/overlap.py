@@ -23,7 +23,6 @@ from step import SIZES, make_models, make_prompts, manifest
 from transformers import AutoTokenizer
 
 from rlhf_api.job import Job
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.wiring import RayRuntime
@@ -51,7 +50,7 @@ def measure(repeats: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as temporary, ray_session(None, cpu_slots=len(POOLS)):
         job = job_in(Path(temporary))
         folders = model_folders(job, Path(temporary))
-        placed = place(job, Inventory(gpus_per_machine=(0,)))
+        placed = place(job, (0,))
         runtime = RayRuntime(job, placed, folders, stacks=Path(temporary) / "stacks.txt")
         with runtime.running():
             return seconds_of(runtime, job, repeats)

@@ -38,7 +38,7 @@ class Architecture:
 
     @property
     def active_layer_parameters(self) -> int:
-        """Those of one layer that multiply a token."""
+        """Parameters of one layer with which a token is multiplied."""
         return self._attention + self.experts_per_token * self._mlp + self._router
 
     def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:

@@ -14,15 +14,15 @@ from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
-from rlhf_mapper.explained import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.infeasible import infeasible
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, total
-from rlhf_mapper.strategy import Indices, Setting, Wanted
+from rlhf_mapper.strategy import Indices, ModelRequest, Setting
 from rlhf_mapper.workload import Workload, workload_of
 
 KEPT = 4
@@ -30,10 +30,10 @@ KEPT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class MappingProblem:
     """What is to be mapped: the models of a job, their work in a step, and the programs that do it."""
 
-    wanted: Mapping[Role, Wanted]
+    wanted: Mapping[Role, ModelRequest]
     load: Workload
     software: Software
     correction: Correction
@@ -46,7 +46,7 @@ class Task:
 
     def costs_as_placed(self, placed: DeviceMapping, cluster: Cluster) -> PoolCosts:
         """The same with the sizes of a placement, for pools as large as its pools."""
-        wanted = {role: _pinned(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
+        wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
         settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in cluster.groups]
         gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
         return PoolCosts(wanted, settings, [gpus] * len(settings), PLACED_WITH)
@@ -79,7 +79,7 @@ def auto_map(
     return _mapping(costs, found, device, objective or Objective.throughput())
 
 
-def predicted(
+def predict(
     job: Job,
     placed: DeviceMapping,
     cluster: Cluster,
@@ -112,7 +112,7 @@ def predicted(
     named = (
         replace(pool, gpu=cluster.groups[group].gpu.name) for pool, group in zip(placed.pools, groups, strict=True)
     )
-    return _explained(costs, found, replace(placed, pools=tuple(named)))
+    return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
 
 
 def task_of(
@@ -122,27 +122,27 @@ def task_of(
     device: Device,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
-) -> Task:
+) -> MappingProblem:
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
     if problems := [problem for role in job.models() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
     wanted = {role: _wanted(job, role, shapes[role], load) for role in job.models()}
     software = software_for(device, job.spec.training.precision)
-    return Task(wanted=wanted, load=load, software=software, correction=correction or Correction())
+    return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
 
 def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
-    """The first of the placements found, with the others as those that lost."""
+    """The mapping of the best placement; the other placements are its rejected ones."""
     ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     if len(pools) == 1:
         pools = [replace(pools[0], name="all")]
-    mapping = _explained(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
+    mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
     return replace(mapping, rejected=rejected_of(costs, found, objective))
 
 
-def _explained(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
+def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
     """A mapping whose pools are those that were found, with sizes and prediction."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes = {role: cuts[role].sizes for role in costs.wanted}
@@ -168,10 +168,10 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
     return job.models()[role].parallelism
 
 
-def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted:
+def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
     rollout = job.spec.rollout
-    return Wanted(
+    return ModelRequest(
         model=model,
         work=load.work[role],
         sizes=_asked(job, role),
@@ -182,7 +182,7 @@ def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> Wanted
     )
 
 
-def _pinned(wanted: Wanted, sizes: ParallelSizes) -> Wanted:
+def _with_sizes(wanted: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
     """The same with sizes that are not to be chosen."""
     asked = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
     return replace(
@@ -209,11 +209,11 @@ def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:
 
 
 def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> MappedPool:
-    nodes, living = costs.settings[group].nodes, costs.living(models)
+    nodes, roles = costs.settings[group].nodes, costs.roles_of(models)
     whole, rest = divmod(gpus, nodes.gpus_per_node)
     return MappedPool(
-        name="-".join(role for role in living if role in models),
-        models=living,
+        name="-".join(role for role in roles if role in models),
+        models=roles,
         slots_per_machine=(nodes.gpus_per_node,) * whole + (rest,) * bool(rest),
         gpu=nodes.gpu.name,
     )

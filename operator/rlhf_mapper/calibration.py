@@ -29,7 +29,7 @@ class Compared(NamedTuple, Generic[Name]):
     ratio: float
 
 
-def apart(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, float]]) -> list[Compared[Name]]:
+def compare_phases(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, float]]) -> list[Compared[Name]]:
     """Prediction and measurement side by side, for the phases that have both.
 
     predicted: seconds of a step by phase: `phases` of a Prediction (or `predicted.phases` of mapping.json), and `step`
@@ -49,7 +49,7 @@ def apart(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, float]]) 
 def correction_of(
     predicted: Mapping[Phase, float], rows: Sequence[Mapping[str, float]], *, before: Correction | None = None
 ) -> Correction:
-    """The factors with which the prediction would have been what was measured; arguments as of `apart`.
+    """The factors with which the prediction would have been what was measured; arguments as of `compare_phases`.
 
     before: the factors that the prediction was made with (`predicted.correction` of mapping.json), into which the new
     ones are multiplied; a kind without prediction or measurement keeps its own. The prediction for a run takes every
@@ -57,7 +57,7 @@ def correction_of(
     the speed of the machine: it is right for jobs whose responses fill the same share of that.
     """
     factors = dict((before or Correction()).factors)
-    for phase, _, _, ratio in apart(predicted, rows):
+    for phase, _, _, ratio in compare_phases(predicted, rows):
         if ratio > 0:
             factors[KIND_OF[phase]] = ratio * factors.get(KIND_OF[phase], 1.0)
     return Correction(factors)

@@ -44,10 +44,10 @@ class Gpu:
     """Words that its product name has, besides memory and NEUTRAL ones; none: it is recognised by no product name."""
 
 
-def _gpu(
+def gpu_row(
     name: str, product: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, host: float, source: str
 ) -> Gpu:
-    """A row of the table: gigabytes, TFLOP/s, TFLOP/s, then GB/s."""
+    """A GPU by the figures that vendors quote: gigabytes, TFLOP/s in bf16 and in fp32, then GB/s."""
     return Gpu(
         name=name,
         memory=memory * GB,
@@ -73,23 +73,24 @@ CPU_SLOT = Gpu(
     source="one worker process on one core of a server CPU; rough, to be calibrated by a run",
 )
 
+# PCIe and NVL cards are taken to be without NVLink bridges, which join two or four of them: their link is PCIe.
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB"),
-        _gpu("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB"),
-        _gpu("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB, no bridge"),
-        _gpu("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB, no bridge"),
-        _gpu("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5"),
-        _gpu("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe, no bridge"),
-        _gpu("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL, no bridge"),
-        _gpu("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5"),
-        _gpu("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL, no bridge"),
-        _gpu("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet, one of 8 GPUs"),
-        _gpu("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; PCIe 4.0 x16, no NVLink"),
-        _gpu("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; PCIe 4.0 x16, no NVLink"),
-        _gpu("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0 x16"),
-        _gpu("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links of 128 GB/s"),
+        gpu_row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB"),
+        gpu_row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB"),
+        gpu_row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB"),
+        gpu_row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB"),
+        gpu_row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5"),
+        gpu_row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe"),
+        gpu_row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL"),
+        gpu_row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5"),
+        gpu_row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL"),
+        gpu_row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet, one of 8 GPUs"),
+        gpu_row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; PCIe 4.0 x16, no NVLink"),
+        gpu_row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; PCIe 4.0 x16, no NVLink"),
+        gpu_row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0 x16"),
+        gpu_row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links, 128 GB/s"),
         CPU_SLOT,
     )
 }

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.pydantic_errors import explain
-from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup, merged
+from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup, gpu_row, merged
 
 GIGABIT = 1e9 / 8
 """Bytes."""
@@ -57,16 +57,8 @@ class GpuType(Spec):
 
     def gpu(self, source: str) -> Gpu:
         """The same in bytes and FLOP/s."""
-        return Gpu(
-            name=self.name,
-            memory=self.memory * GB,
-            bf16=self.bf16 * 1e12,
-            fp32=self.fp32 * 1e12,
-            memory_bandwidth=self.memory_bandwidth * GB,
-            link_bandwidth=self.link_bandwidth * GB,
-            host_bandwidth=self.host_bandwidth * GB,
-            source=source,
-        )
+        rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
+        return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, source)
 
 
 class Nodes(Spec):

@@ -31,14 +31,6 @@ Kind = Literal["training", "inference", "generation", "transition"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inventory:
-    """The machines there are."""
-
-    gpus_per_machine: tuple[int, ...]
-    """GPUs of each machine; 0 on a machine without."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class MappedPool:
     """Slots that some models share; models of one pool run in turn, those of different pools at the same time."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Inventory, MappedPool
+from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 
-def place(job: Job, inventory: Inventory) -> DeviceMapping:
-    """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it."""
-    device = device_of(job, inventory)
+def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
+    """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it.
+
+    gpus_per_machine: GPUs of each machine there is; 0 of one that has none.
+    """
+    device = device_of(job, gpus_per_machine)
     if job.spec.placement.mode == "Manual":
         pools = tuple(
             MappedPool(
@@ -22,10 +27,10 @@ def place(job: Job, inventory: Inventory) -> DeviceMapping:
             for pool in job.spec.placement.pools
         )
     else:
-        slots = job.spec.resources.slots_per_node or (max(inventory.gpus_per_machine) if device == "GPU" else 1)
+        slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
         slots_per_machine = (slots,) * job.spec.resources.nodes
         pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
-    problems = _too_few_gpus(job, pools, inventory) if device == "GPU" else []
+    problems = _too_few_gpus(job, pools, gpus_per_machine) if device == "GPU" else []
     sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
     problems += [problem for pool in pools for role in pool.models for problem in _does_not_fill(job, role, pool)]
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
@@ -57,10 +62,10 @@ def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
     return []
 
 
-def device_of(job: Job, inventory: Inventory) -> Device:
+def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
     """What the slots of a job are. SpecError where it asks for GPUs and there are none."""
     wanted = job.spec.resources.device
-    has_gpus = any(inventory.gpus_per_machine)
+    has_gpus = any(gpus_per_machine)
     if wanted == "GPU" and not has_gpus:
         raise SpecError([Problem(f"{job.name}: spec.resources.device", "is GPU, but there is no GPU here")])
     if wanted == "Auto":
@@ -68,8 +73,8 @@ def device_of(job: Job, inventory: Inventory) -> Device:
     return wanted
 
 
-def _too_few_gpus(job: Job, pools: tuple[MappedPool, ...], inventory: Inventory) -> list[Problem]:
-    asked, have = sum(pool.size for pool in pools), sum(inventory.gpus_per_machine)
+def _too_few_gpus(job: Job, pools: tuple[MappedPool, ...], gpus_per_machine: Sequence[int]) -> list[Problem]:
+    asked, have = sum(pool.size for pool in pools), sum(gpus_per_machine)
     if asked <= have:
         return []
     return [Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {have}")]

@@ -13,7 +13,7 @@ from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.search.tables import StageTable
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.simulate.layouts import Numbers
-from rlhf_mapper.strategy import ROOMS, GeneratingStrategies, Indices, Setting, Strategies, Wanted
+from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16
 """Of a token, that a pool without the generator fetches: token, mask and two numbers."""
@@ -31,14 +31,14 @@ def pool_sizes(nodes: NodeGroup) -> Indices:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Arrays over pool sizes [K] for one way to keep the states of a set of models."""
+class StateChoice:
+    """One way to keep the states of a set of models, on GPUs or in host memory: arrays over pool sizes [K]."""
 
     least: int
     """Smallest p t of the models, where a replica holds all states."""
     offloads: bool
     room: Indices
-    """Index into ROOMS of what activations may fill; -1: the states do not fit."""
+    """Index into ACTIVATION_SHARES of what activations may fill; -1: the states do not fit."""
     cache: Numbers
     """[G, K] bytes for the KV cache; [0, K] without a generator."""
     generator: Indices
@@ -47,10 +47,10 @@ class Choice:
     """[3, K] of the stages; inf where it does not fit."""
 
 
-def moves(wanted: Wanted, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """[3, K]: seconds in which an offloaded model comes from host memory and goes back: weights, to train also moments.
+def offload_seconds(wanted: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
+    """[3, K]: seconds of each stage to bring an offloaded model to the GPU and back: weights, to train also moments.
 
-    parts: bytes of a GPU of its states.
+    parts: bytes of a GPU for the model's states.
     """
     work, there_and_back = wanted.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
@@ -64,7 +64,7 @@ class PoolCosts:
 
     def __init__(
         self,
-        wanted: Mapping[Role, Wanted],
+        wanted: Mapping[Role, ModelRequest],
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
         placed_with: Mapping[Role, Role] = MappingProxyType({}),
@@ -75,9 +75,9 @@ class PoolCosts:
         """
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
         self._placed_with = placed_with
-        self._strategies: dict[tuple[Wanted, int, int], Strategies] = {}
+        self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
-        self._choices: dict[tuple[frozenset[str], int], list[Choice]] = {}
+        self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -85,27 +85,28 @@ class PoolCosts:
         return tuple(setting.nodes.gpus for setting in self.settings)
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
-        """Seconds of each stage on each number of GPUs, the fastest way to keep the states each time."""
+        """Seconds of each stage on each number of GPUs, with the way to keep the states that is fastest there."""
         key = (models, group)
         if key not in self._tables:
-            seconds = np.stack([choice.seconds for choice in self._ways(models, group)])
+            seconds = np.stack([choice.seconds for choice in self._state_choices(models, group)])
             best = np.argmin(seconds.sum(axis=1), axis=0)
             chosen = np.take_along_axis(seconds, best[None, None, :], axis=0)[0]
             self._tables[key] = StageTable(self.sizes[group], chosen)
         return self._tables[key]
 
-    def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[Choice, int]:
-        """The way whose seconds `of` gives for a pool of so many GPUs, and the place of that number in its arrays."""
+    def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[StateChoice, int]:
+        """(the way to keep states that is fastest in a pool of so many GPUs, index of that number in its arrays)."""
         size = int(np.searchsorted(self.sizes[group], gpus))
-        return min(self._ways(models, group), key=lambda choice: float(choice.seconds[:, size].sum())), size
+        choices = self._state_choices(models, group)
+        return min(choices, key=lambda choice: float(choice.seconds[:, size].sum())), size
 
     def seconds(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
         """[3] seconds of the stages of one pool."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
 
-    def living(self, models: frozenset[str]) -> tuple[Role, ...]:
-        """The models of a pool in order, with those that live beside them."""
+    def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
+        """The models of a pool in order, with those that are placed with one of them."""
         return tuple(role for role in self.wanted if self._placed_with.get(role, role) in models)
 
     def strategies(self, role: Role, group: int, least: int) -> Strategies:
@@ -121,37 +122,37 @@ class PoolCosts:
         wanted = self.wanted[role]
         return memory.states(wanted.model, self.settings[group].software, trains=wanted.work.trained > 0)
 
-    def _ways(self, models: frozenset[str], group: int) -> list[Choice]:
+    def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
         """Each way to keep the states: with a smallest p t, and in host memory while not in use."""
         key = (models, group)
         if key not in self._choices:
             software, largest = self.settings[group].software, self.sizes[group].max(initial=1)
             leasts = [1] if software.shards_weights else [2**power for power in range(11) if 2**power <= largest]
-            asked = any(self.wanted[role].offloads for role in self.living(models))
+            asked = any(self.wanted[role].offloads for role in self.roles_of(models))
             ways = [(least, False) for least in leasts if not (asked and software.may_offload)]
             ways += [(1, True)] * software.may_offload
             self._choices[key] = [self._choice(models, group, least, offloads=offloads) for least, offloads in ways]
         return self._choices[key]
 
-    def _choice(self, models: frozenset[str], group: int, least: int, *, offloads: bool) -> Choice:
+    def _choice(self, models: frozenset[str], group: int, least: int, *, offloads: bool) -> StateChoice:
         setting, gpus = self.settings[group], self.sizes[group]
         whole, q = gpus.astype(float), setting.nodes.gpu.memory
-        living = self.living(models)
+        roles = self.roles_of(models)
         parts = {
             role: memory.parts_of_gpu(
                 self.states(role, group), setting.software, replica=least, gpus=whole / self.wanted[role].replicas
             )
-            for role in living
+            for role in roles
         }
         states = [np.sum(list(each.values()), axis=0) for each in parts.values()]
         together = np.max(states, axis=0) if offloads else np.sum(states, axis=0)
-        room = np.searchsorted(ROOMS, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
+        room = np.searchsorted(ACTIVATION_SHARES, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
         room = np.where(together <= memory.STATE_SHARE * q, room, -1)
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
-        for role in living:
+        for role in roles:
             strategies = self.strategies(role, group, least)
-            if not strategies.exist:
+            if not strategies.is_possible:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
                 cache = strategies.cache(together)
@@ -161,11 +162,11 @@ class PoolCosts:
                 generator, found = strategies.with_generator(room, cache)
                 seconds += found
             else:
-                seconds += strategies.alone(room)
-            seconds += moves(self.wanted[role], parts[role], setting) * offloads
-        if not any(self.wanted[role].work.generated for role in living):
+                seconds += strategies.without_generator(room)
+            seconds += offload_seconds(self.wanted[role], parts[role], setting) * offloads
+        if not any(self.wanted[role].work.generated for role in roles):
             seconds[1] += self._batch(setting, gpus)
-        return Choice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))
+        return StateChoice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))
 
     def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
         """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""

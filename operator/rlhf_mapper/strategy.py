@@ -18,7 +18,7 @@ from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
 Indices = NDArray[np.int64]
-ROOMS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
+ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
 """Shares of a GPU's memory that activations may fill: in steps, so that a strategy serves every set of models."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 """Numbers of stages to try."""
@@ -27,7 +27,7 @@ MICRO_BATCHES_OF_A_STAGE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ModelRequest:
     """What is to be cut: a model, what it does in a step, and the sizes that its user asks for."""
 
     model: Architecture
@@ -43,13 +43,13 @@ class Wanted:
 
     @property
     def replicas(self) -> int:
-        """Copies of the weights; never more than asked for."""
+        """Copies of the weights: 1, or as many as the manifest asks for."""
         return self.sizes.replicas if self.sizes else 1
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and by what it runs."""
+    """The machines, the programs and the workload for which a model is simulated."""
 
     nodes: NodeGroup
     software: Software
@@ -60,10 +60,10 @@ class Setting:
 class Strategies:
     """The ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], p_g-t_g in rows [G].
 
-    least: smallest p t, where each replica of a model holds all its states.
+    least: the smallest p t to try; it matters where each replica holds all states of its model.
     """
 
-    def __init__(self, wanted: Wanted, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
+    def __init__(self, wanted: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
         self.wanted, self.setting, self.gpus = wanted, setting, gpus
         self.passes = Passes(wanted.model, setting.nodes, setting.software)
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
@@ -95,7 +95,7 @@ class Strategies:
         return asked
 
     @property
-    def exist(self) -> bool:
+    def is_possible(self) -> bool:
         """Whether there is any."""
         return len(self.cuts) > 0
 
@@ -115,19 +115,19 @@ class Strategies:
         of_a_rank = (work.trained / work.updates if trains else max(work.read, 1)) / layouts.d
         most = np.minimum(max(setting.load.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
         enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
-        rooms = np.array(ROOMS)[:, None, None] * setting.nodes.gpu.memory
+        rooms = np.array(ACTIVATION_SHARES)[:, None, None] * setting.nodes.gpu.memory
         free = rooms - memory.gathered(self.wanted.model, setting.software, layouts)
         return np.clip(np.floor(free / one), 0, np.minimum(most, enough))
 
     @cached_property
-    def trained(self) -> Numbers:
+    def training_seconds(self) -> Numbers:
         """[rooms, C, K]: seconds of training; inf where it does not fit."""
-        return self._seconds(training.trained) * self.setting.correction.of("training")
+        return self._seconds(training.training_seconds) * self.setting.correction.of("training")
 
     @cached_property
-    def read(self) -> Numbers:
+    def inference_seconds(self) -> Numbers:
         """[rooms, C, K]: seconds of forward passes; inf where it does not fit."""
-        return self._seconds(training.read) * self.setting.correction.of("inference")
+        return self._seconds(training.inference_seconds) * self.setting.correction.of("inference")
 
     def _seconds(self, simulate: training.Simulator) -> Numbers:
         size = self.micro_batch
@@ -137,17 +137,17 @@ class Strategies:
     @cached_property
     def best(self) -> Indices:
         """[rooms, K]: row of the cut with the least time of training and forward passes."""
-        rows: Indices = np.argmin(self.trained + self.read, axis=1)
+        rows: Indices = np.argmin(self.training_seconds + self.inference_seconds, axis=1)
         return rows
 
-    def alone(self, room: Indices) -> Numbers:
-        """[3, K]: seconds of the stages with the best cut; room: [K] index into ROOMS."""
+    def without_generator(self, room: Indices) -> Numbers:
+        """[3, K]: seconds of the stages with the best cut; room: [K] index into ACTIVATION_SHARES."""
         return self.stages(room, self.best[room, np.arange(len(self.gpus))])
 
     def stages(self, room: Indices, row: Indices) -> Numbers:
         """[3, K]: seconds of the stages with the cuts of the rows, none of them generation."""
         sizes = np.arange(len(self.gpus))
-        read, trained = self.read[room, row, sizes], self.trained[room, row, sizes]
+        read, trained = self.inference_seconds[room, row, sizes], self.training_seconds[room, row, sizes]
         return np.stack([np.zeros(len(sizes)), read, trained])
 
 
@@ -155,7 +155,7 @@ class GeneratingStrategies(Strategies):
     """Those of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
 
     @property
-    def exist(self) -> bool:
+    def is_possible(self) -> bool:
         """Whether there is any, with a generator."""
         return len(self.cuts) > 0 and len(self.generators) > 0
 
@@ -187,10 +187,10 @@ class GeneratingStrategies(Strategies):
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
-            seconds = transition.resharded(self.passes, self.layouts, one)
+            seconds = transition.transition_seconds(self.passes, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
         moved *= self.setting.correction.of("transition")
-        whole = (self.trained + self.read)[:, None] + moved[None]
+        whole = (self.training_seconds + self.inference_seconds)[:, None] + moved[None]
         row = np.argmin(whole, axis=2)
         moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
@@ -206,26 +206,26 @@ class GeneratingStrategies(Strategies):
         """[G, 1]: bytes of a GPU for the generator's weights."""
         return generation.weights_of_gpu(self.passes, self.generator_layouts)
 
-    def generated(self, cache: Numbers) -> Numbers:
+    def generation_seconds(self, cache: Numbers) -> Numbers:
         """[G, K]: seconds of generation with so many bytes of KV cache on each GPU; inf where it does not fit."""
         load, work = self.setting.load, self.wanted.work
-        seconds = generation.generated(self.passes, work, load, self.generator_layouts, cache)
+        seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
         return seconds * self.setting.correction.of("generation")
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
         """([K] row of p_g-t_g, [3, K] seconds of the stages) of the least time in all; cache as of `generated`."""
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self._of_training)
-        generated = self.generated(cache)
+        generated = self.generation_seconds(cache)
         best = np.argmin(least + generated, axis=0)
         stages = self.stages(room, row[best, sizes])
         stages[0] = generated[best, sizes] + moved[best, sizes]
         return best, stages
 
-    def row(self, room: int, generator: int, size: int) -> int:
+    def training_row(self, room: int, generator: int, size: int) -> int:
         """The cut that goes best with a generator."""
         return int(self._of_training[1][room, generator, size])
 
-    def moved(self, room: int, generator: int, size: int) -> float:
+    def transition_seconds(self, room: int, generator: int, size: int) -> float:
         """Seconds of the transition with that cut; further generation passes of a step have the weights."""
         return float(self._of_training[2][room, generator, size])

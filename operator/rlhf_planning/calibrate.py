@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.calibration import Compared, apart, correction_of
+from rlhf_mapper.calibration import Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Kind, Phase
@@ -105,7 +105,7 @@ def _measured(record: JobRecord, here: set[str]) -> Measured:
                 wrong = f"{name} of step {row['step']} is {str(value)[:20]}, expected seconds"
                 raise ValueError(f"/metrics.jsonl: {wrong}")
     predicted = mapping.predicted
-    phases = [each for each in apart(predicted.phases, record.records) if each.measured]
+    phases = [each for each in compare_phases(predicted.phases, record.records) if each.measured]
     if not phases:
         raise ValueError("/metrics.jsonl has no time/<phase> of a phase that was predicted")
     for each in phases:

@@ -10,10 +10,10 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible, Inventory
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_mapper.search.objective import Objective
 from rlhf_planning.timeline import seconds_text
@@ -37,8 +37,8 @@ def plan_job(
     as long as may be. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
-        placed = place(job, _inventory(cluster, device))
-        return predicted(job, placed, cluster, shapes, correction=correction, responses=responses)
+        placed = place(job, _gpus_per_machine(cluster, device))
+        return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
     search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
     mapping = search(objective=objective)
     if isinstance(mapping, Infeasible) and objective and objective.kind == "fewest_gpus":
@@ -53,13 +53,9 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     return prices if len(prices) == len(groups) else {}
 
 
-def _inventory(cluster: Cluster, device: Device) -> Inventory:
+def _gpus_per_machine(cluster: Cluster, device: Device) -> tuple[int, ...]:
     """The GPUs of each machine; CPU slots are none."""
-    return Inventory(
-        gpus_per_machine=tuple(
-            group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count)
-        )
-    )
+    return tuple(group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
 
 
 def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infeasible:

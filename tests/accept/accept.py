@@ -16,7 +16,7 @@ from typing import Any
 import check_algorithms
 from check_demo import PPO, Row, check, table
 
-from rlhf_mapper.calibration import apart
+from rlhf_mapper.calibration import compare_phases
 from rlhf_mapper.mapping import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def auto_mapping(folder: Path) -> dict[str, Any]:
     mapping = json.loads((job / "mapping.json").read_text())
     predicted = mapping["predicted"]
     seconds = {**predicted["phases"], "step": predicted["step_seconds"]}
-    compared = {each.phase: each for each in apart(seconds, records(job / "metrics.jsonl"))}
+    compared = {each.phase: each for each in compare_phases(seconds, records(job / "metrics.jsonl"))}
     placed = [{name: pool[name] for name in ("models", "gpu", "gpus")} for pool in mapping["pools"]]
     row: dict[str, Any] = {"pools": placed, **{phase: each._asdict() for phase, each in compared.items()}}
     for each in compared.values():

@@ -19,7 +19,7 @@ from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import generation, memory, training, transition
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
-from rlhf_mapper.strategy import PIPELINES, ROOMS, GeneratingStrategies, Setting, Strategies, Wanted
+from rlhf_mapper.strategy import ACTIVATION_SHARES, PIPELINES, GeneratingStrategies, ModelRequest, Setting, Strategies
 from rlhf_mapper.workload import Lengths, Work, Workload
 from tests.mapper.oracles import testbed
 
@@ -55,7 +55,7 @@ def layout(cut: Cut) -> Layouts:
     return Layouts(*(np.array(float(size)) for size in cut))
 
 
-def every_cut(wanted: Wanted, setting: Setting, gpus: int) -> Iterator[Cut]:
+def every_cut(wanted: ModelRequest, setting: Setting, gpus: int) -> Iterator[Cut]:
     """t divides heads, KV heads, MLP and node; p leaves no stage empty; every data rank has a sequence."""
     model, work = wanted.model, wanted.work
     whole = (model.heads, model.kv_heads, model.ffn, setting.nodes.gpus_per_node)
@@ -67,7 +67,7 @@ def every_cut(wanted: Wanted, setting: Setting, gpus: int) -> Iterator[Cut]:
                 yield p, t, d
 
 
-def micro_batch_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> int:
+def micro_batch_of(wanted: ModelRequest, setting: Setting, cut: Cut, room: float) -> int:
     """Sequences: the most that fit in a room, but a pipeline wants four micro-batches a stage."""
     work, load = wanted.work, setting.load
     kept = memory.kept_of(work, trains=work.trained > 0)
@@ -80,7 +80,7 @@ def micro_batch_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> i
     return min(floor(float(free) / float(one)), most)
 
 
-def seconds_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> float:
+def seconds_of(wanted: ModelRequest, setting: Setting, cut: Cut, room: float) -> float:
     """Of training and forward passes; inf where not one sequence fits."""
     size = micro_batch_of(wanted, setting, cut, room)
     if size < 1:
@@ -88,7 +88,7 @@ def seconds_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> float
     passes = Passes(wanted.model, setting.nodes, setting.software)
     parts = [
         simulate(passes, wanted.work, setting.load, layout(cut), np.array(float(size)))
-        for simulate in (training.trained, training.read)
+        for simulate in (training.training_seconds, training.inference_seconds)
     ]
     return float(sum(parts))
 
@@ -97,13 +97,16 @@ def seconds_of(wanted: Wanted, setting: Setting, cut: Cut, room: float) -> float
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("model", MODELS)
 def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
-    wanted, setting = Wanted(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes])
+    wanted, setting = ModelRequest(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes])
     gpus = pool_sizes(setting.nodes)
     strategies = Strategies(wanted, setting, gpus)
-    for room in range(len(ROOMS)):
-        found = strategies.alone(np.full(len(gpus), room)).sum(axis=0)
+    for room in range(len(ACTIVATION_SHARES)):
+        found = strategies.without_generator(np.full(len(gpus), room)).sum(axis=0)
         for size, count in enumerate(gpus.tolist()):
-            cuts = {cut: seconds_of(wanted, setting, cut, ROOMS[room]) for cut in every_cut(wanted, setting, count)}
+            cuts = {
+                cut: seconds_of(wanted, setting, cut, ACTIVATION_SHARES[room])
+                for cut in every_cut(wanted, setting, count)
+            }
             least = min(cuts.values(), default=float("inf"))
             assert found[size] == pytest.approx(least), (count, room)
             if np.isfinite(least):
@@ -116,7 +119,7 @@ def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
 @pytest.mark.parametrize("model", ["small with GQA", "7B"])
 def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: Software) -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted, setting = Wanted(model=MODELS[model], work=work), setting_of(NODES[nodes], software)
+    wanted, setting = ModelRequest(model=MODELS[model], work=work), setting_of(NODES[nodes], software)
     gpus, passes = pool_sizes(setting.nodes), Passes(MODELS[model], setting.nodes, software)
     strategies = GeneratingStrategies(wanted, setting, gpus)
     cache = np.broadcast_to(
@@ -127,31 +130,31 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
     for size, count in enumerate(gpus.tolist()):
         tried = {}
         for cut in every_cut(wanted, setting, count):
-            trains = seconds_of(wanted, setting, cut, ROOMS[3])
+            trains = seconds_of(wanted, setting, cut, ACTIVATION_SHARES[3])
             for p_g, t_g in ((p, t) for p in range(1, cut[0] + 1) for t in range(1, cut[1] + 1)):
                 if cut[0] % p_g or cut[1] % t_g or wanted.model.vocabulary % t_g:
                     continue
                 generator = layout((p_g, t_g, count // (p_g * t_g)))
                 free = 0.5 * setting.nodes.gpu.memory - generation.weights_of_gpu(passes, generator)
-                made = generation.generated(passes, work, setting.load, generator, free)
-                moved = transition.resharded(passes, layout(cut), generator)
+                made = generation.generation_seconds(passes, work, setting.load, generator, free)
+                moved = transition.transition_seconds(passes, layout(cut), generator)
                 tried[p_g, t_g, cut] = trains + float(made + moved)
         least = min(tried.values(), default=float("inf"))
         assert stages[:, size].sum() == pytest.approx(least)
         if np.isfinite(least):
             p_g, t_g = strategies.generators[best[size]].tolist()
-            p, t = strategies.cuts[strategies.row(3, int(best[size]), size)].tolist()
+            p, t = strategies.cuts[strategies.training_row(3, int(best[size]), size)].tolist()
             assert tried[p_g, t_g, (p, t, count // (p * t))] == pytest.approx(least)
 
 
 def test_a_larger_cache_need_raises_the_generation_shards() -> None:
     work = Work(generated=1024, passes=1, read=64, trained=64, updates=4)
-    wanted, setting = Wanted(model=testbed.MODELS["34B"], work=work), setting_of(NODES["8 A100"])
+    wanted, setting = ModelRequest(model=testbed.MODELS["34B"], work=work), setting_of(NODES["8 A100"])
     strategies = GeneratingStrategies(wanted, setting, np.array([32]))
     fits = []
     for share in (0.95, 0.5, 0.25, 0.12):
         cache = share * 80e9 - strategies.generator_bytes
-        found = np.isfinite(strategies.generated(cache))[:, 0]
+        found = np.isfinite(strategies.generation_seconds(cache))[:, 0]
         fits.append({tuple(cut) for cut, fit in zip(strategies.generators.tolist(), found, strict=True) if fit})
     shards = [min(p * t for p, t in each) for each in fits]
     assert shards[0] == 1
@@ -169,10 +172,10 @@ PINNED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", PINNED)
 def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
-    wanted = Wanted(model=SMALL, work=WORK["trains"], sizes=Parallelism(**PINNED[case]))
+    wanted = ModelRequest(model=SMALL, work=WORK["trains"], sizes=Parallelism(**PINNED[case]))
     gpus = np.array([1, 2, 4, 6, 8, 16, 24, 32])
     strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
-    seconds = strategies.alone(np.full(len(gpus), 5)).sum(axis=0)
+    seconds = strategies.without_generator(np.full(len(gpus), 5)).sum(axis=0)
     assert np.isfinite(seconds).any()
     for size in np.nonzero(np.isfinite(seconds))[0]:
         p, t = strategies.cuts[strategies.best[5, size]].tolist()
@@ -184,38 +187,38 @@ def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
 
 def test_replicas_divide_the_data_ranks_and_take_their_memory() -> None:
     gpus = np.array([1, 2, 4, 6, 8])
-    wanted = Wanted(model=SMALL, work=WORK["trains"], sizes=Parallelism(replicas=4))
+    wanted = ModelRequest(model=SMALL, work=WORK["trains"], sizes=Parallelism(replicas=4))
     strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
-    assert gpus[np.isfinite(strategies.alone(np.full(5, 5)).sum(axis=0))].tolist() == [4, 8]
+    assert gpus[np.isfinite(strategies.without_generator(np.full(5, 5)).sum(axis=0))].tolist() == [4, 8]
 
 
 def test_a_generation_layout_that_is_asked_for_is_kept() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted = Wanted(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
+    wanted = ModelRequest(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
     strategies = GeneratingStrategies(wanted, setting_of(NODES["8 A100"]), np.array([8, 16]))
     assert strategies.generators.tolist() == [[1, 2]]
 
 
 def test_measurements_correct_each_kind_by_its_factor() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted = Wanted(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
+    wanted = ModelRequest(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
     plain = setting_of(NODES["8 A100"])
     factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})
     cache, room = np.array([[20e9]]), np.array([5])
     before, after = (
         GeneratingStrategies(wanted, setting, np.array([8])) for setting in (plain, replace(plain, correction=factors))
     )
-    for name, factor in (("trained", 2), ("read", 3)):
+    for name, factor in (("training_seconds", 2), ("inference_seconds", 3)):
         assert getattr(after, name)[5] == pytest.approx(factor * getattr(before, name)[5])
-    assert after.generated(cache) == pytest.approx(5 * before.generated(cache))
-    assert after.moved(5, 0, 0) == pytest.approx(7 * before.moved(5, 0, 0))
+    assert after.generation_seconds(cache) == pytest.approx(5 * before.generation_seconds(cache))
+    assert after.transition_seconds(5, 0, 0) == pytest.approx(7 * before.transition_seconds(5, 0, 0))
     assert after.with_generator(room, cache)[1][0] == pytest.approx(
-        5 * before.generated(cache)[0] + 7 * before.moved(5, 0, 0)
+        5 * before.generation_seconds(cache)[0] + 7 * before.transition_seconds(5, 0, 0)
     )
 
 
 def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: dict[str, list[Architecture]] = {"trained": [], "read": []}
+    calls: dict[str, list[Architecture]] = {"training_seconds": [], "inference_seconds": []}
 
     def counting(name: str) -> training.Simulator:
         simulate: training.Simulator = getattr(training, name)
@@ -230,7 +233,7 @@ def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pyt
         monkeypatch.setattr(training, name, counting(name))
     work, setting = testbed.work_of("PPO", 64, 4), setting_of(NODES["8 A100"])
     wanted = {
-        role: Wanted(model=replace(SMALL, layers=4 + place), work=each)
+        role: ModelRequest(model=replace(SMALL, layers=4 + place), work=each)
         for place, (role, each) in enumerate(work.items())
     }
     costs = PoolCosts(wanted, [setting], [pool_sizes(setting.nodes)])

@@ -10,7 +10,7 @@ from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.auto_map import auto_map
-from rlhf_mapper.calibration import KIND_OF, apart, correction_of
+from rlhf_mapper.calibration import KIND_OF, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, DeviceMapping, Kind, Phase, Prediction
@@ -47,14 +47,14 @@ def steps(phase: str, *seconds: float) -> list[dict[str, float]]:
 
 def test_a_phase_is_compared_by_its_median_step() -> None:
     rows = [{"step": n, "time/update": update, "time/step": 6.0} for n, update in enumerate((2.0, 9.0, 4.0), 1)]
-    assert apart({"update": 2.0, "step": 3.0}, rows) == [("update", 2.0, 4.0, 2.0), ("step", 3.0, 6.0, 2.0)]
+    assert compare_phases({"update": 2.0, "step": 3.0}, rows) == [("update", 2.0, 4.0, 2.0), ("step", 3.0, 6.0, 2.0)]
 
 
 @pytest.mark.parametrize(
     ("seconds", "median"), [((50.0, 70.0, 3.0, 1.0, 2.0), 2.0), ((50.0, 70.0, 3.0, 1.0), 26.5)], ids=["five", "four"]
 )
 def test_the_first_two_steps_warm_up_where_there_are_more_than_four(seconds: list[float], median: float) -> None:
-    (compared,) = apart({"generation": 0.5}, steps("generation", *seconds))
+    (compared,) = compare_phases({"generation": 0.5}, steps("generation", *seconds))
     assert compared.measured == median
 
 

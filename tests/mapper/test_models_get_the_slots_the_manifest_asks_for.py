@@ -8,11 +8,10 @@ import yaml
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 
-LAPTOP = Inventory(gpus_per_machine=(0,))
-SERVER = Inventory(gpus_per_machine=(4, 4))
+LAPTOP = (0,)
+SERVER = (4, 4)
 
 
 def ppo(**changes: Any) -> Job:
@@ -94,7 +93,7 @@ def test_manual_pools_are_taken_as_they_stand() -> None:
     assert (right.name, right.models, right.slots_per_machine) == ("right", ("critic", "reward"), (1, 1))
 
 
-REFUSED: dict[str, tuple[dict[str, Any], Inventory, str]] = {
+REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "no GPU here": ({"resources": {"device": "GPU"}}, LAPTOP, "job: spec.resources.device: is GPU"),
     "sizes that do not fill the pool": (
         {"models": cut({"tensor": 2, "data": 2}), "resources": {"slotsPerNode": 2}},

@@ -191,7 +191,7 @@ def test_the_order_of_models_does_not_matter(seed: int) -> None:
     found = turned.search(costs)[0]
     assert found.seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
     sets = {
-        (frozenset(costs.living(models)), costs.settings[group].nodes.gpu.name, gpus)
+        (frozenset(costs.roles_of(models)), costs.settings[group].nodes.gpu.name, gpus)
         for models, group, gpus in found.sets
     }
     assert sets == {(frozenset(pool.models), pool.gpu, pool.size) for pool in mapping.pools}

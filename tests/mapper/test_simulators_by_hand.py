@@ -114,7 +114,7 @@ def prefilled(model: Passes, cut: Layouts, sequences: float) -> float:
 @pytest.mark.parametrize(("t", "p"), [(1, 1), (2, 1), (2, 2)])
 def test_a_decode_step_of_one_sequence_reads_weights_and_cache(t: int, p: int) -> None:
     load, work = a_step(), Work(generated=1, passes=1)
-    seconds = generation.generated(passes(memory_bandwidth=1e9), work, load, layout(p, t), np.array(1e9))
+    seconds = generation.generation_seconds(passes(memory_bandwidth=1e9), work, load, layout(p, t), np.array(1e9))
     prefill = prefilled(passes(memory_bandwidth=1e9), layout(p, t), 1.0)
     weights, cache = SMALL.parameters * 2, 2 * 8 * 6 * 64 * 2 * (100 + 60 / 2)
     assert seconds - prefill == pytest.approx(60 * (weights + cache) / t / 1e9)
@@ -127,7 +127,7 @@ def test_a_cache_of_two_sequences_makes_waves() -> None:
 
     def waves(sequences: int, held: float) -> float:
         work = Work(generated=sequences, passes=1)
-        seconds = generation.generated(model, work, load, layout(), np.array(held * one))
+        seconds = generation.generation_seconds(model, work, load, layout(), np.array(held * one))
         rest = prefilled(model, layout(), float(sequences))
         rest += sequences * 60 * one * (130 / 160) / 1e9
         return float(seconds - rest) / (60 * SMALL.parameters * 2 / 1e9)
@@ -135,7 +135,9 @@ def test_a_cache_of_two_sequences_makes_waves() -> None:
     assert waves(6, 2) == pytest.approx(3)
     assert waves(6, 6.5) == pytest.approx(1)
     assert waves(7, 2.9) == pytest.approx(4)
-    assert np.isinf(generation.generated(model, Work(generated=1, passes=1), load, layout(), np.array(0.9 * one)))
+    assert np.isinf(
+        generation.generation_seconds(model, Work(generated=1, passes=1), load, layout(), np.array(0.9 * one))
+    )
 
 
 def test_few_kv_heads_are_copied_over_the_shards() -> None:
@@ -148,7 +150,7 @@ def test_an_old_generator_reads_the_cache_once_for_each_query_head() -> None:
     model = replace(SMALL, kv_heads=2)
     work, load = Work(generated=1, passes=1), a_step()
     once, often = (
-        generation.generated(
+        generation.generation_seconds(
             passes(model, replace(WHOLE, rereads_kv=again), memory_bandwidth=1e9), work, load, layout(), np.array(1e9)
         )
         for again in (False, True)
@@ -162,25 +164,25 @@ def test_a_transition_receives_what_table_2_says(size: Size) -> None:
     model = Passes(MODELS[size], machines(64), SOFTWARE)
     p, t, t_g = LAYOUTS[size]
     whole = MODELS[size].parameters * 2
-    received = float(transition.received(model, layout(p, t, 2), layout(1, t_g)))
+    received = float(transition.received_bytes(model, layout(p, t, 2), layout(1, t_g)))
     assert received == pytest.approx((t * p - t_g) / (t_g * t * p) * whole)
     assert received / whole == pytest.approx(TABLE_2[size])
 
 
 def test_where_ranks_share_weights_a_gpu_receives_its_generation_shard_less_its_own_part() -> None:
     whole = SMALL.parameters * 2
-    received = transition.received(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
+    received = transition.received_bytes(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
     assert received == pytest.approx(whole / 2 - whole / 8)
-    assert transition.received(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
+    assert transition.received_bytes(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
 
 
 def test_a_transition_takes_the_links_of_its_group() -> None:
     nodes = replace(NODES, link_bandwidth=200e9, node_bandwidth=8e9)
     model = passes(software=SHARDED, nodes=nodes)
     whole = SMALL.parameters * 2
-    inside = transition.resharded(model, layout(d=8), layout())
+    inside = transition.transition_seconds(model, layout(d=8), layout())
     assert inside == pytest.approx(whole * 7 / 8 / 100e9), "one direction"
-    across = transition.resharded(model, layout(d=16), layout())
+    across = transition.transition_seconds(model, layout(d=16), layout())
     assert across == pytest.approx(whole * 15 / 16 / 1e9), "8 GPUs share the node's network"
 
 
@@ -188,11 +190,11 @@ def test_a_pipeline_fills_and_empties() -> None:
     model = passes(replace(SMALL, scores=True), bf16=1e12)
     load, work = a_step(), Work(trained=24, updates=2)
     one, four = (
-        float(training.trained(model, work, load, layout(p), np.array(2.0))) for p in (1, 4)
+        float(training.training_seconds(model, work, load, layout(p), np.array(2.0))) for p in (1, 4)
     )  # 6 micro-batches each
     assert one == pytest.approx(24 * 3 * forward_flops(model.model, 1, 160) / 1e12)
     assert four / one == pytest.approx((6 + 4 - 1) / 6 / 4, rel=1e-3)
-    reads = [float(training.read(model, Work(read=24), load, layout(p), np.array(2.0))) for p in (1, 4)]
+    reads = [float(training.inference_seconds(model, Work(read=24), load, layout(p), np.array(2.0))) for p in (1, 4)]
     assert reads[0] == pytest.approx(24 * forward_flops(model.model, 1, 160) / 1e12)
     assert reads[1] / reads[0] == pytest.approx((12 + 4 - 1) / 12 / 4, rel=1e-3)
 
@@ -200,14 +202,17 @@ def test_a_pipeline_fills_and_empties() -> None:
 def test_recomputing_costs_a_forward_pass_more() -> None:
     model, load, work = passes(bf16=1e12), a_step(), Work(trained=8, updates=1)
     kept, again = (
-        training.trained(model, replace(work, recomputes=each), load, layout(), np.array(8.0)) for each in (False, True)
+        training.training_seconds(model, replace(work, recomputes=each), load, layout(), np.array(8.0))
+        for each in (False, True)
     )
     assert again / kept == pytest.approx(4 / 3)
 
 
 def test_data_ranks_divide_the_sequences_of_a_mini_batch_and_the_slowest_counts() -> None:
     model, load = passes(bf16=1e12), a_step()
-    one, ten = (training.trained(model, Work(trained=20, updates=2), load, layout(d=d), np.array(1.0)) for d in (1, 4))
+    one, ten = (
+        training.training_seconds(model, Work(trained=20, updates=2), load, layout(d=d), np.array(1.0)) for d in (1, 4)
+    )
     assert one / ten == pytest.approx(10 / 3), "10 sequences on 4 ranks are 3 on one of them"
 
 
@@ -216,7 +221,8 @@ def test_one_data_rank_has_nobody_to_synchronise_with(software: Software) -> Non
     load, work = a_step(), Work(trained=8, updates=1)
     slow = replace(NODES, link_bandwidth=2.0, node_bandwidth=1.0)
     alone, together = (
-        training.trained(passes(software=software, nodes=slow), work, load, layout(d=d), np.array(8.0)) for d in (1, 2)
+        training.training_seconds(passes(software=software, nodes=slow), work, load, layout(d=d), np.array(8.0))
+        for d in (1, 2)
     )
     assert alone < 1e-9
     bytes_ = SMALL.parameters * (6 if software is WHOLE else 2 + 2 + 4)
@@ -226,8 +232,8 @@ def test_one_data_rank_has_nobody_to_synchronise_with(software: Software) -> Non
 def test_gradients_hide_behind_the_last_backward_pass() -> None:
     load, work = a_step(), Work(trained=8, updates=1)
     model = passes(nodes=replace(NODES, link_bandwidth=1e9), bf16=1e12)
-    quiet = training.trained(passes(bf16=1e12), work, load, layout(d=2), np.array(4.0))
-    took = training.trained(model, work, load, layout(d=2), np.array(4.0)) - quiet
+    quiet = training.training_seconds(passes(bf16=1e12), work, load, layout(d=2), np.array(4.0))
+    took = training.training_seconds(model, work, load, layout(d=2), np.array(4.0)) - quiet
     backward = 2 * forward_flops(SMALL, 4, 160) / 1e12
     reduced, gathered = (SMALL.parameters * size / 2 / 0.5e9 for size in (4, 2))
     assert took == pytest.approx(max(reduced - backward, 0) + gathered)
@@ -237,7 +243,7 @@ def test_gradients_hide_behind_the_last_backward_pass() -> None:
 def test_adam_reads_and_writes_its_share() -> None:
     load, work = a_step(0, 0), Work(trained=8, updates=4)
     model = passes(replace(SMALL, layers=0, vocabulary=10**6, scores=True), WHOLE, memory_bandwidth=1e9)
-    seconds = training.trained(model, work, load, layout(), np.array(1.0))
+    seconds = training.training_seconds(model, work, load, layout(), np.array(1.0))
     assert seconds == pytest.approx(4 * 34 * model.model.parameters / 1e9)
 
 

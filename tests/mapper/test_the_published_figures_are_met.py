@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rlhf_mapper.explained import cuts_of
 from rlhf_mapper.hardware import GPUS, Cluster
 from rlhf_mapper.pools import PoolCosts
+from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import memory
 from tests.mapper.oracles import testbed

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
@@ -115,8 +115,8 @@ TWO_NODES = cluster_of(("h100-80g", 2, 8))
 def prediction_of(
     job: Job, cluster: Cluster, size: Any = "7B", gpus: tuple[int, ...] = (8, 8)
 ) -> DeviceMapping | Infeasible:
-    placed = place(job, Inventory(gpus_per_machine=gpus))
-    return predicted(job, placed, cluster, shapes_of(job, MODELS[size]))
+    placed = place(job, gpus)
+    return predict(job, placed, cluster, shapes_of(job, MODELS[size]))
 
 
 def test_pools_made_by_hand_are_predicted_as_they_are() -> None:
@@ -146,7 +146,7 @@ def test_a_mapping_predicts_the_same_when_it_is_made_by_hand() -> None:
     job = job_of("PPO")
     best = auto_map(job, TWO_NODES, shapes_of(job), device="GPU")
     assert isinstance(best, DeviceMapping)
-    again = predicted(job, best, TWO_NODES, shapes_of(job))
+    again = predict(job, best, TWO_NODES, shapes_of(job))
     assert isinstance(again, DeviceMapping)
     assert again.prediction
     assert best.prediction

@@ -24,7 +24,6 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
@@ -122,7 +121,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
         raise SpecError([Problem(str(output / job.name), problem)])
     folders = model_folders(job, output)
-    device = device_of(job, Inventory(gpus_per_machine=(torch.cuda.device_count(),)))
+    device = device_of(job, (torch.cuda.device_count(),))
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     models = {role: (model, folders[role]) for role, model in job.models().items()}
     require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)

@@ -26,7 +26,7 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
     return np.clip(most, 0, passes.software.running_sequences)
 
 
-def generated(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
+def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
     """Of all generation passes of a step; d of a generator layout counts its replicas. inf: not one sequence fits."""
     of_a_replica = np.ceil(work.generated / work.passes / generator.d)
     at_once = np.minimum(running(passes, load, generator, cache), of_a_replica)

@@ -18,7 +18,7 @@ OPTIMIZER_BYTES = 34.0
 Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
 
 
-def trained(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
+def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
     """Of all mini-batch updates of a step, with micro-batches of so many sequences."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
@@ -38,7 +38,7 @@ def trained(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_
     return seconds
 
 
-def read(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
+def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
     """Of the forward passes of a step."""
     if not work.read:
         return np.zeros_like(layouts.gpus)

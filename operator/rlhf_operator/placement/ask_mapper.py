@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_mapper.auto_map import auto_map, predicted
+from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.hardware import gpu_of_product
-from rlhf_mapper.mapping import DeviceMapping, Infeasible, Inventory
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_operator.placement.capacity import (
     Capacity,
@@ -70,9 +70,7 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
-    by_hand = place(
-        _with_device(job, capacity), Inventory(gpus_per_machine=(slots if capacity.device == "GPU" else 0,))
-    )
+    by_hand = place(_with_device(job, capacity), (slots if capacity.device == "GPU" else 0,))
     try:
         shapes = shapes_of(job, snapshot)
     except UnknownShapeError as error:
@@ -83,7 +81,7 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     cluster = cluster_of(machines, capacity.device, job, settings)
     if cluster is None:
         return MapperAnswer(by_hand, "the figures of the GPUs are not known")
-    kept = predicted(job, by_hand, cluster, shapes)
+    kept = predict(job, by_hand, cluster, shapes)
     return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
 
 
@@ -106,7 +104,7 @@ def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capa
         )
         sized = job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
         try:
-            return place(sized, Inventory(gpus_per_machine=(slots if capacity.device == "GPU" else 0,) * count))
+            return place(sized, (slots if capacity.device == "GPU" else 0,) * count)
         except SpecError as error:
             refused = error
     assert refused, "there is at least one number of nodes"

@@ -17,7 +17,7 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.pools import PoolCosts, pool_sizes
-from rlhf_mapper.strategy import Setting, Wanted
+from rlhf_mapper.strategy import ModelRequest, Setting
 from rlhf_mapper.workload import Lengths, Work, Workload
 
 Size = Literal["7B", "13B", "34B", "70B"]
@@ -138,7 +138,7 @@ def costs_of(
     load = Workload(sequences=1024, prompt=Lengths((1024.0,)), response=Lengths((1024.0,)), work=work)
     pipeline, tensor, t_g = LAYOUTS[size]
     wanted = {
-        role: Wanted(
+        role: ModelRequest(
             model=replace(MODELS[size], scores=role not in ("actor", "reference")),
             work=each,
             sizes=Parallelism(pipeline=pipeline, tensor=tensor) if layout and each.trained else None,

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from rlhf_api.files import load
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.run.graph import graph_of
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records
@@ -15,7 +14,7 @@ def test_every_rank_makes_the_calls_of_the_graph_and_fetches_no_more(chain: tupl
     job = next(
         job for job in load(MANIFEST, [each.removeprefix("--set=") for each in SHORT]) if job.name == folder.name
     )
-    graph = graph_of(job, place(job, Inventory(gpus_per_machine=(0,))))
+    graph = graph_of(job, place(job, (0,)))
     names = [call.name for call in graph.by_level]
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     for record in records(folder):

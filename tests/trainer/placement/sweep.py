@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
@@ -95,7 +94,7 @@ def pools_of(partition: Partition, *, slots: Sequence[int]) -> list[dict[str, An
 
 def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
     """The steps of a job by the product's runtime, on processes without Ray."""
-    placed = place(one, Inventory(gpus_per_machine=(0,)))
+    placed = place(one, (0,))
     light, saved = LightRay(folder / "light"), one.saved
     with pytest.MonkeyPatch.context() as patch, light.patched():
         patch.setattr(rollout, "GenerationEngine", PlainSampler)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, STAGES, Inventory
+from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
 from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
 from rlhf_trainer.cli import app
@@ -444,7 +444,7 @@ def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine() -> None:
 
 def test_why_the_mapper_was_not_used_is_known(manifest: Path) -> None:
     (job,) = load(manifest, ["resources.device=CPU"])
-    here = Inventory(gpus_per_machine=(0,))
+    here = (0,)
     (manifest.parent / "llama" / "config.json").write_text('{"hidden_size": 8}')
     placed = place_job(job, here, [job], manifest.parent)
     assert placed.mapping.prediction is None

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_mapper.mapping import Inventory
 from rlhf_mapper.place import place
 from rlhf_planning.graph_svg import svg_of
 from rlhf_planning.graph_text import text_of
@@ -47,7 +46,7 @@ def ppo(*overrides: str) -> Job:
 
 
 def traced(job: Job) -> Graph:
-    return graph_of(job, place(job, Inventory(gpus_per_machine=(0,))))
+    return graph_of(job, place(job, (0,)))
 
 
 def levels(graph: Graph) -> list[set[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_mapper.calibration import apart
+from rlhf_mapper.calibration import compare_phases
 from rlhf_planning.numbers import duration
 from rlhf_trainer.report.run_record import JobRecord
 
@@ -39,7 +39,7 @@ def comparison(job: JobRecord) -> Comparison | None:
     seconds = {**predicted["phases"], "step": predicted["step_seconds"]}
     rows = [
         Row("whole step" if phase == "step" else phase, duration(expected), duration(measured), f"{ratio:.2f}")
-        for phase, expected, measured, ratio in apart(seconds, job.records)
+        for phase, expected, measured, ratio in compare_phases(seconds, job.records)
     ]
     return Comparison(rows, _line(job.mapping)) if rows else None
 

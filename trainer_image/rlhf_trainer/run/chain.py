@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import DeviceMapping, Inventory
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.numbers import duration
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listener import Listener
@@ -26,7 +26,7 @@ from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_one_vocabulary
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
-from rlhf_trainer.run.session import inventory, ray_session
+from rlhf_trainer.run.session import gpus_per_machine, ray_session
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.attempt import own_attempt
@@ -69,7 +69,7 @@ def run_file(
     jobs = load_with_finished(output, manifest, overrides)
     require_no_cluster(jobs)
     folders = {job.name: model_folders(job, output) for job in jobs}
-    here = Inventory(gpus_per_machine=(torch.cuda.device_count(),))
+    here = (torch.cuda.device_count(),)
     address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place_job(job, here, jobs, output) for job in jobs} if not address else {}
     slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
@@ -92,7 +92,7 @@ def run_file(
             display.showing(pending),
         ):
             stop.install()  # once more, for Ray installs signal handlers of its own when it starts
-            placed = own or {job.name: place_job(job, inventory(), jobs, output) for job in pending}
+            placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, output) for job in pending}
             for job in pending:
                 run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], context=context)
         display.table(read_summary(output))

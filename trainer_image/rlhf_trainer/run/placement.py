@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec import Model
 from rlhf_mapper.config_file import made_from
-from rlhf_mapper.mapping import DeviceMapping, Inventory
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
@@ -29,13 +29,13 @@ class Placed(NamedTuple):
     """Why the mapper was not used; empty where it was."""
 
 
-def place_job(job: Job, inventory: Inventory, jobs: Sequence[Job], output: Path) -> Placed:
+def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
     """Where the models of a job live; jobs: those of the manifest, which may make its models.
 
     SpecError if that cannot be, or a model cannot be cut into its stages and shards; EnvironmentProblem if the mapper
     finds no way to place them.
     """
-    placed = _mapped(job, place(job, inventory), jobs, output)
+    placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
     by_name = {each.name: each for each in jobs}
     sizes = {role: (size.pipeline, size.tensor) for role, size in placed.mapping.sizes.items()}
     require_possible(job, sizes, {role: _origin(job, role, by_name, output) for role in job.models()})

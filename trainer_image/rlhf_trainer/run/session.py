@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import ray
 
-from rlhf_mapper.mapping import Inventory
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.stopping import Stopped
 
@@ -61,7 +60,7 @@ def _require_listener(address: str) -> None:
         raise EnvironmentProblem(f"--address or RAY_ADDRESS {address}: no Ray answers there: {error}") from error
 
 
-def inventory() -> Inventory:
+def gpus_per_machine() -> tuple[int, ...]:
     """The machines of the connected Ray."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return Inventory(gpus_per_machine=tuple(int(resources.get("GPU", 0)) for resources in nodes))
+    return tuple(int(resources.get("GPU", 0)) for resources in nodes)

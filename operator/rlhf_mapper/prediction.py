@@ -19,7 +19,7 @@ from rlhf_mapper.mapping import (
     Rejected,
     Stage,
 )
-from rlhf_mapper.pools import Choice, PoolCosts, moves
+from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
@@ -27,8 +27,8 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 from rlhf_mapper.workload import Work
 
-MOVED: tuple[Phase, ...] = ("reshard", "scoring", "update")
-"""The phase of each stage in which offloaded states come and go."""
+OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
+"""For each stage, the phase in which offloaded states are brought to the GPU and back."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Cut:
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
     """The strategies behind the stage costs of a pool."""
     choice, size = costs.chosen(models, group, gpus)
-    return {role: _cut(costs, role, group, choice, size) for role in costs.living(models)}
+    return {role: _cut(costs, role, group, choice, size) for role in costs.roles_of(models)}
 
 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
-    """Of a step whose stages take what was found; within a stage the slowest pool counts."""
+    """The prediction of a step; its stages take what the search found, each as long as the slowest pool."""
     limits = {gpu.name: gpu.memory for gpu in (setting.nodes.gpu for setting in costs.settings)}
     stages = dict(zip(STAGES, found.stages, strict=True))
     generating = cuts["actor"].predicted.seconds if "actor" in cuts else {}
@@ -73,7 +73,8 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
     return tuple(
         Rejected(
             pools=tuple(
-                (costs.living(models), costs.settings[group].nodes.gpu.name, gpus) for models, group, gpus in each.sets
+                (costs.roles_of(models), costs.settings[group].nodes.gpu.name, gpus)
+                for models, group, gpus in each.sets
             ),
             step_seconds=each.seconds,
             reason=_reason(costs, found[0], each, objective),
@@ -83,7 +84,7 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
-    """What counts: GPUs, the price, or the stage that loses most time and the pool that everybody waits for there."""
+    """What it loses: GPUs, money, or time, then in which stage most and which pool the others wait for there."""
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
         return f"takes {other.gpus} GPUs instead of {best.gpus}"
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - _price(best, objective)) > 0:
@@ -93,7 +94,7 @@ def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -
     if lost[stage] <= 0:
         return f"as fast, with {other.gpus} GPUs instead of {best.gpus}"
     models, _, gpus = max(other.sets, key=lambda pool: float(costs.seconds(*pool)[stage]))
-    slow = ", ".join(costs.living(models))
+    slow = ", ".join(costs.roles_of(models))
     return f"{STAGES[stage]} takes {_time(lost[stage])} longer: all wait for {slow} on {gpus} GPUs"
 
 
@@ -105,7 +106,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
-def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) -> Cut:
+def _cut(costs: PoolCosts, role: Role, group: int, choice: StateChoice, size: int) -> Cut:
     """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
     strategies = costs.strategies(role, group, choice.least)
     work, setting = strategies.wanted.work, strategies.setting
@@ -118,8 +119,8 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
         gpus=np.array(int(strategies.gpus[size]) / sizes.replicas),
     )
     if choice.offloads:
-        moved = moves(strategies.wanted, held, setting)
-        for phase, each in zip(MOVED, moved.tolist(), strict=True):
+        moved = offload_seconds(strategies.wanted, held, setting)
+        for phase, each in zip(OFFLOAD_PHASES, moved.tolist(), strict=True):
             seconds[phase] = seconds.get(phase, 0.0) + each
     parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=choice.offloads)
     _add_activations(parts, strategies, sizes, micro_batch)
@@ -134,18 +135,18 @@ def _cut(costs: PoolCosts, role: Role, group: int, choice: Choice, size: int) ->
     return Cut(sizes, predicted, sum(generator.values()) / setting.nodes.gpu.memory)
 
 
-def _strategy(strategies: Strategies, choice: Choice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:
+def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:
     """(row of p-t, sizes, seconds by phase without those of offloading) of the fastest strategy with this choice."""
     room = int(choice.room[size])
     seconds: dict[Phase, float] = {}
     row, generator = int(strategies.best[room, size]), (0, 0)
     if isinstance(strategies, GeneratingStrategies):
         place = int(choice.generator[size])
-        row, generator = strategies.row(room, place, size), tuple(strategies.generators[place].tolist())
-        seconds["reshard"] = strategies.moved(room, place, size)
-        seconds["generation"] = float(strategies.generated(choice.cache)[place, size])
-    seconds["scoring"] = float(strategies.read[room, row, size])
-    seconds["update"] = float(strategies.trained[room, row, size])
+        row, generator = strategies.training_row(room, place, size), tuple(strategies.generators[place].tolist())
+        seconds["reshard"] = strategies.transition_seconds(room, place, size)
+        seconds["generation"] = float(strategies.generation_seconds(choice.cache)[place, size])
+    seconds["scoring"] = float(strategies.inference_seconds[room, row, size])
+    seconds["update"] = float(strategies.training_seconds[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
     sizes = ParallelSizes(
         pipeline=pipeline,
@@ -182,7 +183,7 @@ def _add_activations(
             parts[stage]["activations"] = float(activations + memory.gathered(model, software, layouts))
 
 
-def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Choice, size: int) -> dict[str, float]:
+def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: StateChoice, size: int) -> dict[str, float]:
     """Bytes of a GPU for the generator's copy of the weights and for the part of its KV cache that it fills."""
     work, load, passes = strategies.wanted.work, strategies.setting.load, strategies.passes
     p_g, t_g = np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor))
