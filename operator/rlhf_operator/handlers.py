@@ -20,6 +20,8 @@ LISTED: Final = None
 """kopf's word for an object of a list: at the start, and again after a watch was lost."""
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
+Start = Callable[[kopf.OperatorRegistry, kopf.OperatorSettings], Awaitable[None]]
+End = Callable[[], Awaitable[None]]
 
 
 class Watcher(Protocol):
@@ -48,17 +50,34 @@ class NoDifferences(kopf.DiffBaseStorage):
         return None
 
 
-def registry(kinds: Iterable[Kind], watcher: Watcher, login: Login) -> kopf.OperatorRegistry:
-    """Handlers for these kinds."""
+def registry(login: Login, start: Start, end: End) -> kopf.OperatorRegistry:
+    """Handlers for kopf's own life: `start` before the watches, `end` after them."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
         return await login()
 
-    for kind in kinds:
-        _watch(made, kind, watcher)
+    @kopf.on.startup(registry=made)
+    async def before(settings: kopf.OperatorSettings, **_: Any) -> None:
+        await start(made, settings)
+
+    @kopf.on.cleanup(registry=made)
+    async def after(**_: Any) -> None:
+        await end()
+
     return made
+
+
+def watch(
+    kinds: Iterable[Kind], watcher: Watcher, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings
+) -> None:
+    """Adds handlers for these kinds, and their label selectors."""
+    for kind in kinds:
+        _watch(registry, kind, watcher)
+        if kind.selector:
+            resource = kind.resource
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = kind.selector
 
 
 def _watch(made: kopf.OperatorRegistry, kind: Kind, watcher: Watcher) -> None:
@@ -74,8 +93,8 @@ def _watch(made: kopf.OperatorRegistry, kind: Kind, watcher: Watcher) -> None:
             watcher.relisted()
 
 
-def settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
-    """kopf's settings: it writes nothing, looks for nothing but these kinds, and does not give up."""
+def settings() -> kopf.OperatorSettings:
+    """kopf's settings: it writes nothing, does not look for other kinds, and does not give up."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.persistence.diffbase_storage = NoDifferences()
@@ -90,9 +109,4 @@ def settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     made.watching.chunk_size = 100
     made.queueing.idle_timeout = 1
     made.process.ultimate_exiting_timeout = 20
-    for kind in kinds:
-        if kind.selector:
-            made.watching.label_selectors[kind.resource.group, kind.resource.version, kind.resource.plural] = (
-                kind.selector
-            )
     return made

@@ -1,4 +1,4 @@
-"""Starts the operator: settings, the port of metrics and probes, the election, kopf; and ends all of it in order."""
+"""Starts the operator: settings, metrics and probes, leader election, kopf; and ends all of it in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import signal
 import socket
 import sys
 from collections.abc import Coroutine, Sequence
@@ -28,10 +27,9 @@ from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Offer, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
-from rlhf_operator.cluster.leases import Leases
+from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
 from rlhf_operator.cluster.observe import Observer
-from rlhf_operator.leader_election import Elector, LostLeaseError
-from rlhf_operator.metrics import OperatorMetrics, Result, Server
+from rlhf_operator.metrics import OperatorMetrics, Server
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
@@ -116,22 +114,25 @@ class _Operator:
         self.elector = _elector(settings, client)
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
+        self.metrics = OperatorMetrics(
+            version=version("rlhf-operator"),
+            jobs=lambda: [entry.value for _, entry in self.cache.jobs],
+            queue_depth=lambda: self.reconciler.queue_depth,
+            leads=lambda: self.reconciler.leads,
+        )
         self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
-        self.engine = Reconciler(
+        self.reconciler = Reconciler(
             decide,
             settings,
             observer=self.observer,
             applier=Applier(client, self.cache, EventRecorder(client, may_write, _now), may_write, self._enqueue),
             heartbeats=heartbeats,
-            reconciled=self._reconciled,
-        )
-        self.metrics = OperatorMetrics(
-            version=version("rlhf-operator"),
-            jobs=lambda: [entry.value for _, entry in self.cache.jobs],
-            queue_depth=lambda: self.engine.queue_depth,
-            leads=lambda: self.engine.leads,
+            reconciled=self.metrics.reconciled,
         )
         client.count = self.metrics.requested
+        self._stop = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._failed: list[Exception] = []
 
     @property
     def offer(self) -> Offer:
@@ -152,19 +153,16 @@ class _Operator:
                 return
 
     def changed(self, kind: KindName, document: Document) -> None:
-        self.engine.enqueue(self.cache.put(kind, document))
+        self.reconciler.enqueue(self.cache.put(kind, document))
 
     def deleted(self, kind: KindName, document: Document) -> None:
-        self.engine.enqueue(self.cache.remove(kind, document))
+        self.reconciler.enqueue(self.cache.remove(kind, document))
 
     def relisted(self) -> None:
-        self.engine.relist()
+        self.reconciler.relist()
 
     def _enqueue(self, keys: set[Key]) -> None:
-        self.engine.enqueue(keys)
-
-    def _reconciled(self, result: Result, seconds: float) -> None:
-        self.metrics.reconciled(result, seconds)
+        self.reconciler.enqueue(keys)
 
     async def log_in(self) -> kopf.ConnectionInfo:
         """For kopf, which asks again when its credentials have run out."""
@@ -181,28 +179,58 @@ class _Operator:
             private_key_path=configuration.key_file or None,
         )
 
-    async def watch(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
-        """kopf, until it is told to stop; StartAgainError when it gives up."""
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT, which kopf handles; raises what ended the watches or the work before that."""
         namespaces = self.settings.namespaces
         try:
             await kopf.operator(
-                registry=handlers.registry(self.offer.kinds, self, self.log_in),
-                settings=handlers.settings(self.offer.kinds),
+                registry=handlers.registry(self.log_in, self.start, self.end),
+                settings=handlers.settings(),
                 standalone=True,
                 # kopf would put its user's name there, and a user that a cluster makes up has none.
                 identity=names.OPERATOR,  # type: ignore[arg-type]
                 clusterwide=not namespaces,
                 namespaces=namespaces,
-                ready_flag=ready,
-                stop_flag=stop,
+                stop_flag=self._stop,
             )
         except Exception as error:
             raise StartAgainError(f"a watch has failed: {str(error) or type(error).__name__}") from error
+        if self._failed:
+            raise self._failed[0]
+
+    async def start(self, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings) -> None:
+        """Before the watches: finds out what to watch, and begins to work."""
+        await self._or_stop(self.look_around())
+        if not self._failed:
+            handlers.watch(self.offer.kinds, self, registry, settings)
+            self._work = asyncio.create_task(self._or_stop(self._lead_and_look_again()))
+
+    async def end(self) -> None:
+        """After the watches: the work ends, and the Lease is given back."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait({self._work})
+
+    async def _or_stop(self, work: Coroutine[None, None, None]) -> None:
+        """Does the work; an error ends the operator."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 it is raised by `run`
+            self._failed.append(error)
+            self._stop.set()
+
+    async def _lead_and_look_again(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.lead())
+                group.create_task(self.look_again())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
 
     async def lead(self) -> None:
         """Lists everything, waits to be elected and works."""
-        await self.engine.sync()
-        await (self.elector.run(self.engine.lead) if self.elector else self.engine.lead())
+        await self.reconciler.sync()
+        await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def look_again(self) -> None:
         """StartAgainError when the cluster offers something else than at the start, such as KubeRay."""
@@ -227,7 +255,7 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
         return None
     # Outside of a cluster two processes may have one host name.
     identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-    return Elector(Leases(client), settings.lease_name, settings.lease_namespace, identity)
+    return Elector(client, settings.lease_name, settings.lease_namespace, identity)
 
 
 def _now() -> datetime:
@@ -242,58 +270,8 @@ async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> No
         heartbeats = Heartbeats(_now)
         stack.push_async_callback(heartbeats.close)
         operator = _Operator(settings, client, heartbeats)
-        engine = operator.engine
-        server = Server(operator.metrics.registry, unhealthy=engine.unhealthy, unready=engine.unready)
+        reconciler = operator.reconciler
+        server = Server(operator.metrics.registry, unhealthy=reconciler.unhealthy, unready=reconciler.unready)
         await server.start(port)
         stack.push_async_callback(server.stop)
-        if await _unless_stopped(operator.look_around()):
-            await _run_until_stopped(operator)
-
-
-async def _unless_stopped(work: Coroutine[None, None, None]) -> bool:
-    """Whether work was done before SIGTERM or SIGINT came."""
-    stop = asyncio.Event()
-    _on_signals(stop)
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        working.cancel()
-    (outcome,) = await asyncio.gather(working, return_exceptions=True)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome is None
-
-
-async def _run_until_stopped(operator: _Operator) -> None:
-    """First the work ends and the Lease is given back, then the watches end."""
-    stop, ready, stop_watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    watching = asyncio.create_task(operator.watch(ready, stop_watching))
-    work = [
-        asyncio.create_task(_stop_on_signal(ready, stop)),
-        asyncio.create_task(operator.lead()),
-        asyncio.create_task(operator.look_again()),
-    ]
-    await asyncio.wait({watching, *work}, return_when=asyncio.FIRST_COMPLETED)
-    for task in work:
-        task.cancel()
-    ended = await asyncio.gather(*work, return_exceptions=True)
-    stop_watching.set()
-    for outcome in (*await asyncio.gather(watching, return_exceptions=True), *ended):
-        if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
-            raise outcome
-
-
-async def _stop_on_signal(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """Returns on SIGTERM or SIGINT."""
-    # kopf takes the signals for itself when it starts, and would end before the work does.
-    await ready.wait()
-    _on_signals(stop)
-    await stop.wait()
-    logger.info("told to stop")
-
-
-def _on_signals(stop: asyncio.Event) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await operator.run()

@@ -233,7 +233,7 @@ class JobCollector(Collector):
 
 
 class OperatorMetrics:
-    """The registry of one operator, and what the engine reports to it."""
+    """The registry of one operator, and what the reconciler reports to it."""
 
     def __init__(
         self,

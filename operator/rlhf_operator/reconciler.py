@@ -1,4 +1,4 @@
-"""Events become keys of a queue; one pass a key: observe, decide, apply. Only a leader's engine runs."""
+"""Events become keys of a queue; one reconcile pass a key: observe, decide, apply. It runs in the leader only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
 
 class Observes(Protocol):
-    """What the engine needs of cluster.observe."""
+    """What the reconciler needs of cluster.observe."""
 
     async def sync(self) -> None: ...
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None: ...
@@ -47,13 +47,13 @@ class Observes(Protocol):
 
 
 class Applies(Protocol):
-    """What the engine needs of cluster.apply."""
+    """What the reconciler needs of cluster.apply."""
 
     async def apply(self, snapshot: Snapshot, plan: Plan) -> None: ...
 
 
 class ReadsHeartbeats(Protocol):
-    """What the engine needs of cluster.heartbeats."""
+    """What the reconciler needs of cluster.heartbeats."""
 
     def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None: ...
     async def read(self, job_uid: str, pod: ObservedPod) -> bool: ...

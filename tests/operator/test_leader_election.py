@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.leader_election import Elector, LostLeaseError
+from rlhf_operator.cluster.client import ApiError, Client
+from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
 from rlhf_operator.snapshot import Document
 
 DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
 NAMESPACE, NAME = "system", "rlhf-operator"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
 class JumpingSelector(selectors.DefaultSelector):
@@ -48,12 +50,8 @@ def simulated(history: Callable[[SimulatedLoop], Coroutine[Any, Any, None]]) -> 
         runner.run(history(loop))
 
 
-class AnswerError(Exception):
-    """An answer of the server that is an error."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(str(status))
-        self.status = status
+def answered(status: int) -> ApiError:
+    return ApiError(status, str(status))
 
 
 class Store:
@@ -79,7 +77,7 @@ class Store:
         return self.lease
 
 
-class Wire:
+class Wire(Client):
     """The calls of one elector; they take a moment, and can be made to fail."""
 
     def __init__(self, store: Store) -> None:
@@ -89,25 +87,23 @@ class Wire:
         self.loses_answers = False
         self.answers_after = 0.0
 
-    async def read(self, namespace: str, name: str) -> Document:
-        await self._travel(namespace, name)
-        if self.store.lease is None:
-            raise AnswerError(404)
-        return self.store.lease
-
-    async def create(self, namespace: str, lease: Document) -> Document:
-        await self._travel(namespace, lease["metadata"]["name"])
-        if self.store.lease is not None:
-            raise AnswerError(409)
-        return await self._answer(self.store.put(lease))
-
-    async def replace(self, namespace: str, name: str, lease: Document) -> Document:
-        await self._travel(namespace, name)
-        if self.store.lease is None:
-            raise AnswerError(404)
+    async def call(self, method: str, path: str, **given: Any) -> Document:
+        assert (given["kind"], given["attempts"]) == ("leases", 1)
+        assert path == LEASES + ("" if method == "POST" else f"/{NAME}")
+        await asyncio.sleep(3600 if self.hangs else 0.05)
+        if self.fails:
+            raise self.fails
+        lease: Document | None = given["body"]
+        if self.store.lease is None and method != "POST":
+            raise answered(404)
+        if lease is None:
+            return dict(self.store.lease or {})
         # Without a version the server replaces whatever stands there.
-        if lease["metadata"].get("resourceVersion") not in (None, self.store.lease["metadata"]["resourceVersion"]):
-            raise AnswerError(409)
+        version = lease["metadata"].get("resourceVersion")
+        if self.store.lease is not None and (
+            method == "POST" or version not in (None, self.store.lease["metadata"]["resourceVersion"])
+        ):
+            raise answered(409)
         return await self._answer(self.store.put(lease))
 
     async def _answer(self, lease: Document) -> Document:
@@ -115,12 +111,6 @@ class Wire:
         if self.loses_answers:
             raise ConnectionResetError("the connection was reset")
         return lease
-
-    async def _travel(self, namespace: str, name: str) -> None:
-        assert (namespace, name) == (NAMESPACE, NAME)
-        await asyncio.sleep(3600 if self.hangs else 0.05)
-        if self.fails:
-            raise self.fails
 
 
 class Replica:
@@ -246,7 +236,7 @@ def test_a_leader_that_was_killed_is_followed_after_the_duration_and_not_before(
     simulated(history)
 
 
-@pytest.mark.parametrize("error", [AnswerError(500), AnswerError(429), ConnectionResetError(), TimeoutError()])
+@pytest.mark.parametrize("error", [answered(500), answered(429), ConnectionResetError(), TimeoutError()])
 def test_a_leader_outlives_an_outage_shorter_than_the_deadline(error: Exception) -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
@@ -290,7 +280,7 @@ def test_the_deadline_counts_from_the_renewal_that_the_server_has_and_not_from_i
         leader.wire.answers_after = 3
         await until(lambda: leader.leads, 5)
         await asyncio.sleep(30)
-        leader.wire.fails = AnswerError(500)
+        leader.wire.fails = answered(500)
         with pytest.raises(LostLeaseError):
             await leader.task
         assert max(leader.wrote) < store.written + DEADLINE
@@ -457,7 +447,7 @@ class Shift:
         while True:
             await asyncio.sleep(self.dice.uniform(1, 60))
             wire.hangs, wire.fails, wire.loses_answers = self.dice.choice(
-                ((True, None, False), (False, AnswerError(500), False), (False, None, True))
+                ((True, None, False), (False, answered(500), False), (False, None, True))
             )
             await asyncio.sleep(self.dice.uniform(1, 30))
             wire.hangs, wire.fails, wire.loses_answers = False, None, False

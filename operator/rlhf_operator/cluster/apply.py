@@ -76,7 +76,7 @@ class Applier:
             case DeleteJob():
                 await self._delete(JOBS, job.namespace, job.name, action.uid, {"propagationPolicy": "Background"})
             case ReadLive():
-                raise AssertionError("the engine looks again, and applies what is decided then")
+                raise AssertionError("the reconciler reads live and decides again")
 
     async def _write_status(self, job: ObservedJob, status: Status) -> None:
         body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(status)}

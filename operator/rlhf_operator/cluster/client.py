@@ -1,4 +1,4 @@
-"""Calls to the API server as JSON: who we are, retries, at most so many at once."""
+"""Calls to the API server as JSON, on the transport of the Kubernetes client: credentials, retries, a limit at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import random
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any, Final, Self
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
-from kubernetes.aio.client import Configuration
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.utils.retry import Backoff, on_retry_after_error  # type: ignore[attr-defined]
 
 from rlhf_operator.actions import Manifest
 from rlhf_operator.cluster.resources import Resource
@@ -26,8 +27,9 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 16
 ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
+FIRST_PAUSE: Final = 0.4
 LONGEST_PAUSE: Final = 30.0
-"""Seconds; a server that asks for more is asked again by the next pass."""
+"""Seconds between two attempts; a server that asks for more is asked again by the next pass."""
 PAGE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
@@ -36,14 +38,14 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 40
 class ApiError(Exception):
     """The API server answered with an error, or (status 0) not at all."""
 
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
+    def __init__(self, status: int, message: str, headers: Any = None) -> None:
+        self.status, self.headers = status, headers
         super().__init__(message)
 
     @property
     def passing(self) -> bool:
         """Whether the same request may be answered otherwise in a while."""
-        return _passing(self.status)
+        return self.status in (0, UNAUTHORIZED, BUSY) or self.status >= 500
 
 
 class NotLeadingError(Exception):
@@ -68,6 +70,7 @@ Count = Callable[[str, str, int], None]
 
 async def _configuration(kubeconfig: Path | None) -> Configuration:
     configuration: Configuration = type.__call__(Configuration)
+    configuration.client_session_kwargs = {"trust_env": False}
     try:
         if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -82,16 +85,6 @@ async def _configuration(kubeconfig: Path | None) -> Configuration:
     return configuration
 
 
-def _ssl_context(configuration: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 class Client:
     """One process' calls to the API server."""
 
@@ -100,11 +93,9 @@ class Client:
 
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self._kubeconfig = kubeconfig
-        self._session = aiohttp.ClientSession(
-            timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=AT_ONCE + 4), json_serialize=json.dumps
-        )
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._use(configuration)
+        self._api = ApiClient(configuration)
+        self._retired: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
@@ -112,15 +103,21 @@ class Client:
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:
-        await self._session.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(_close_later(self._api, 0), *self._retired, return_exceptions=True)
 
     async def credentials(self) -> tuple[Configuration, str | None]:
         """The configuration and the Authorization header, as they are now."""
-        return self._configuration, await self._authorization()
+        configuration = self._api.configuration
+        return configuration, await configuration.get_api_key_with_prefix("BearerToken")
 
     async def renew_credentials(self) -> None:
-        """Read them again where they came from: tokens end."""
-        self._use(await _configuration(self._kubeconfig))
+        """Reads them again where they came from: tokens and certificates end. Requests under way keep the old ones."""
+        old, self._api = self._api, ApiClient(await _configuration(self._kubeconfig))
+        retired = asyncio.create_task(_close_later(old, TIMEOUT.total or 0))
+        self._retired.add(retired)
+        retired.add_done_callback(self._retired.discard)
 
     async def read(self, path: str) -> Document:
         """Any GET."""
@@ -169,74 +166,76 @@ class Client:
 
         may: asked before every attempt; NotLeadingError when it says no.
         """
-        for attempt in range(1, attempts + 1):
+
+        async def attempt() -> Document:
             if may is not None and not may():
                 raise NotLeadingError
-            status, answer, retry_after = await self._once(method, path, query, body, content_type)
-            if self.count:
-                self.count(method, kind, status)
-            if 0 < status < 400:
-                return answer
-            if not _passing(status) or attempt == attempts:
-                break
-            if status == UNAUTHORIZED:
-                await self.renew_credentials()
-            # Spread, so that all who were told to wait do not come back together.
-            await asyncio.sleep((retry_after or min(0.2 * 2**attempt, LONGEST_PAUSE)) * random.uniform(1.0, 1.5))
-        raise ApiError(status, _sentence(method, path, status, answer))
+            status = 0
+            try:
+                status, answer = await self._request(method, path, query, body, content_type)
+            except ApiError as error:
+                status = error.status
+                if status == UNAUTHORIZED and attempts > 1:
+                    await self.renew_credentials()
+                raise
+            finally:
+                if self.count:
+                    self.count(method, kind, status)
+            return answer
 
-    async def _once(
+        backoff = Backoff(steps=attempts, duration=FIRST_PAUSE, factor=2.0)
+        return await on_retry_after_error(backoff, _is_passing, attempt, _pause)
+
+    async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None, content_type: str
-    ) -> tuple[int, Document, float]:
-        """(HTTP code or 0, answer, seconds that the server asks to wait)."""
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
-        if (authorization := await self._authorization()) is not None:
-            headers["Authorization"] = authorization
-        data = None if body is None else json.dumps(body)
+    ) -> tuple[int, Document]:
+        """One request: (HTTP code, answer). ApiError for a code of an error, for silence and for what is no JSON."""
+        where = f"{method} {path}"
         try:
-            async with (
-                self._slots,
-                self._session.request(
-                    method, self._host + path, params=query, data=data, headers=headers, ssl=self._ssl
-                ) as response,
-            ):
-                status, text = response.status, await response.text(errors="replace")
-                if (answer := _parsed(text)) is not None:
-                    return status, answer, _seconds(response.headers.get("Retry-After"))
-                if status < 400:
-                    return 0, {"message": f"an answer that cannot be read: {text[:500]}"}, 0.0
-                return status, {"message": text[:500]}, _seconds(response.headers.get("Retry-After"))
+            async with self._slots:
+                response = await DynamicClient(self._api).request(  # type: ignore[no-untyped-call]
+                    method,
+                    path,
+                    body=body,
+                    query_params=list((query or {}).items()),
+                    content_type=content_type,
+                    serialize=False,
+                    _request_timeout=TIMEOUT,
+                )
+                text = await response.text(errors="replace")
+        except ApiException as error:
+            answer = _parsed(error.body)
+            reason = (error.body or "")[:500] if answer is None else answer.get("message")
+            raise ApiError(
+                error.status, f"{where}: {error.status}: {reason or 'no reason given'}", error.headers
+            ) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return 0, {"message": str(error) or type(error).__name__}, 0.0
-
-    async def _authorization(self) -> str | None:
-        token = await self._configuration.get_api_key_with_prefix("BearerToken")
-        return str(token) if token else None
-
-    def _use(self, configuration: Configuration) -> None:
-        self._configuration = configuration
-        self._host = str(configuration.host).rstrip("/")
-        self._ssl = _ssl_context(configuration)
+            raise ApiError(0, f"{where}: {str(error) or type(error).__name__}") from None
+        if (answer := _parsed(text)) is None:
+            raise ApiError(0, f"{where}: an answer that cannot be read: {text[:500]}", response.headers)
+        return response.status, answer
 
 
-def _passing(status: int) -> bool:
-    """Whether the same request may be answered otherwise in a moment."""
-    return status in (0, UNAUTHORIZED, BUSY) or status >= 500
+async def _close_later(api: ApiClient, seconds: float) -> None:
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await api.close()  # type: ignore[no-untyped-call]
 
 
-def _parsed(text: str) -> Document | None:
+def _is_passing(error: Exception) -> bool:
+    return isinstance(error, ApiError) and error.passing
+
+
+async def _pause(seconds: float) -> None:
+    # Spread, so that all who were told to wait do not come back together.
+    await asyncio.sleep(min(seconds, LONGEST_PAUSE) * random.uniform(1.0, 1.5))
+
+
+def _parsed(text: str | None) -> Document | None:
     """A JSON object; None for anything else, and for one that is nested too deep to be read."""
     try:
-        value: Any = json.loads(text)
+        value: Any = json.loads(text or "")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _seconds(header: str | None) -> float:
-    return min(float(header), LONGEST_PAUSE) if header and header.isdigit() else 0.0
-
-
-def _sentence(method: str, path: str, status: int, answer: Document) -> str:
-    reason = answer.get("message") or "no reason given"
-    return f"{method} {path}: {f'{status}: ' if status else ''}{reason}"

@@ -1,8 +1,8 @@
-"""Which replica leads: a Lease (coordination.k8s.io) that one of them holds by compare-and-swap.
+"""Leader election by a Lease (coordination.k8s.io): one replica holds it, by compare-and-swap on its resource version.
 
-Only this machine's monotonic clock counts. A holder's claim is over when its Lease has not changed for the duration
-that it says, as seen by the one who waits. The holder itself stops writing a good while before: at the deadline,
-counted from before its last renewal was sent. The times in the Lease are for people.
+Only this machine's monotonic clock counts. Who waits takes a Lease over when it has not changed for the duration that
+it states. The holder stops writing some time before that: at the deadline, counted from when its last renewal was sent.
+The times in the Lease are for people. Why not the client library's own election: docs/adr/0011.
 """
 
 from __future__ import annotations
@@ -14,29 +14,16 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
+from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client
+from rlhf_operator.cluster.resources import LEASES
 from rlhf_operator.snapshot import Document
 
 logger = logging.getLogger(__name__)
 
-NOT_FOUND, CONFLICT = 404, 409
-NOBODY: Final = ""
 RELEASED_SECONDS: Final = 1
-"""Duration in a Lease that nobody holds; zero is not allowed."""
-
-
-class LeaseCalls(Protocol):
-    """Calls for Leases as JSON; an answer of the server that is an error is raised with its HTTP code as `status`."""
-
-    async def read(self, namespace: str, name: str) -> Document:
-        """The Lease."""
-
-    async def create(self, namespace: str, lease: Document) -> Document:
-        """Make it; 409 where it exists."""
-
-    async def replace(self, namespace: str, name: str, lease: Document) -> Document:
-        """Replace it; 409 where metadata.resourceVersion is not that of the server."""
+"""Duration in a Lease that nobody holds; the API server refuses zero."""
 
 
 class LostLeaseError(Exception):
@@ -52,7 +39,7 @@ class Elector:
 
     def __init__(
         self,
-        calls: LeaseCalls,
+        client: Client,
         name: str,
         namespace: str,
         identity: str,
@@ -65,7 +52,7 @@ class Elector:
         """All times in seconds: the claim, the last moment to renew it, the pause between two tries."""
         if not 0 < period < deadline < duration:
             raise ValueError(f"0 < period < deadline < duration is needed, not {period}, {deadline}, {duration}")
-        self._calls, self._name, self._namespace, self._identity = calls, name, namespace, identity
+        self._client, self._name, self._namespace, self._identity = client, name, namespace, identity
         self._duration, self._deadline, self._period, self._clock = duration, deadline, period, clock
         self._held: Document = {}
         self._renewed = -math.inf
@@ -106,34 +93,30 @@ class Elector:
     async def _win(self) -> None:
         """Returns when this replica holds the Lease."""
         while True:
-            if await self._wins():
-                return
+            try:
+                async with asyncio.timeout(self._deadline / 2):
+                    if await self._acquire():
+                        return
+            except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
+                self._report(error)
             await asyncio.sleep(self._pause())
 
-    async def _wins(self) -> bool:
-        try:
-            async with asyncio.timeout(self._deadline / 2):
-                return await self._try()
-        except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
-            self._report(error)
-            return False
-
-    async def _try(self) -> bool:
+    async def _acquire(self) -> bool:
         lease = await self._read()
         spec = lease.get("spec") or {}
         version = str((lease.get("metadata") or {}).get("resourceVersion", ""))
         if version != self._seen_version:
             self._seen_version, self._seen_at = version, self._clock()
-        if spec.get("holderIdentity") not in (None, NOBODY, self._identity):
+        if spec.get("holderIdentity") not in (None, "", self._identity):
             claimed = float(spec.get("leaseDurationSeconds") or self._duration)
             if self._clock() - self._seen_at < claimed:
                 return False
         try:
             await self._claim(lease)
-        except Exception as error:
-            if _code(error) == CONFLICT:
-                return False
-            raise
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            return False
         return True
 
     async def _keep(self) -> None:
@@ -156,8 +139,8 @@ class Elector:
         try:
             await self._claim(self._held)
             return
-        except Exception as error:
-            if _code(error) not in (NOT_FOUND, CONFLICT):
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
                 raise
         lease = await self._read()
         holder = (lease.get("spec") or {}).get("holderIdentity")
@@ -170,10 +153,7 @@ class Elector:
         """Write the Lease as held by this replica; `lease` is what stands, empty where there is none."""
         begun = self._clock()
         claimed = self._written(lease, self._identity)
-        if lease:
-            self._held = await self._calls.replace(self._namespace, self._name, claimed)
-        else:
-            self._held = await self._calls.create(self._namespace, claimed)
+        self._held = await self._send("PUT" if lease else "POST", claimed)
         self._renewed = begun
 
     async def _release(self) -> None:
@@ -183,23 +163,28 @@ class Elector:
         self._renewed = -math.inf
         try:
             async with asyncio.timeout(self._period):
-                await self._calls.replace(self._namespace, self._name, self._written(self._held, NOBODY))
+                await self._send("PUT", self._written(self._held, ""))
         except Exception as error:  # noqa: BLE001 the claim will run out by itself
             self._report(error)
 
     async def _read(self) -> Document:
         """The Lease; empty where there is none."""
         try:
-            return await self._calls.read(self._namespace, self._name)
-        except Exception as error:
-            if _code(error) == NOT_FOUND:
-                return {}
-            raise
+            return await self._send("GET")
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return {}
+
+    async def _send(self, method: str, lease: Document | None = None) -> Document:
+        """One request: the election does its own retries."""
+        path = LEASES.path(self._namespace, None if method == "POST" else self._name)
+        return await self._client.call(method, path, kind=LEASES.plural, body=lease, attempts=1)
 
     def _written(self, lease: Document, holder: str) -> Document:
         old = lease.get("spec") or {}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        changes = holder != NOBODY and old.get("holderIdentity") != holder
+        changes = holder != "" and old.get("holderIdentity") != holder
         spec = {
             **old,
             "holderIdentity": holder,
@@ -218,8 +203,3 @@ class Elector:
 
     def _report(self, error: Exception) -> None:
         logger.warning("the Lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)
-
-
-def _code(error: Exception) -> int | None:
-    """The HTTP code of an answer; None where there was no answer."""
-    return getattr(error, "status", None)
