@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Final, get_args
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import Action, Reason, RunPolicy
@@ -15,28 +15,10 @@ from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedPod, ObservedRayJob, Snapshot
 from rlhf_operator.times import since, timestamp
 
-DEFAULT_ACTIONS: Final[Mapping[Reason, Action]] = MappingProxyType(
-    {
-        "UserCode": "Fail",
-        "Data": "Fail",
-        "Spec": "Fail",
-        "Environment": "Restart",
-        "OutOfMemory": "Restart",
-        "Numerics": "Restart",
-        "Communication": "Restart",
-        "NodeLost": "Ignore",
-        "Preempted": "Ignore",
-        "Evicted": "Ignore",
-        "ImagePull": "Restart",
-        "HeadLost": "Restart",
-        "WorkerLost": "Restart",
-        "Hang": "Restart",
-        "StartupTimeout": "Restart",
-        "SecretMissing": "Restart",
-        "ClaimMissing": "Restart",
-        "Internal": "Restart",
-        "Unknown": "Restart",
-    }
+FAILS: Final = ("UserCode", "Data", "Spec")
+IGNORED: Final = ("NodeLost", "Preempted", "Evicted")
+DEFAULT_ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
+    {each: "Fail" if each in FAILS else "Ignore" if each in IGNORED else "Restart" for each in get_args(Reason)}
 )
 """What follows a failure that no rule of the job's matches. What would fail again in the same way fails the job; what
 the cluster did to it is not held against it; the rest is tried again, runPolicy.backoffLimit times."""
@@ -105,7 +87,7 @@ def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
             and (rule.message_contains is None or rule.message_contains in failure.message)
         ):
             return rule.action, rule.name
-    return next((action for reason, action in DEFAULT_ACTIONS.items() if reason == failure.reason), "Restart"), None
+    return DEFAULT_ACTIONS.get(failure.reason, "Restart"), None
 
 
 def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
@@ -148,9 +130,7 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
         return EVIDENCE_SECONDS
     if failure.reason == "Evicted" and failure.pod is None and snapshot.quota and not snapshot.quota.evicted:
         return EVICTION_SECONDS
-    head = head_of(snapshot)
-    can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
-    if failure.reason == "Unknown" and failure.exit_code is None and can_speak:
+    if failure.reason == "Unknown" and failure.exit_code is None and head_can_answer(snapshot):
         return LAST_WORDS_SECONDS
     return 0.0
 
@@ -174,6 +154,12 @@ def head_of(snapshot: Snapshot) -> ObservedPod | None:
     """The head pod of the current attempt; of two, the older one, in which the trainer ran."""
     heads = [pod for pod in current_pods(snapshot) if pod.role == names.CONTROLLER]
     return min(heads, key=lambda pod: (pod.created, pod.name), default=None)
+
+
+def head_can_answer(snapshot: Snapshot) -> bool:
+    """Whether there is a head pod that can still be asked for the trainer's last status."""
+    head = head_of(snapshot)
+    return head is not None and head.deleting_since is None and head.phase == "Running"
 
 
 def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:

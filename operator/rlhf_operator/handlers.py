@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import kopf
 
-from rlhf_operator.cluster.cache import KindName
+from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.discovery import Kind
-from rlhf_operator.snapshot import Document
+from rlhf_operator.reconciler import Reconciler
 
 DELETED: Final = "DELETED"
 LISTED: Final = None
@@ -22,19 +22,6 @@ LISTED: Final = None
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 Start = Callable[[kopf.OperatorRegistry, kopf.OperatorSettings], Awaitable[None]]
 End = Callable[[], Awaitable[None]]
-
-
-class Watcher(Protocol):
-    """Who is told what kopf sees."""
-
-    def changed(self, kind: KindName, document: Document) -> None:
-        """An object is there, or has changed."""
-
-    def deleted(self, kind: KindName, document: Document) -> None:
-        """An object has been deleted."""
-
-    def relisted(self) -> None:
-        """kopf had to list anew: what has been deleted meanwhile is not in the list, and no event says so."""
 
 
 class NoDifferences(kopf.DiffBaseStorage):
@@ -69,28 +56,21 @@ def registry(login: Login, start: Start, end: End) -> kopf.OperatorRegistry:
     return made
 
 
-def watch(
-    kinds: Iterable[Kind], watcher: Watcher, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings
-) -> None:
-    """Adds handlers for these kinds, and their label selectors."""
+def watch(kinds: Iterable[Kind], cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
+    """Adds a handler for each kind: what it sees goes into the cache, and the jobs that it is about into the queue."""
     for kind in kinds:
-        _watch(registry, kind, watcher)
-        if kind.selector:
-            resource = kind.resource
-            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = kind.selector
+        _watch(kind, cache, reconciler, registry)
 
 
-def _watch(made: kopf.OperatorRegistry, kind: Kind, watcher: Watcher) -> None:
+def _watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
     resource = kind.resource
 
-    @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=made)
+    @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=registry)
     async def saw(event: Any, **_: Any) -> None:
-        if event["type"] == DELETED:
-            watcher.deleted(kind.name, event["object"])
-            return
-        watcher.changed(kind.name, event["object"])
+        change = cache.remove if event["type"] == DELETED else cache.put
+        reconciler.enqueue(change(kind.name, event["object"]))
         if event["type"] is LISTED:
-            watcher.relisted()
+            reconciler.relist()
 
 
 def settings() -> kopf.OperatorSettings:

@@ -22,7 +22,7 @@ import kopf
 from rlhf_api.problems import SpecError
 from rlhf_operator import handlers, names
 from rlhf_operator.cluster.apply import Applier
-from rlhf_operator.cluster.cache import Cache, Key, KindName
+from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Offer, discover
 from rlhf_operator.cluster.events import EventRecorder
@@ -33,7 +33,6 @@ from rlhf_operator.metrics import OperatorMetrics, Server
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Document
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +119,13 @@ class _Operator:
             queue_depth=lambda: self.reconciler.queue_depth,
             leads=lambda: self.reconciler.leads,
         )
+        events = EventRecorder(client, may_write, _now)
         self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
         self.reconciler = Reconciler(
             decide,
             settings,
             observer=self.observer,
-            applier=Applier(client, self.cache, EventRecorder(client, may_write, _now), may_write, self._enqueue),
+            applier=Applier(client, self.cache, events, may_write, self._enqueue),
             heartbeats=heartbeats,
             reconciled=self.metrics.reconciled,
         )
@@ -133,11 +133,6 @@ class _Operator:
         self._stop = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._failed: list[Exception] = []
-
-    @property
-    def offer(self) -> Offer:
-        """What the cluster offers, as far as it has been asked."""
-        return self.observer.offer
 
     async def look_around(self) -> None:
         """Finds out what the cluster offers, as soon as the API server answers."""
@@ -149,17 +144,8 @@ class _Operator:
                     raise
                 logger.warning("%s", error)
             else:
-                logger.info("the cluster offers %s", _named(self.offer))
+                logger.info("the cluster offers %s", _named(self.observer.offer))
                 return
-
-    def changed(self, kind: KindName, document: Document) -> None:
-        self.reconciler.enqueue(self.cache.put(kind, document))
-
-    def deleted(self, kind: KindName, document: Document) -> None:
-        self.reconciler.enqueue(self.cache.remove(kind, document))
-
-    def relisted(self) -> None:
-        self.reconciler.relist()
 
     def _enqueue(self, keys: set[Key]) -> None:
         self.reconciler.enqueue(keys)
@@ -202,7 +188,10 @@ class _Operator:
         """Before the watches: finds out what to watch, and begins to work."""
         await self._or_stop(self.look_around())
         if not self._failed:
-            handlers.watch(self.offer.kinds, self, registry, settings)
+            kinds = self.observer.offer.kinds
+            handlers.watch(kinds, self.cache, self.reconciler, registry)
+            for each in filter(lambda kind: kind.selector, kinds):
+                settings.watching.label_selectors[each.resource.key] = each.selector
             self._work = asyncio.create_task(self._or_stop(self._lead_and_look_again()))
 
     async def end(self) -> None:
@@ -241,8 +230,8 @@ class _Operator:
             except ApiError as error:
                 logger.warning("cannot see what the cluster offers: %s", error)
                 continue
-            if offer != self.offer:
-                raise StartAgainError(f"the cluster offered {_named(self.offer)} and now {_named(offer)}")
+            if offer != self.observer.offer:
+                raise StartAgainError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
 
 
 def _named(offer: Offer) -> str:

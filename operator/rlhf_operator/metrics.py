@@ -71,11 +71,11 @@ class JobMetric:
     """A row of the table of jobs; `samples` makes those of one job, none where it has no such value."""
 
     name: str
-    kind: Literal["gauge", "counter"]
     unit: str
-    own_labels: tuple[str, ...]
     meaning: str
     samples: Callable[[ObservedJob, datetime], Iterable[Sample]]
+    own_labels: tuple[str, ...] = ()
+    kind: Literal["gauge", "counter"] = "gauge"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -137,78 +137,41 @@ def _age(timestamp: str | None, now: datetime) -> float | None:
 
 
 JOB_METRICS = (
-    JobMetric("rlhf_job_info", "gauge", "1", ("uid", "algorithm", "queue"), "Always 1.", _info),
-    JobMetric("rlhf_job_phase", "gauge", "1", ("phase",), "1 for the phase of the job, 0 for all others.", _phases),
+    JobMetric("rlhf_job_info", "1", "Always 1.", _info, ("uid", "algorithm", "queue")),
+    JobMetric("rlhf_job_phase", "1", "1 for the phase of the job, 0 for all others.", _phases, ("phase",)),
     JobMetric(
         "rlhf_job_attempts_total",
-        "counter",
         "attempts",
-        (),
         "Attempts that the job has had.",
         lambda job, _: _value(job.status.attempt or 0),
+        kind="counter",
     ),
     JobMetric(
         "rlhf_job_failed_attempts",
-        "gauge",
         "attempts",
-        (),
         "Failures that count against runPolicy.backoffLimit.",
         lambda job, _: _value(job.status.failed_attempts or 0),
     ),
     JobMetric(
         "rlhf_job_last_failure",
-        "gauge",
         "1",
-        ("reason",),
         "1 for the reason of the latest failure; none where nothing failed.",
         _last_failure,
+        ("reason",),
+    ),
+    JobMetric("rlhf_job_step", "steps", "Steps finished.", _progress(lambda p: p.step)),
+    JobMetric("rlhf_job_total_steps", "steps", "Steps of the whole job.", _progress(lambda p: p.total_steps)),
+    JobMetric("rlhf_job_step_seconds", "seconds", "Duration of the latest step.", _progress(lambda p: p.step_seconds)),
+    JobMetric(
+        "rlhf_job_predicted_step_seconds", "seconds", "Duration of a step as the mapper predicted it.", _predicted
     ),
     JobMetric(
-        "rlhf_job_step",
-        "gauge",
-        "steps",
-        (),
-        "Steps finished.",
-        _progress(lambda progress: progress.step),
+        "rlhf_job_gpus", "GPUs", "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.", _gpus
     ),
-    JobMetric(
-        "rlhf_job_total_steps",
-        "gauge",
-        "steps",
-        (),
-        "Steps of the whole job.",
-        _progress(lambda progress: progress.total_steps),
-    ),
-    JobMetric(
-        "rlhf_job_step_seconds",
-        "gauge",
-        "seconds",
-        (),
-        "Duration of the latest step.",
-        _progress(lambda progress: progress.step_seconds),
-    ),
-    JobMetric(
-        "rlhf_job_predicted_step_seconds",
-        "gauge",
-        "seconds",
-        (),
-        "Duration of a step as the mapper predicted it.",
-        _predicted,
-    ),
-    JobMetric(
-        "rlhf_job_gpus",
-        "gauge",
-        "GPUs",
-        (),
-        "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.",
-        _gpus,
-    ),
-    JobMetric("rlhf_job_queue_seconds", "gauge", "seconds", (), "Time in the queue until now, while queued.", _queued),
+    JobMetric("rlhf_job_queue_seconds", "seconds", "Time in the queue until now, while queued.", _queued),
     JobMetric(
         "rlhf_job_checkpoint_age_seconds",
-        "gauge",
         "seconds",
-        (),
         "Time since the newest whole checkpoint, until the job ends.",
         _checkpoint_age,
     ),

@@ -11,15 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 from rlhf_operator.actions import Create, Plan, ReadLive
-from rlhf_operator.cluster.apply import RefusedError, StaleError
+from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError
 from rlhf_operator.cluster.cache import Key
 from rlhf_operator.cluster.client import ApiError, NotLeadingError
+from rlhf_operator.cluster.heartbeats import Heartbeats
+from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import Result
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Heartbeat, ObservedPod, Refusal, Snapshot
+from rlhf_operator.snapshot import Refusal, Snapshot
 from rlhf_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -35,28 +37,6 @@ MAX_POLL_INTERVALS: Final = 4
 """Intervals between two questions to a head pod that does not answer, at most: each keeps others waiting."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
-
-
-class Observes(Protocol):
-    """What the reconciler needs of cluster.observe."""
-
-    async def sync(self) -> None: ...
-    async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None: ...
-    def head(self, key: Key) -> tuple[str, ObservedPod] | None: ...
-    def keys(self) -> Iterable[Key]: ...
-
-
-class Applies(Protocol):
-    """What the reconciler needs of cluster.apply."""
-
-    async def apply(self, snapshot: Snapshot, plan: Plan) -> None: ...
-
-
-class ReadsHeartbeats(Protocol):
-    """What the reconciler needs of cluster.heartbeats."""
-
-    def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None: ...
-    async def read(self, job_uid: str, pod: ObservedPod) -> bool: ...
 
 
 class StillUndecidedError(Exception):
@@ -75,9 +55,9 @@ class Reconciler:
         decide: Decide,
         settings: Settings,
         *,
-        observer: Observes,
-        applier: Applies,
-        heartbeats: ReadsHeartbeats,
+        observer: Observer,
+        applier: Applier,
+        heartbeats: Heartbeats,
         reconciled: Callable[[Result, float], None],
         clock: Callable[[], datetime] = _now,
     ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from rlhf_api.status import Status
+from rlhf_operator import names
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
@@ -205,3 +206,26 @@ class Snapshot:
         """The RayJob of the attempt that the status names, if it is this job's."""
         number = self.job.status.attempt
         return next((each for each in self.rayjobs if each.owned and each.attempt == number), None)
+
+
+def inputs_of(spec: Document) -> set[str]:
+    """Names of the jobs that a spec's models come from (job://), whether or not the spec is right."""
+    return {uri.removeprefix("job://").split("/")[0] for uri in _uris(spec.get("models"), "job://")}
+
+
+def claims_of(job: str, spec: Document) -> set[str]:
+    """Names of the claims that a spec names (pvc://claim/...), and of the one that is made for the job."""
+    parts = [part for field, part in spec.items() if field != "runtime"]
+    return {names.output_claim(job), *(uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://"))}
+
+
+def _uris(value: object, scheme: str) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str) and found.startswith(scheme):
+            yield found
+        elif isinstance(found, Mapping):
+            waiting += found.values()
+        elif isinstance(found, list | tuple):
+            waiting += found

@@ -15,7 +15,6 @@ from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan, ReadLive
 from rlhf_operator.reconcile import decide
-from rlhf_operator.reconcile.cleanup import FORCE_SECONDS
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     Capability,
@@ -32,6 +31,7 @@ from rlhf_operator.snapshot import (
 from tests.operator.fake_trainer import START, TOTAL_STEPS, Trainer, containers, words
 from tests.operator.invariants import InvariantError, check, check_step
 
+FORCE_SECONDS = 300.0
 UID = "11111111-2222-3333-4444-555555555555"
 SFT: Mapping[str, Any] = {
     "algorithm": {"name": "SFT"},

@@ -37,7 +37,7 @@ def test_an_exit_code_has_its_reason(code: int, reason: str, phase: str) -> None
     world.end(code, "what it said")
     world.ray_tells()
     world.settle()
-    world.wait(failure.EVIDENCE_SECONDS + 1)
+    world.wait(61)
     world.settle()
     assert (failed(world).reason, world.phase) == (reason, phase)
     assert failed(world).exit_code == (code if code > 0 else 128 - code)

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_operator import conditions, failure, names
+from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse
 from rlhf_operator.reconcile import decide
-from rlhf_operator.reconcile.cleanup import FORCE_SECONDS
 from tests.operator.running_jobs import failed, running
 from tests.operator.simulated import World
 from tests.operator.test_a_job_lives_its_life import message, reason
 
 QUEUED = {names.QUEUE: "team"}
+EVICTION_SECONDS, FORCE_SECONDS = 10.0, 300.0
 
 
 def preempted() -> World:
@@ -109,13 +109,13 @@ def suspended_before_kueue_says_why() -> World:
     world.take_quota()
     world.settle()
     assert (world.phase, world.status.last_failure) == ("Running", None)
-    assert requeue_after(world) == pytest.approx(failure.EVICTION_SECONDS)
+    assert requeue_after(world) == pytest.approx(EVICTION_SECONDS)
     return world
 
 
 def test_a_suspension_whose_reason_is_seen_a_little_later_is_a_preemption() -> None:
     world = suspended_before_kueue_says_why()
-    world.wait(failure.EVICTION_SECONDS - 1)
+    world.wait(EVICTION_SECONDS - 1)
     world.settle()
     assert world.phase == "Running"
     world.is_quota_lagging = False
@@ -125,7 +125,7 @@ def test_a_suspension_whose_reason_is_seen_a_little_later_is_a_preemption() -> N
 
 def test_a_suspension_whose_reason_is_never_seen_is_an_eviction() -> None:
     world = suspended_before_kueue_says_why()
-    world.wait(failure.EVICTION_SECONDS)
+    world.wait(EVICTION_SECONDS)
     world.settle()
     assert (failed(world).reason, world.status.failed_attempts, world.phase) == ("Evicted", 0, "Restarting")
 

@@ -93,7 +93,7 @@ class Wire(Client):
         await asyncio.sleep(3600 if self.hangs else 0.05)
         if self.fails:
             raise self.fails
-        lease: Document | None = given["body"]
+        lease: Document | None = given.get("body")
         if self.store.lease is None and method != "POST":
             raise answered(404)
         if lease is None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse
-from rlhf_operator.cluster.cache import Cache, Key, KindName, claims_of, inputs_of
+from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import Listing
-from rlhf_operator.snapshot import ObservedJob, ObservedQuota
+from rlhf_operator.snapshot import ObservedJob, ObservedQuota, claims_of, inputs_of
 
 KEYS = [
     *("metadata", "spec", "status", "labels", "name", "namespace", "uid", "resourceVersion", "creationTimestamp"),

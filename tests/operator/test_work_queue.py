@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.work_queue import FIRST_PAUSE, LONGEST_PAUSE, WorkQueue
+from rlhf_operator.work_queue import WorkQueue
 
 Test = Callable[[WorkQueue[str]], Awaitable[None]]
 
@@ -99,11 +99,11 @@ def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_success(monkeypatch: p
 
     async def test(queue: WorkQueue[str]) -> None:
         pauses = [queue.retry("a") for _ in range(30)]
-        assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-        assert pauses[-1] == LONGEST_PAUSE
-        assert queue.retry("b") == FIRST_PAUSE
+        assert pauses[:3] == [0.2, 0.4, 0.8]
+        assert pauses[-1] == 120
+        assert queue.retry("b") == 0.2
         queue.succeeded("a")
-        assert queue.retry("a") == FIRST_PAUSE
+        assert queue.retry("a") == 0.2
         queue.close()
 
     run(test)

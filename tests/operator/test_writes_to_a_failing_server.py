@@ -151,7 +151,7 @@ def test_an_error_that_stays_is_told_in_a_sentence(tmp_path: Path, pauses: list[
         assert len(parts.server.requests) == 5
         parts.server.will("GET", "/x", 404, {"message": "no x"})
         with pytest.raises(ApiError, match="no x"):
-            await parts.client.read("/x")
+            await parts.client.call("GET", "/x", kind="x")
         assert len(parts.server.requests) == 6
         assert len(pauses) == 4
 
@@ -222,7 +222,7 @@ def test_whatever_is_listed_does_not_end_the_operator(pauses: list[float]) -> No
 
 def test_requests_at_once_have_a_limit(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
-        await asyncio.gather(*(parts.client.read(f"/{number}") for number in range(60)))
+        await asyncio.gather(*(parts.client.find(f"/{number}", "x") for number in range(60)))
         assert 1 < parts.server.most_at_once <= 16
 
     run(tmp_path, test)

@@ -121,6 +121,8 @@ class Applier:
     async def _existing(self, job: ObservedJob, resource: Resource, name: str) -> Document:
         """The object that is there already; RefusedError where it is not the job's."""
         found = await self._client.get(resource, job.namespace, name)
+        if found is None:
+            raise StaleError(f"{resource.kind} {name} was there and is gone")
         if job.uid in parse.owners(found):
             return found
         message = f"{resource.kind} {name} exists already and belongs to somebody else: delete it or rename the job"

@@ -22,6 +22,8 @@ from rlhf_operator.snapshot import (
     ObservedPod,
     ObservedQuota,
     ObservedRayJob,
+    claims_of,
+    inputs_of,
 )
 
 T = TypeVar("T")
@@ -119,34 +121,14 @@ def _identity(document: Document) -> tuple[Key, str, int]:
     return key, raw.text(document, "metadata", "uid"), int(version) if version.isdigit() else 0
 
 
-def inputs_of(spec: Document) -> set[str]:
-    """Names of the jobs that a spec's models come from (job://)."""
-    return {uri.removeprefix("job://").split("/")[0] for uri in _uris(spec.get("models"), "job://")}
-
-
-def claims_of(name: str, spec: Document) -> set[str]:
-    """Names of the claims that a spec names (pvc://claim/...), and of the one that is made for the job."""
-    parts = [part for field, part in spec.items() if field != "runtime"]
-    named = {uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://")}
-    return named | {names.output_claim(name)}
-
-
-def _uris(value: object, scheme: str) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, str) and found.startswith(scheme):
-            yield found
-        elif isinstance(found, dict):
-            waiting += found.values()
-        elif isinstance(found, list):
-            waiting += found
-
-
 def _job(document: Document) -> tuple[ObservedJob, str, frozenset[str]]:
     job = parse.job(document)
     inputs = (f"input:{each}" for each in inputs_of(job.spec))
-    return job, job.uid, frozenset((*inputs, *(f"claim:{each}" for each in claims_of(job.name, job.spec))))
+    return (
+        job,
+        job.uid,
+        frozenset((*inputs, *(f"claim:{each}" for each in claims_of(job.name, job.spec)))),
+    )
 
 
 def _rayjob(document: Document) -> tuple[ObservedRayJob, str, frozenset[str]]:

@@ -16,7 +16,7 @@ import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.dynamic import DynamicClient
-from kubernetes.aio.utils.retry import Backoff, on_retry_after_error  # type: ignore[attr-defined]
+from kubernetes.aio.utils import Backoff, on_retry_after_error
 
 from rlhf_operator.actions import Manifest
 from rlhf_operator.cluster.resources import Resource
@@ -119,12 +119,18 @@ class Client:
         self._retired.add(retired)
         retired.add_done_callback(self._retired.discard)
 
-    async def read(self, path: str) -> Document:
-        """Any GET."""
-        return await self.call("GET", path, kind=path.strip("/").split("/")[0])
+    async def find(self, path: str, kind: str, attempts: int = ATTEMPTS) -> Document | None:
+        """What a GET answers; None where there is nothing (404)."""
+        try:
+            return await self.call("GET", path, kind=kind, attempts=attempts)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Document:
-        return await self.call("GET", resource.path(namespace, name), kind=resource.plural)
+    async def get(self, resource: Resource, namespace: str, name: str) -> Document | None:
+        """An object; None where there is none."""
+        return await self.find(resource.path(namespace, name), resource.plural)
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
         """All objects, in pages; what the server says now."""

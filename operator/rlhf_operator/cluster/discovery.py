@@ -7,7 +7,7 @@ from typing import Final
 
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
-from rlhf_operator.cluster.client import FORBIDDEN, NOT_FOUND, ApiError, Client, NoClusterError
+from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
 from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, RAYJOBS, Resource, workloads
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
@@ -57,25 +57,15 @@ async def discover(client: Client, settings: Settings) -> Offer:
 
 
 async def _serves(client: Client, resource: Resource) -> bool:
-    try:
-        answer = await client.read(f"/apis/{resource.group}/{resource.version}")
-    except ApiError as error:
-        if error.status == NOT_FOUND:
-            return False
-        raise
+    answer = await client.find(f"/apis/{resource.group}/{resource.version}", "apis")
     return any(each.get("name") == resource.plural for each in raw.entries(answer, "resources"))
 
 
 async def _kueue(client: Client) -> Resource | None:
     """Its Workloads in the version that the server prefers."""
-    try:
-        answer = await client.read("/apis/kueue.x-k8s.io")
-    except ApiError as error:
-        if error.status == NOT_FOUND:
-            return None
-        raise
+    answer = await client.find("/apis/kueue.x-k8s.io", "apis")
     resource = workloads(raw.text(answer, "preferredVersion", "version"))
-    return resource if await _serves(client, resource) else None
+    return resource if answer and await _serves(client, resource) else None
 
 
 async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:

@@ -46,55 +46,47 @@ class EventRecorder:
         self._recorded: OrderedDict[tuple[str, Event], _Recorded] = OrderedDict()
 
     async def record(self, job: ObservedJob, event: Event) -> None:
-        try:
-            await self._record(job, event)
-        except ApiError as error:
-            logger.warning("no event about %s/%s: %s", job.namespace, job.name, error)
-
-    async def _record(self, job: ObservedJob, event: Event) -> None:
         now = self._clock()
         recorded = self._recorded.get((job.uid, event))
         if recorded is None or now - recorded.written > SERIES:
             recorded = self._recorded[job.uid, event] = _Recorded(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
             if len(self._recorded) > REMEMBERED:
                 self._recorded.popitem(last=False)
-            await self._create(job, event, recorded)
+            await self._write(job, "POST", EVENTS.path(job.namespace), _new(job, event, recorded))
             return
         recorded.count += 1
         if now - recorded.written < REPORTED_EVERY and recorded.count > 2:
             return
         recorded.written = now
-        path = EVENTS.path(job.namespace, recorded.name)
         series = {"series": {"count": recorded.count, "lastObservedTime": _micro(now)}}
-        await self._write("PATCH", path, series, MERGE_PATCH)
+        await self._write(job, "PATCH", EVENTS.path(job.namespace, recorded.name), series)
 
-    async def _create(self, job: ObservedJob, event: Event, recorded: _Recorded) -> None:
-        body: dict[str, Any] = {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
-            "metadata": {"name": recorded.name, "namespace": job.namespace},
-            "eventTime": _micro(recorded.first),
-            "reportingController": names.OPERATOR,
-            "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
-            "action": "Reconcile",
-            "type": event.kind,
-            "reason": event.reason,
-            "note": _short(event.message),
-            "regarding": {
-                "apiVersion": JOBS.api_version,
-                "kind": JOBS.kind,
-                "namespace": job.namespace,
-                "name": job.name,
-                "uid": job.uid,
-                "resourceVersion": job.resource_version,
-            },
-        }
-        await self._write("POST", EVENTS.path(job.namespace), body, "application/json")
+    async def _write(self, job: ObservedJob, method: str, path: str, body: dict[str, Any]) -> None:
+        content_type = MERGE_PATCH if method == "PATCH" else "application/json"
+        may = self._may_write
+        try:
+            await self._client.call(
+                method, path, kind=EVENTS.plural, body=body, content_type=content_type, may=may, attempts=2
+            )
+        except ApiError as error:
+            logger.warning("no event about %s/%s: %s", job.namespace, job.name, error)
 
-    async def _write(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
-        await self._client.call(
-            method, path, kind=EVENTS.plural, body=body, content_type=content_type, may=self._may_write, attempts=2
-        )
+
+def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
+    regarding = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "namespace": job.namespace, "name": job.name}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": recorded.name, "namespace": job.namespace},
+        "eventTime": _micro(recorded.first),
+        "reportingController": names.OPERATOR,
+        "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
+        "action": "Reconcile",
+        "type": event.kind,
+        "reason": event.reason,
+        "note": _short(event.message),
+        "regarding": {**regarding, "uid": job.uid, "resourceVersion": job.resource_version},
+    }
 
 
 def _micro(time: datetime) -> str:

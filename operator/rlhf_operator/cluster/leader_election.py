@@ -169,14 +169,9 @@ class Elector:
 
     async def _read(self) -> Document:
         """The Lease; empty where there is none."""
-        try:
-            return await self._send("GET")
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return {}
+        return await self._client.find(LEASES.path(self._namespace, self._name), LEASES.plural, attempts=1) or {}
 
-    async def _send(self, method: str, lease: Document | None = None) -> Document:
+    async def _send(self, method: str, lease: Document) -> Document:
         """One request: the election does its own retries."""
         path = LEASES.path(self._namespace, None if method == "POST" else self._name)
         return await self._client.call(method, path, kind=LEASES.plural, body=lease, attempts=1)

@@ -11,8 +11,8 @@ from typing import Final
 
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
-from rlhf_operator.cluster.cache import Cache, Entry, Key, claims_of, inputs_of
-from rlhf_operator.cluster.client import NOT_FOUND, ApiError, Client, Listing
+from rlhf_operator.cluster.cache import Cache, Entry, Key
+from rlhf_operator.cluster.client import Client, Listing
 from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
@@ -26,6 +26,8 @@ from rlhf_operator.snapshot import (
     ObservedQuota,
     ObservedRayJob,
     Snapshot,
+    claims_of,
+    inputs_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,13 +102,9 @@ class Observer:
     async def _read_live(self, key: Key) -> None:
         """Reads job, RayJobs and pods anew. The job first: then its version says that nothing came in between."""
         namespace, name = key
-        try:
-            found: tuple[object, ...] = (await self._client.get(JOBS, namespace, name),)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            found = ()
-        changed = self._cache.put_list("jobs", Listing(items=tuple(map(raw.mapping, found)), version=NEVER), [key])
+        found = await self._client.get(JOBS, namespace, name)
+        listing = Listing(items=() if found is None else (found,), version=NEVER)
+        changed = self._cache.put_list("jobs", listing, [key])
         if found and self._may_have_had_attempts(key):
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
             pods = await self._client.list(PODS, namespace, selector)
@@ -136,12 +134,8 @@ class Observer:
         return tuple(each for each in found if each is not None)
 
     async def _rayjob(self, job: ObservedJob, name: str) -> ObservedRayJob | None:
-        try:
-            return parse.rayjob(await self._client.get(RAYJOBS, job.namespace, name), job.uid)
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
+        found = await self._client.get(RAYJOBS, job.namespace, name)
+        return None if found is None else parse.rayjob(found, job.uid)
 
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Once Ray says that the attempt is over, what the trainer wrote last must be known before anything is done."""

@@ -19,6 +19,11 @@ class Resource:
     kind: str
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """As kopf's settings name a kind."""
+        return self.group, self.version, self.plural
+
+    @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 

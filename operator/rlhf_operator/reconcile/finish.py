@@ -87,6 +87,18 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
         ctx.requeue_after(_backoff_seconds(ctx))
 
 
+def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> float | None:
+    """Seconds until spec.runPolicy.activeDeadlineSeconds; None without one. Fails the job if that is over."""
+    deadline = ctx.policy.active_deadline_seconds
+    if deadline is None:
+        return None
+    left = deadline - (ctx.status.active_seconds or 0) - running_seconds
+    if left <= 0:
+        message = f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
+        fail(ctx, "DeadlineExceeded", message)
+    return left
+
+
 def suspend(ctx: ReconcileContext) -> None:
     """An attempt ends because the user wants it: its pods save a checkpoint when they are told to end."""
     ctx.require_live("the job is suspended")

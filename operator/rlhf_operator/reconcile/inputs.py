@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from rlhf_api import chain
 from rlhf_api.job import Job
@@ -11,6 +10,7 @@ from rlhf_api.problems import SpecError
 from rlhf_operator import names, resources
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
+from rlhf_operator.snapshot import inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
 """No event tells that a RayJob without our labels has gone."""
@@ -78,10 +78,8 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     own = names.output_claim(ctx.job.name)
     made = claims.get(own)
     if own not in named and made is not None and made.exists and not made.owned:
-        return (
-            "NameConflict",
-            f"PersistentVolumeClaim {own} belongs to something else; delete it or name the job otherwise",
-        )
+        what_to_do = "delete it or name the job otherwise"
+        return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
     return None
 
 
@@ -99,14 +97,14 @@ def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
 
 
 def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
-    seen = ctx.snapshot.inputs[name]
-    if seen.phase == "Failed":
+    entry = ctx.snapshot.inputs[name]
+    if entry.phase == "Failed":
         finish.fail(ctx, "InputFailed", f"{name}, which this job reads, failed; repair it and create both again")
         return False
-    if seen.phase != "Succeeded" or not seen.output_uri:
+    if entry.phase != "Succeeded" or not entry.output_uri:
         ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
-    claim = seen.output_uri.removeprefix("pvc://").partition("/")[0]
+    claim = entry.output_uri.removeprefix("pvc://").partition("/")[0]
     if (kept := ctx.snapshot.claims.get(claim)) is not None and not kept.exists:
         message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
         ctx.set_condition("InputsReady", "False", "ClaimMissing", message)
@@ -123,23 +121,10 @@ def _circle(ctx: ReconcileContext, needed: list[str]) -> str:
         entry = ctx.snapshot.inputs.get(path[-1])
         if entry is None or entry.phase == "Succeeded":
             continue
-        for name in _references(entry.spec.get("models")):
+        for name in sorted(inputs_of(entry.spec)):
             if name == own:
                 return " -> ".join([*path, own])
             if name not in seen:
                 seen.add(name)
                 paths.append([*path, name])
     return ""
-
-
-def _references(document: Any) -> Iterator[str]:
-    """Names of the jobs that a part of a spec refers to, whether or not the spec is right."""
-    parts = [document]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, Mapping):
-            parts.extend(part.values())
-        elif isinstance(part, list | tuple):
-            parts.extend(part)
-        elif isinstance(part, str) and part.startswith(chain.SCHEME):
-            yield part.removeprefix(chain.SCHEME)

@@ -26,7 +26,9 @@ def prepare(ctx: ReconcileContext) -> None:
         return
     _resume(ctx)
     job = inputs.accepted(ctx)
-    if job is None or not inputs.ready(ctx, job) or _is_too_late(ctx):
+    if job is None or not inputs.ready(ctx, job):
+        return
+    if (seconds_left := finish.fail_if_too_late(ctx)) is not None and seconds_left <= 0:
         return
     if not is_clear:
         left = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3]) or "the RayJob"
@@ -57,16 +59,6 @@ def _resume(ctx: ReconcileContext) -> None:
         ctx.set_status(mapping=None)  # other nodes may be there by now
     if conditions.found(ctx.status.conditions, "Suspended") is not None:
         ctx.set_condition("Suspended", "False", "Resumed", "spec.suspend is false.")
-
-
-def _is_too_late(ctx: ReconcileContext) -> bool:
-    deadline = ctx.policy.active_deadline_seconds
-    if deadline is None or (ctx.status.active_seconds or 0) < deadline:
-        return False
-    finish.fail(
-        ctx, "DeadlineExceeded", f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
-    )
-    return True
 
 
 def _is_backing_off(ctx: ReconcileContext) -> bool:

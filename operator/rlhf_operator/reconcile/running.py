@@ -36,7 +36,9 @@ def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
     found = _failure(ctx, has_advanced=has_advanced)
     if found is None:
         attempt_status.set_readiness(ctx)
-        _check_active_deadline(ctx)
+        left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
+        if left is not None and left > 0:
+            ctx.requeue_after(left)
     elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
         finish.fail_attempt(ctx, found)
 
@@ -49,9 +51,8 @@ def _has_succeeded(ctx: ReconcileContext) -> bool:
         return True
     if rayjob is None or rayjob.job_status != "SUCCEEDED":
         return False
-    head = failure.head_of(ctx.snapshot)
-    can_speak = head is not None and head.deleting_since is None and head.phase == "Running"
-    return has_last_words or not can_speak or _has_waited(ctx, failure.LAST_WORDS_SECONDS)
+    can_answer = failure.head_can_answer(ctx.snapshot)
+    return has_last_words or not can_answer or _has_waited(ctx, failure.LAST_WORDS_SECONDS)
 
 
 def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
@@ -124,15 +125,3 @@ def _silence(ctx: ReconcileContext) -> float:
 def _latest(ctx: ReconcileContext, *moments: datetime | None) -> datetime:
     """When a silence began; before the operator was there it proves nothing."""
     return max([ctx.snapshot.watching_since, *(each for each in moments if each)])
-
-
-def _check_active_deadline(ctx: ReconcileContext) -> None:
-    deadline = ctx.policy.active_deadline_seconds
-    if deadline is None:
-        return
-    rest = deadline - (ctx.status.active_seconds or 0) - finish.active_seconds(ctx)
-    if rest > 0:
-        ctx.requeue_after(rest)
-        return
-    message = f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
-    finish.fail(ctx, "DeadlineExceeded", message)
