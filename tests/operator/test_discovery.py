@@ -1,0 +1,49 @@
+"""What the cluster offers, where the API server answers badly."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_operator.cluster.client import ApiError, NoClusterError
+from rlhf_operator.cluster.discovery import discover
+from rlhf_operator.settings import Settings
+from tests.operator.test_writes_to_a_failing_server import Parts, pauses, run
+
+__all__ = ["pauses"]
+
+JOBS = "/apis/rlhf.hybridflow.io/v1alpha1"
+SETTINGS = Settings(read_nodes=False)
+
+
+def test_a_server_that_is_busy_does_not_offer_less(tmp_path: Path, pauses: list[float]) -> None:
+    async def test(parts: Parts) -> None:
+        for _ in range(5):
+            parts.server.will("GET", JOBS, 200, {"resources": [{"name": "rlhfjobs"}]})
+            parts.server.will("GET", "/apis/ray.io/v1", 503)
+        with pytest.raises(ApiError) as failed:
+            await discover(parts.client, SETTINGS)
+        assert (failed.value.status, failed.value.passing) == (503, True)
+        assert len(pauses) == 4
+
+    run(tmp_path, test)
+
+
+def test_what_is_not_installed_is_not_offered(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", JOBS, 200, {"resources": [{"name": "rlhfjobs"}]})
+        parts.server.will("GET", "/apis/ray.io/v1", 404)
+        parts.server.will("GET", "/apis/kueue.x-k8s.io", 404)
+        offer = await discover(parts.client, SETTINGS)
+        assert not offer.capabilities
+        assert [kind.name for kind in offer.kinds] == ["jobs", "pods", "claims"]
+
+    run(tmp_path, test)
+
+
+def test_a_cluster_without_our_jobs_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", JOBS, 404)
+        with pytest.raises(NoClusterError, match=r"crds\.enabled=true"):
+            await discover(parts.client, SETTINGS)
+
+    run(tmp_path, test)
