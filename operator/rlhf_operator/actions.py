@@ -30,29 +30,16 @@ class Create:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeleteRayJob:
-    """Delete the RayJob of an attempt, its cluster and pods with it, if it still has this uid."""
+class Delete:
+    """Delete an object of the job's namespace, if it still has this uid."""
 
+    kind: Literal["RayJob", "Pod", "RLHFJob"]
+    """RayJob: an attempt, its cluster and pods with it. Pod: its node is gone. RLHFJob: its time to live is over."""
     name: str
     uid: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeletePod:
-    """Delete a pod at once that no kubelet will ever confirm: its node is gone."""
-
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeleteJob:
-    """Delete the job itself: its time to live is over."""
-
-    uid: str
-
-
-Action: TypeAlias = ReadLive | Create | DeleteRayJob | DeletePod | DeleteJob
+Action: TypeAlias = ReadLive | Create | Delete
 
 
 @dataclass(frozen=True, kw_only=True)

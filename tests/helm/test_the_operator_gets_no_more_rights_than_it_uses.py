@@ -11,10 +11,10 @@ from tests.helm.rendering import NAMESPACE, RELEASE, Helm, Manifest, Values, the
 WATCH = {"list", "watch"}
 LOOK = {"get", *WATCH}
 NEEDED = {
-    ("rlhf.hybridflow.io", "rlhfjobs"): LOOK | {"delete"},  # DeleteJob, when its time to live is over
+    ("rlhf.hybridflow.io", "rlhfjobs"): LOOK | {"delete"},  # when its time to live is over
     ("rlhf.hybridflow.io", "rlhfjobs/status"): {"patch"},  # no finalizers: no owner reference blocks a deletion
     ("ray.io", "rayjobs"): LOOK | {"create", "delete"},
-    ("", "pods"): WATCH | {"delete"},  # DeletePod, when its node is gone
+    ("", "pods"): WATCH | {"delete"},  # when its node is gone
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create"},
     ("events.k8s.io", "events"): {"create", "patch"},

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan, ReadLive
+from rlhf_operator.actions import Create, Delete, Event, Plan, ReadLive
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
@@ -170,14 +170,14 @@ class World:
         match action:
             case Create(manifest=manifest):
                 self._create(manifest)
-            case DeleteRayJob(name=name, uid=uid):
+            case Delete(kind="RayJob", name=name, uid=uid):
                 if name in self.rayjobs and self.rayjobs[name].uid == uid:
                     self.rayjobs[name] = replace(self.rayjobs[name], deleting=True)
-            case DeletePod(name=name, uid=uid):
+            case Delete(kind="Pod", name=name, uid=uid):
                 if name in self.pods and self.pods[name].uid == uid:
                     check(self._is_dead(self.pods[name]), "only dead pods are forced")
                     del self.pods[name]
-            case DeleteJob(uid=uid):
+            case Delete(kind="RLHFJob", uid=uid):
                 check(uid == UID and self.status.phase in ("Succeeded", "Failed"), "only a finished job is deleted")
                 self.is_deleted = True
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator import conditions, names
-from rlhf_operator.actions import Create, DeleteRayJob, ReadLive
+from rlhf_operator.actions import Create, Delete, ReadLive
 from rlhf_operator.reconcile import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
@@ -75,7 +75,7 @@ def test_success_is_written_before_the_rayjob_is_deleted() -> None:
     world.ray_tells()
     plan = decide(world.observe(fresh=True), world.now, world.settings)
     assert plan.status.phase == "Succeeded"
-    assert [type(each) for each in plan.actions] == [DeleteRayJob]
+    assert [isinstance(each, Delete) and each.kind for each in plan.actions] == ["RayJob"]
     assert plan.status.output
     assert plan.status.output.uri == "pvc://job-output/job/model"
     assert plan.status.progress

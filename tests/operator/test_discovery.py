@@ -7,9 +7,7 @@ import pytest
 from rlhf_operator.cluster.client import ApiError, NoClusterError
 from rlhf_operator.cluster.discovery import discover
 from rlhf_operator.settings import Settings
-from tests.operator.test_writes_to_a_failing_server import Parts, pauses, run
-
-__all__ = ["pauses"]
+from tests.operator.test_writes_to_a_failing_server import Parts, run
 
 JOBS = "/apis/rlhf.hybridflow.io/v1alpha1"
 SETTINGS = Settings(read_nodes=False)

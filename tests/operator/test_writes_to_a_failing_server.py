@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rlhf_api.status import Progress, Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, DeleteJob, DeletePod, DeleteRayJob, Event, Plan
+from rlhf_operator.actions import Create, Delete, Event, Plan
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
@@ -26,6 +26,9 @@ from tests.cluster.credentials import kubeconfig
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 JOB = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/n/rlhfjobs/a"
 RAYJOBS = "/apis/ray.io/v1/namespaces/n/rayjobs"
+DELETE_RAYJOB = Delete(kind="RayJob", name="a-a1", uid="r")
+DELETE_POD = Delete(kind="Pod", name="p", uid="q")
+DELETE_JOB = Delete(kind="RLHFJob", name="a", uid="uid-a")
 EVENTS = "/apis/events.k8s.io/v1/namespaces/n/events"
 
 
@@ -112,21 +115,6 @@ def rayjob(owner: str) -> dict[str, Any]:
     labels = {names.JOB_NAME: "a", names.ATTEMPT: "1"}
     metadata = {"name": "a-a1", "namespace": "n", "uid": "r", "resourceVersion": "3", "labels": labels}
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {**metadata, "ownerReferences": owners}}
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that a client would make, which it does not."""
-    made: list[float] = []
-    real = asyncio.sleep
-
-    async def quick(seconds: float) -> None:
-        if seconds > 0.1:
-            made.append(seconds)
-        await real(min(seconds, 0.002))
-
-    monkeypatch.setattr(asyncio, "sleep", quick)
-    return made
 
 
 def test_a_busy_server_is_asked_again_when_it_says(tmp_path: Path, pauses: list[float]) -> None:
@@ -231,8 +219,12 @@ def test_requests_at_once_have_a_limit(tmp_path: Path) -> None:
 def test_a_replica_that_no_longer_leads_writes_nothing(tmp_path: Path, pauses: list[float]) -> None:
     async def test(parts: Parts) -> None:
         parts.leads = False
-        actions = (Create(manifest=rayjob("uid-a")), DeleteRayJob(name="a-a1", uid="r"), DeletePod(name="p", uid="q"))
-        for action in (*actions, DeleteJob(uid="uid-a")):
+        actions = (
+            Create(manifest=rayjob("uid-a")),
+            DELETE_RAYJOB,
+            DELETE_POD,
+        )
+        for action in (*actions, DELETE_JOB):
             with pytest.raises(NotLeadingError):
                 await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(action,)))
         event = Event(kind="Normal", reason="Running", message="it runs")
@@ -330,7 +322,7 @@ def test_somebody_elses_object_ends_the_pass_and_a_person_is_told(tmp_path: Path
     async def test(parts: Parts) -> None:
         parts.server.will("POST", RAYJOBS, 409)
         parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("another"))
-        actions = (Create(manifest=rayjob("uid-a")), DeletePod(name="p", uid="q"))
+        actions = (Create(manifest=rayjob("uid-a")), DELETE_POD)
         with pytest.raises(RefusedError, match="belongs to somebody else"):
             await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
         assert not parts.server.asked("DELETE")
@@ -356,7 +348,11 @@ def test_only_what_was_seen_is_deleted(tmp_path: Path, code: int) -> None:
         pod, job = "/api/v1/namespaces/n/pods/p", JOB
         for path in (f"{RAYJOBS}/a-a1", pod, job):
             parts.server.will("DELETE", path, code)
-        actions = (DeleteRayJob(name="a-a1", uid="r"), DeletePod(name="p", uid="q"), DeleteJob(uid="uid-a"))
+        actions = (
+            DELETE_RAYJOB,
+            DELETE_POD,
+            DELETE_JOB,
+        )
         await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
         bodies = [body for _, _, body in parts.server.requests]
         assert [each["preconditions"]["uid"] for each in bodies] == ["r", "q", "uid-a"]
@@ -384,7 +380,7 @@ def test_an_event_that_is_refused_stops_nothing(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("POST", EVENTS, 403)
         event = Event(kind="Normal", reason="Running", message="it runs")
-        actions = (DeletePod(name="p", uid="q"),)
+        actions = (DELETE_POD,)
         await parts.applier.apply(snapshot(), Plan(status=Status(), events=(event,), actions=actions))
         assert parts.server.asked("DELETE")
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.actions import Action, Create, DeleteJob, DeletePod, DeleteRayJob, Event, Manifest, Plan, ReadLive
+from rlhf_operator.actions import Action, Create, Delete, Event, Manifest, Plan, ReadLive
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, MERGE_PATCH, NOT_FOUND, ApiError, Client
@@ -20,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
 """Plural of a kind that is made and watched -> its place in the cache."""
+DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
+    # Foreground: so the pods end even where KubeRay is down, and the RayJob stays until they are gone.
+    "RayJob": (RAYJOBS, {"propagationPolicy": "Foreground"}),
+    "Pod": (PODS, {"gracePeriodSeconds": 0}),
+    "RLHFJob": (JOBS, {"propagationPolicy": "Background"}),
+}
+"""Kind -> resource, DeleteOptions."""
 WRITTEN_BY: Final = {"fieldManager": names.OPERATOR}
 
 
@@ -68,13 +75,8 @@ class Applier:
         match action:
             case Create():
                 await self._create(job, action.manifest)
-            case DeleteRayJob():
-                # So the pods end even where KubeRay is down, and the RayJob stays until they are gone.
-                await self._delete(RAYJOBS, job.namespace, action.name, action.uid, {"propagationPolicy": "Foreground"})
-            case DeletePod():
-                await self._delete(PODS, job.namespace, action.name, action.uid, {"gracePeriodSeconds": 0})
-            case DeleteJob():
-                await self._delete(JOBS, job.namespace, job.name, action.uid, {"propagationPolicy": "Background"})
+            case Delete():
+                await self._delete(job.namespace, action)
             case ReadLive():
                 raise AssertionError("the reconciler reads live and decides again")
 
@@ -132,9 +134,10 @@ class Applier:
         await self._events.record(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
         return RefusedError(refusal)
 
-    async def _delete(self, resource: Resource, namespace: str, name: str, uid: str, options: dict[str, Any]) -> None:
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **options}
-        path = resource.path(namespace, name)
+    async def _delete(self, namespace: str, action: Delete) -> None:
+        resource, options = DELETED[action.kind]
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": action.uid}, **options}
+        path = resource.path(namespace, action.name)
         try:
             await self._client.call("DELETE", path, kind=resource.plural, body=body, may=self._may_write)
         except ApiError as error:

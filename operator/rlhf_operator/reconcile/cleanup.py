@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_operator import failure
-from rlhf_operator.actions import DeletePod, DeleteRayJob
+from rlhf_operator.actions import Delete
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
 
@@ -22,7 +22,7 @@ def clear(ctx: ReconcileContext) -> bool:
         wait = _until_forced(ctx, pod)
         if wait is not None and wait <= 0:
             ctx.require_live(f"pod {pod.name} is deleted by force")
-            ctx.actions.append(DeletePod(name=pod.name, uid=pod.uid))
+            ctx.actions.append(Delete(kind="Pod", name=pod.name, uid=pod.uid))
         if wait is not None:
             ctx.requeue_after(max(wait, FORCE_SECONDS / 10))
     return not ctx.snapshot.pods and not any(each.owned for each in ctx.snapshot.rayjobs)
@@ -33,7 +33,7 @@ def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
     for each in ctx.snapshot.rayjobs:
         if each.owned and not each.deleting and each.name != but:
             ctx.require_live(f"RayJob {each.name} is deleted")
-            ctx.actions.append(DeleteRayJob(name=each.name, uid=each.uid))
+            ctx.actions.append(Delete(kind="RayJob", name=each.name, uid=each.uid))
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from rlhf_api.status import Failure, Output
 from rlhf_operator import conditions, resources
-from rlhf_operator.actions import DeleteJob
+from rlhf_operator.actions import Delete
 from rlhf_operator.failure import action_on
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
@@ -31,7 +31,8 @@ def clean_up(ctx: ReconcileContext) -> None:
         ctx.requeue_after(rest)
         return
     ctx.require_live("the job's time to live is over")
-    ctx.actions.append(DeleteJob(uid=ctx.snapshot.job.uid))
+    job = ctx.snapshot.job
+    ctx.actions.append(Delete(kind="RLHFJob", name=job.name, uid=job.uid))
 
 
 def succeed(ctx: ReconcileContext) -> None:
