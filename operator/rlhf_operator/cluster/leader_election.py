@@ -92,14 +92,16 @@ class Elector:
 
     async def _win(self) -> None:
         """Returns when this replica holds the Lease."""
-        while True:
-            try:
-                async with asyncio.timeout(self._deadline / 2):
-                    if await self._acquire():
-                        return
-            except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
-                self._report(error)
+        while not await self._wins():
             await asyncio.sleep(self._pause())
+
+    async def _wins(self) -> bool:
+        try:
+            async with asyncio.timeout(self._deadline / 2):
+                return await self._acquire()
+        except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
+            self._report(error)
+            return False
 
     async def _acquire(self) -> bool:
         lease = await self._read()
