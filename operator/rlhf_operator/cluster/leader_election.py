@@ -92,7 +92,7 @@ class Elector:
 
     async def _win(self) -> None:
         """Returns when this replica holds the Lease."""
-        while not await self._wins():
+        while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
             await asyncio.sleep(self._pause())
 
     async def _wins(self) -> bool:
