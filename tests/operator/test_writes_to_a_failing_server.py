@@ -39,6 +39,7 @@ class Server:
         self.answers: dict[tuple[str, str], list[tuple[int, Any, dict[str, str]]]] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.queries: list[dict[str, str]] = []
+        self.tokens: list[str] = []
         self.at_once = self.most_at_once = 0
 
     def will(self, method: str, path: str, code: int, document: Any = None, **headers: str) -> None:
@@ -52,6 +53,7 @@ class Server:
         self.at_once -= 1
         self.requests.append((request.method, request.path, yaml.safe_load(text) if text else None))
         self.queries.append(dict(request.query))
+        self.tokens.append(request.headers["Authorization"].removeprefix("Bearer "))
         planned = self.answers.get((request.method, request.path))
         code, document, headers = planned.pop(0) if planned else (200, {}, {})
         headers = {k.replace("_", "-"): v for k, v in headers.items()}

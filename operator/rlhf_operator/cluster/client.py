@@ -94,8 +94,7 @@ class Client:
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self._kubeconfig = kubeconfig
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._api = ApiClient(configuration)
-        self._retired: set[asyncio.Task[None]] = set()
+        self._api = self._api_before = ApiClient(configuration)
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
@@ -103,9 +102,8 @@ class Client:
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:
-        for task in self._retired:
-            task.cancel()
-        await asyncio.gather(_close_later(self._api, 0), *self._retired, return_exceptions=True)
+        for api in (self._api, self._api_before):
+            await api.close()  # type: ignore[no-untyped-call]
 
     async def credentials(self) -> tuple[Configuration, str | None]:
         """The configuration and the Authorization header, as they are now."""
@@ -114,10 +112,10 @@ class Client:
 
     async def renew_credentials(self) -> None:
         """Reads them again where they came from: tokens and certificates end. Requests under way keep the old ones."""
-        old, self._api = self._api, ApiClient(await _configuration(self._kubeconfig))
-        retired = asyncio.create_task(_close_later(old, TIMEOUT.total or 0))
-        self._retired.add(retired)
-        retired.add_done_callback(self._retired.discard)
+        new = ApiClient(await _configuration(self._kubeconfig))
+        old, self._api_before, self._api = self._api_before, self._api, new
+        if old is not self._api_before:
+            await old.close()  # type: ignore[no-untyped-call]
 
     async def find(self, path: str, kind: str, attempts: int = ATTEMPTS) -> Document | None:
         """What a GET answers; None where there is nothing (404)."""
@@ -220,13 +218,6 @@ class Client:
         if (answer := _parsed(text)) is None:
             raise ApiError(0, f"{where}: an answer that cannot be read: {text[:500]}", response.headers)
         return response.status, answer
-
-
-async def _close_later(api: ApiClient, seconds: float) -> None:
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        await api.close()  # type: ignore[no-untyped-call]
 
 
 def _is_passing(error: Exception) -> bool:
