@@ -1,4 +1,4 @@
-"""kopf's part: it watches and keeps the watches alive. What it sees goes into the cache, and on as keys of jobs.
+"""kopf's watches: what they see goes into the cache, and the keys of the jobs that it is about into the queue.
 
 Only low-level event handlers are used: kopf then writes nothing, neither finalizer nor annotation.
 """
@@ -6,7 +6,7 @@ Only low-level event handlers are used: kopf then writes nothing, neither finali
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import kopf
@@ -19,13 +19,9 @@ DELETED: Final = "DELETED"
 LISTED: Final = None
 """kopf's word for an object of a list: at the start, and again after a watch was lost."""
 
-Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
-Start = Callable[[kopf.OperatorRegistry, kopf.OperatorSettings], Awaitable[None]]
-End = Callable[[], Awaitable[None]]
-
 
 class NoDifferences(kopf.DiffBaseStorage):
-    """Stands for what kopf would remember of an object: it copied each twice to see what nobody here asks for."""
+    """kopf copies each object twice to find differences, for handlers that are not used here; this copies nothing."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -37,27 +33,8 @@ class NoDifferences(kopf.DiffBaseStorage):
         return None
 
 
-def registry(login: Login, start: Start, end: End) -> kopf.OperatorRegistry:
-    """Handlers for kopf's own life: `start` before the watches, `end` after them."""
-    made = kopf.OperatorRegistry()
-
-    @kopf.on.login(registry=made)
-    async def log_in(**_: Any) -> kopf.ConnectionInfo:
-        return await login()
-
-    @kopf.on.startup(registry=made)
-    async def before(settings: kopf.OperatorSettings, **_: Any) -> None:
-        await start(made, settings)
-
-    @kopf.on.cleanup(registry=made)
-    async def after(**_: Any) -> None:
-        await end()
-
-    return made
-
-
 def watch(kinds: Iterable[Kind], cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
-    """Adds a handler for each kind: what it sees goes into the cache, and the jobs that it is about into the queue."""
+    """Adds a handler for each kind."""
     for kind in kinds:
         _watch(kind, cache, reconciler, registry)
 

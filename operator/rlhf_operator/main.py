@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import kopf
 
@@ -130,6 +130,10 @@ class _Operator:
             reconciled=self.metrics.reconciled,
         )
         client.count = self.metrics.requested
+        self._registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=self._registry)(self.log_in)
+        kopf.on.startup(registry=self._registry)(self.start)
+        kopf.on.cleanup(registry=self._registry)(self.end)
         self._stop = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._failed: list[Exception] = []
@@ -150,7 +154,7 @@ class _Operator:
     def _enqueue(self, keys: set[Key]) -> None:
         self.reconciler.enqueue(keys)
 
-    async def log_in(self) -> kopf.ConnectionInfo:
+    async def log_in(self, **_given: Any) -> kopf.ConnectionInfo:
         """For kopf, which asks again when its credentials have run out."""
         await self.client.renew_credentials()
         configuration, authorization = await self.client.credentials()
@@ -170,7 +174,7 @@ class _Operator:
         namespaces = self.settings.namespaces
         try:
             await kopf.operator(
-                registry=handlers.registry(self.log_in, self.start, self.end),
+                registry=self._registry,
                 settings=handlers.settings(),
                 standalone=True,
                 # kopf would put its user's name there, and a user that a cluster makes up has none.
@@ -184,17 +188,17 @@ class _Operator:
         if self._failed:
             raise self._failed[0]
 
-    async def start(self, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings) -> None:
+    async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
         """Before the watches: finds out what to watch, and begins to work."""
         await self._or_stop(self.look_around())
         if not self._failed:
             kinds = self.observer.offer.kinds
-            handlers.watch(kinds, self.cache, self.reconciler, registry)
+            handlers.watch(kinds, self.cache, self.reconciler, self._registry)
             for each in filter(lambda kind: kind.selector, kinds):
                 settings.watching.label_selectors[each.resource.key] = each.selector
             self._work = asyncio.create_task(self._or_stop(self._lead_and_look_again()))
 
-    async def end(self) -> None:
+    async def end(self, **_: Any) -> None:
         """After the watches: the work ends, and the Lease is given back."""
         if self._work is not None:
             self._work.cancel()
