@@ -241,16 +241,22 @@ class Server:
     def __init__(
         self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]
     ) -> None:
-        self._registry, self._unhealthy, self._unready = registry, unhealthy, unready
-        self._runner: web.AppRunner | None = None
+
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        async def healthz(_: web.Request) -> web.Response:
+            return _answer(unhealthy())
+
+        async def readyz(_: web.Request) -> web.Response:
+            return _answer(unready())
+
+        application = web.Application()
+        application.router.add_routes(web.get(f"/{each.__name__}", each) for each in (metrics, healthz, readyz))
+        self._runner = web.AppRunner(application, access_log=None)
 
     async def start(self, port: int) -> None:
         """Serves on all addresses from now on; OSError where the port is taken."""
-        application = web.Application()
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, port=port).start()
@@ -260,18 +266,7 @@ class Server:
 
     async def stop(self) -> None:
         """Closes the port."""
-        if self._runner:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return _answer(self._unhealthy())
-
-    async def _readyz(self, _: web.Request) -> web.Response:
-        return _answer(self._unready())
+        await self._runner.cleanup()
 
 
 def _answer(problem: str | None) -> web.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import conditions, failure, names, resources
+from rlhf_operator import failure, names, resources
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.snapshot import Heartbeat, ObservedPod
@@ -30,7 +30,7 @@ def record_start(ctx: ReconcileContext) -> None:
     if head is not None and ctx.status.head_pod is None:
         ctx.set_status(head_pod=head.name)
     for kind in BEFORE_AN_ATTEMPT:  # missing only from a status that was lost
-        if not conditions.holds(ctx.status.conditions, kind):
+        if not ctx.holds(kind):
             ctx.set_condition(kind, "True", kind, f"Attempt {ctx.status.attempt} proves it.")
 
 
@@ -105,7 +105,7 @@ def is_queued(ctx: ReconcileContext) -> bool:
 
 def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
     """A pod of an earlier admission that has time left to end: beside those of the next one it is no loss."""
-    if conditions.holds(ctx.status.conditions, "QuotaReserved"):
+    if ctx.holds("QuotaReserved"):
         return None
     for pod in failure.current_pods(ctx.snapshot):
         rest = pod.grace_seconds + cleanup.FORCE_SECONDS - ctx.age(pod.deleting_since) if pod.deleting_since else 0.0
@@ -129,10 +129,10 @@ def set_queued(ctx: ReconcileContext) -> None:
 
 def set_quota_reserved(ctx: ReconcileContext) -> None:
     """The attempt has its quota, or needs none."""
-    held = conditions.found(ctx.status.conditions, "ClusterReady")
+    held = ctx.condition("ClusterReady")
     if ctx.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
         ctx.set_condition("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
-    elif not conditions.holds(ctx.status.conditions, "QuotaReserved"):
+    elif not ctx.holds("QuotaReserved"):
         ctx.set_condition("QuotaReserved", "True", *(IGNORED if ctx.status.queue else NOT_QUEUED))
 
 
@@ -182,7 +182,7 @@ def _set_training(ctx: ReconcileContext) -> None:
         ctx.set_condition("Training", "Unknown", "HeartbeatMissing", message)
     elif beat is not None and beat.status.phase == "Running":
         ctx.set_condition("Training", "True", "Training", f"Attempt {ctx.status.attempt} trains.")
-    elif conditions.holds(ctx.status.conditions, "ClusterReady") and not has_trained:
+    elif ctx.holds("ClusterReady") and not has_trained:
         ctx.set_condition(
             "Training", "False", "Initializing", "The cluster is there; the trainer loads models and data."
         )
@@ -195,5 +195,5 @@ def set_stalled(ctx: ReconcileContext, waited: float, limit: int) -> None:
         ctx.set_condition(
             "Stalled", "True", "NoProgress", f"No step for more than {half} s; at {limit} s it counts as hung."
         )
-    elif conditions.found(ctx.status.conditions, "Stalled") is not None:
+    elif ctx.condition("Stalled") is not None:
         ctx.set_condition("Stalled", "False", "Progressing", "Steps are being made.")

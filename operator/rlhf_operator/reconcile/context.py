@@ -14,7 +14,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
 from rlhf_api.run_policy import RunPolicy
-from rlhf_api.status import Attempt, ConditionType, Phase, Status
+from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import Action, Event, Plan
 from rlhf_operator.conditions import Truth
@@ -100,7 +100,7 @@ class ReconcileContext:
         refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
         for kind in BEFORE_AN_ATTEMPT:
             was = conditions.found(self.snapshot.job.status.conditions, kind)
-            now = conditions.found(self.status.conditions, kind)
+            now = self.condition(kind)
             is_new = was is None or now is None or (was.status, was.reason) != (now.status, now.reason)
             if now is not None and now.status == "False" and is_new and now.reason != refused:
                 self.add_event("Normal" if now.reason == INPUT_NOT_READY else "Warning", now.reason, now.message)
@@ -108,13 +108,13 @@ class ReconcileContext:
     def _phase_message(self, before: str) -> str:
         """Message of the event about a new phase: that of the condition which explains the phase."""
         kinds = EXPLAINING_CONDITIONS.get(self.status.phase, ("Training",))
-        explaining = [conditions.found(self.status.conditions, kind) for kind in kinds]
+        explaining = [self.condition(kind) for kind in kinds]
         return next((each.message for each in explaining if each and each.message), f"The job was {before} before.")
 
     @property
     def has_ended(self) -> bool:
         """Whether the job has succeeded or failed, for good."""
-        is_final = any(conditions.holds(self.status.conditions, kind) for kind in ("Complete", "Failed"))
+        is_final = any(self.holds(kind) for kind in ("Complete", "Failed"))
         return is_final or self.status.phase in FINAL
 
     @property
@@ -144,6 +144,14 @@ class ReconcileContext:
         earlier = tuple(each for each in self.status.attempts if each.attempt != attempt.attempt)
         self.set_status(attempt=attempt.attempt, attempts=(*earlier, attempt)[-MAX_LISTED_ATTEMPTS:])
 
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of this type."""
+        return conditions.found(self.status.conditions, kind)
+
+    def holds(self, kind: ConditionType) -> bool:
+        """Whether a condition is True."""
+        return conditions.holds(self.status.conditions, kind)
+
     def set_condition(self, kind: ConditionType, status: Truth, reason: str, message: str = "") -> None:
         """Sets the condition of this type."""
         new = conditions.condition(kind, status, reason, message, now=self.now, generation=self.snapshot.job.generation)
@@ -168,7 +176,7 @@ class ReconcileContext:
 
     def condition_since(self, kind: ConditionType, status: Truth = "True") -> datetime | None:
         """When a condition changed to this status; None if it has another status now."""
-        each = conditions.found(self.status.conditions, kind)
+        each = self.condition(kind)
         return parsed(each.last_transition_time) if each and each.status == status else None
 
 

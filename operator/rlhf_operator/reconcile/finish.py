@@ -112,7 +112,7 @@ def suspend(ctx: ReconcileContext) -> None:
 
 def active_seconds(ctx: ReconcileContext) -> float:
     """How long the current attempt has had its slots; time in a queue does not count."""
-    if ctx.record is None or not conditions.holds(ctx.status.conditions, "QuotaReserved"):
+    if ctx.record is None or not ctx.holds("QuotaReserved"):
         return 0.0
     began, reserved = parsed(ctx.record.start_time), ctx.condition_since("QuotaReserved")
     return min((ctx.age(each) for each in (began, reserved) if each), default=0.0)
@@ -126,9 +126,9 @@ def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", 
         outcome=outcome, end_time=timestamp(ctx.now), last_step=progress.step if progress and has_trained else None
     )
     ctx.set_condition("ClusterReady", "False", "Ended", f"The cluster of attempt {ctx.status.attempt} is taken down.")
-    if conditions.found(ctx.status.conditions, "Stalled") is not None:
+    if ctx.condition("Stalled") is not None:
         ctx.set_condition("Stalled", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
-    reserved = conditions.found(ctx.status.conditions, "QuotaReserved")
+    reserved = ctx.condition("QuotaReserved")
     if reserved is not None and reserved.reason not in UNQUEUED:
         ctx.set_condition(
             "QuotaReserved", "False", "Ended", "No attempt is running; its quota goes back when its pods are gone."

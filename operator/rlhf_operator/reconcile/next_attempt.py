@@ -55,9 +55,9 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
 
 
 def _resume(ctx: ReconcileContext) -> None:
-    if conditions.holds(ctx.status.conditions, "Suspended"):
+    if ctx.holds("Suspended"):
         ctx.set_status(mapping=None)  # other nodes may be there by now
-    if conditions.found(ctx.status.conditions, "Suspended") is not None:
+    if ctx.condition("Suspended") is not None:
         ctx.set_condition("Suspended", "False", "Resumed", "spec.suspend is false.")
 
 
@@ -75,7 +75,7 @@ def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
     """Where the models will live: as before, unless the spec or the inputs have changed or the nodes have no room."""
     have = ctx.status.mapping
     if have is not None and placement.still_fits(job, have, ctx.snapshot, ctx.settings):
-        if not conditions.holds(ctx.status.conditions, "Mapped"):
+        if not ctx.holds("Mapped"):
             ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
         return have
     ctx.require_live("the next attempt is mapped")

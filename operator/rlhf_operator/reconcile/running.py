@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import conditions, failure
+from rlhf_operator import failure
 from rlhf_operator.reconcile import attempt_status, cleanup, finish
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.times import parsed, timestamp
@@ -87,7 +87,7 @@ def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
         ctx.requeue_after(limit - waited)
         return None
     message = f"no sign of training for {limit} s, spec.runPolicy.startupDeadlineSeconds"
-    cluster = conditions.found(ctx.status.conditions, "ClusterReady")
+    cluster = ctx.condition("ClusterReady")
     if cluster is not None and cluster.status != "True" and cluster.message:
         message = f"{message}; {cluster.message}"
     return failure.failed(ctx.snapshot, ctx.now, "StartupTimeout", message)
@@ -116,7 +116,7 @@ def _silence(ctx: ReconcileContext) -> float:
     """Seconds since the last step, or before the first one since the trainer's first word."""
     if ctx.status.progress and (stepped := parsed(ctx.status.progress.last_step_time)):
         return ctx.age(_latest(ctx, stepped))
-    training = conditions.found(ctx.status.conditions, "Training")
+    training = ctx.condition("Training")
     said = _latest(ctx, parsed(training.last_transition_time) if training else None)
     # Whenever Training was Unknown it begins anew, but the first word had a deadline.
     return max(ctx.age(said), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
