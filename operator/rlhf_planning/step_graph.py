@@ -12,7 +12,7 @@ class Call:
     """A node: one call of a method of a model."""
 
     number: int
-    """Place in the order of the calls, from 0."""
+    """Position in the order of the calls, from 0."""
     name: str
     """model.method."""
     arguments: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class FieldTransfer:
     """A field on an edge."""
 
     name: str
@@ -49,13 +49,13 @@ class Edge:
 
     producer: int
     consumer: int
-    fields: tuple[Moved, ...]
+    fields: tuple[FieldTransfer, ...]
     split: int
-    """S(0): into so many blocks of rows the consumer's protocol cuts the batch."""
+    """S(0): the consumer's protocol cuts the batch into so many blocks of rows."""
     broadcast: int
     """B: so many ranks of the consumer get each row."""
     summed: int
-    """P: so many ranks of the producer hold addends of each row."""
+    """P: so many ranks of the producer hold partial sums of each row."""
 
     @property
     def bytes(self) -> int:

@@ -202,7 +202,7 @@ def slices(*bounds: tuple[int, int]) -> dict[int, Shards]:
 def test_what_nobody_holds_and_what_overlaps_is_refused() -> None:
     with pytest.raises(ValueError, match="weight: rank 0 needs 4 elements, and the sources hold 3"):
         plan(slices((0, 2), (2, 3)), slices((0, 4)))
-    with pytest.raises(ValueError, match="weight: the sources hold boxes that overlap"):
+    with pytest.raises(ValueError, match="weight: the sources hold slices that overlap"):
         plan(slices((0, 2), (1, 3)), slices((0, 3)))
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_planning.step_graph import Call, Edge, Graph, Moved
+from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.fields import FIELDS, FieldType, Widths
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
@@ -44,7 +44,7 @@ class NoValue:
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelLocation:
     """Where a model lives."""
 
     pool: str
@@ -61,43 +61,43 @@ class Tracer:
         self._edges: list[Edge] = []
         self._last: dict[str, int] = {}
 
-    def model(self, name: str, worker_class: type, place: Place) -> Any:
+    def model(self, name: str, worker_class: type, location: ModelLocation) -> Any:
         """A handle like `ModelHandle`'s, whose calls are recorded."""
         calls = transfers_of(worker_class).items()
-        return SimpleNamespace(**{key: partial(self._call, f"{name}.{key}", each, place) for key, each in calls})
+        return SimpleNamespace(**{key: partial(self._call, f"{name}.{key}", each, location) for key, each in calls})
 
     def graph(self) -> Graph:
         """What was recorded."""
         return Graph(rows=self._rows, calls=tuple(self._calls), edges=tuple(self._edges))
 
     def _call(
-        self, name: str, transfer: Transfer, place: Place, batch: ShapeFuture | None = None, **arguments: Any
+        self, name: str, transfer: Transfer, location: ModelLocation, batch: ShapeFuture | None = None, **arguments: Any
     ) -> Any:
         """Record a call; KeyError if it reads a field that nobody has added, or adds one that is not declared."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
             raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
         edges = self._edges_of(
-            number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, place.layout
+            number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, location.layout
         )
-        before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(place.pool, -1)]
+        before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(location.pool, -1)]
         added = {key: FIELDS[key] for key in transfer.adds}
         call = Call(
             number=number,
             name=name,
             arguments=arguments,
             phase=transfer.phase,
-            pool=place.pool,
+            pool=location.pool,
             protocol=transfer.protocol.name,
             level=1 + max(before),
             adds={key: self._rows * each.row_bytes(self._widths) for key, each in added.items()},
         )
         self._calls.append(call)
         self._edges += edges
-        self._last[place.pool] = call.level
+        self._last[location.pool] = call.level
         if batch is None or not transfer.adds:
             return NoValue()
-        summed = max(map(len, transfer.protocol.collect(place.layout)))
+        summed = max(map(len, transfer.protocol.collect(location.layout)))
         made = {key: Origin(key, each, number, summed) for key, each in added.items()}
         return replace(batch, fields={**fields, **made})
 
@@ -105,13 +105,13 @@ class Tracer:
         self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
     ) -> list[Edge]:
         """An edge from each producer of the fields that are read."""
-        split, fetched = spread(transfer.protocol, layout, self._rows)
+        split, fetched = rows_sent(transfer.protocol, layout, self._rows)
         edges = []
         for producer in sorted({origin.producer for origin in read.values()}):
             mine = {key: origin for key, origin in read.items() if origin.producer == producer}
             summed, copies = max(origin.summed for origin in mine.values()), fetched // self._rows
             moved = tuple(
-                Moved(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
+                FieldTransfer(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
                 for key, each in mine.items()
             )
             ends = {"producer": producer, "consumer": consumer}
@@ -119,7 +119,7 @@ class Tracer:
         return edges
 
 
-def spread(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:
+def rows_sent(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:
     """(different blocks of rows that a protocol makes of a batch, rows that all ranks get together)."""
     shares = protocol.distribute(layout, rows)
     return len({(share.start, share.stop) for share in shares}), sum(map(len, shares))

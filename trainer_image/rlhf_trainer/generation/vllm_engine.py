@@ -18,7 +18,7 @@ from rlhf_trainer.generation.vllm_groups import groups_on
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, beside the trained weights
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }

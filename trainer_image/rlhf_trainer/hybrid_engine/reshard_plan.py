@@ -109,7 +109,7 @@ def _needs(
         if part.numel:
             holders.setdefault(part, []).append(rank)
     if any(one.intersection(other) for one, other in combinations(holders, 2)):
-        raise ValueError(f"{name}: the sources hold boxes that overlap")
+        raise ValueError(f"{name}: the sources hold slices that overlap")
     for destination, target in wanted:
         found = 0
         for part, ranks in holders.items():

@@ -6,7 +6,7 @@ from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
-from rlhf_trainer.controller.graph import Place, ShapeFuture, Tracer
+from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
 from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
 
@@ -29,7 +29,7 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     return tracer.graph()
 
 
-def _place(placed: DeviceMapping, worker: str, pool: MappedPool) -> Place:
+def _place(placed: DeviceMapping, worker: str, pool: MappedPool) -> ModelLocation:
     """Where a worker lives; one that holds no model is data-parallel on its pool."""
     sizes = {str(role): each for role, each in placed.sizes.items()}.get(worker)
-    return Place(pool=pool.name, layout=sizes or ParallelSizes(data=pool.size))
+    return ModelLocation(pool=pool.name, layout=sizes or ParallelSizes(data=pool.size))
