@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,3 +78,10 @@ def test_remax_generates_and_scores_twice() -> None:
         "actor.generate_sequences",
         "actor.generate_sequences({'do_sample': False})",
     ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_worker_class_is_sent_to_other_processes_by_its_name(name: str) -> None:
+    """Else a copy of its module's names would go along, the recorder of measurements among them."""
+    for each in workers_of(ALGORITHMS[name]).values():
+        assert pickle.loads(pickle.dumps(each)) is each

@@ -12,7 +12,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.workers.actor import ActorWorker
-from rlhf_trainer.workers.advantage import advantage_worker
+from rlhf_trainer.workers.advantage import ADVANTAGE_WORKERS
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
 from rlhf_trainer.workers.data import (
@@ -58,7 +58,7 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     for name, hint in get_type_hints(algorithm.step).items():
         protocol = get_origin(next(filter(get_origin, get_args(hint)), hint))  # of Critic[B], or of Critic[B] | None
         if protocol is models.Advantage and issubclass(algorithm, PolicyGradient):
-            found[name] = advantage_worker(algorithm)
+            found[name] = ADVANTAGE_WORKERS[algorithm]
         elif name in algorithm.models:
             found[name] = WORKERS[protocol]
     return found

@@ -10,11 +10,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.algorithms import Constrained, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
@@ -203,26 +203,28 @@ signal are those of all responses of the step [N].
 """
 
 
-@cache
-def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
-    """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
-    reads, reads_if_there = [*REWARD_FIELDS], list[str]()
-    for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
-        fields = READ_FOR.get(name, () if name in INPUTS else (name,))
-        (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
-
-    class Worker(AdvantageWorker):
-        @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
-        def compute_advantage(self, batch: Batch) -> Fields:
-            """No name of a module may stand here: Ray would send a copy of it along with this class."""
-            return self.estimate(batch)
-
-    return Worker
-
-
 def whitened(x: Tensor, mask: Tensor) -> Tensor:
     """The masked values [B, T] with mean 0 and variance 1 over all ranks."""
     total, count = sum_over_ranks([masked_sum(x, mask), mask.sum()])
     mean = total / max(count, 1.0)
     variance = sum_over_ranks([masked_sum((x - mean) ** 2, mask)])[0] / max(count, 1.0)
     return whiten(x, mask, mean=mean, std=variance**0.5)
+
+
+def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
+    """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
+    reads, reads_if_there = [*REWARD_FIELDS], list[str]()
+    for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
+        fields = READ_FOR.get(name, () if name in INPUTS else (name,))
+        (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
+
+    @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
+    def compute_advantage(self: AdvantageWorker, batch: Batch) -> Fields:
+        return self.estimate(batch)
+
+    members = {"compute_advantage": compute_advantage, "__module__": __name__}
+    return type(f"{algorithm.__name__}Advantage", (AdvantageWorker,), members)
+
+
+ADVANTAGE_WORKERS = {each: _worker_of(each) for each in ALGORITHMS.values() if issubclass(each, PolicyGradient)}
+globals().update({each.__name__: each for each in ADVANTAGE_WORKERS.values()})  # other processes find them by name
