@@ -1,4 +1,4 @@
-"""What `reconcile.decide` answers: the status to write, and then what to do, in this order."""
+"""The Plan that `reconcile.decide` returns: the status to write, then the actions, in this order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLive:
-    """Decide again on what the server says, not the cache: the next step cannot be taken back.
+    """Read the objects live and decide again: the next step cannot be undone, and the cache may be stale.
 
     It stands alone in a plan; the status is not written.
     """

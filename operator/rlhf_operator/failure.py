@@ -136,7 +136,7 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
 
 
 def exit_code(snapshot: Snapshot) -> int | None:
-    """The trainer's exit code: its process's, else the one that it wrote itself, else the one that Ray tells."""
+    """The trainer's exit code: of its process, else from the status that it wrote, else from Ray's message."""
     beat, rayjob = snapshot.heartbeat, snapshot.current_rayjob()
     codes: list[int | None] = []
     if beat is not None and beat.attempt == snapshot.job.status.attempt:

@@ -131,7 +131,7 @@ def _checkpoint_age(job: ObservedJob, now: datetime) -> Iterator[Sample]:
 
 
 def _age(timestamp: str | None, now: datetime) -> float | None:
-    """Seconds since then; None where it is no time at all, for anybody may write a status."""
+    """Seconds since a timestamp; None if it cannot be read: users may write a status too."""
     moment = parsed(timestamp)
     return since(moment, now) if moment else None
 

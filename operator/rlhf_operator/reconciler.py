@@ -31,10 +31,10 @@ DECIDERS: Final = 4
 """Threads: the mapper thinks for up to half a second, and the event loop renews the Lease meanwhile."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
-"""From a watch's new list until everything is listed once more: several watches often begin anew together."""
+"""From the reconnect of a watch until everything is listed again: several watches often reconnect together."""
 STUCK_SECONDS: Final = 600.0
 MAX_POLL_INTERVALS: Final = 4
-"""Intervals between two questions to a head pod that does not answer, at most: each keeps others waiting."""
+"""Most intervals between two readings of a head pod that does not answer: each attempt takes seconds."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
@@ -61,7 +61,7 @@ class Reconciler:
         reconciled: Callable[[Result, float], None],
         clock: Callable[[], datetime] = _now,
     ) -> None:
-        """`reconciled` is told the result and the seconds of every pass."""
+        """`reconciled` is called with the result and the seconds of every pass."""
         self._decide, self._settings = decide, settings
         self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
         self._reconciled, self._clock = reconciled, clock
@@ -103,7 +103,7 @@ class Reconciler:
                 self._queue.add(key)
 
     def relist(self) -> None:
-        """A watch began anew: what was deleted meanwhile has been missed."""
+        """A watch has reconnected: deletions meanwhile were missed, so everything is listed again."""
         self._relist_wanted.set()
 
     async def sync(self) -> None:
@@ -148,7 +148,7 @@ class Reconciler:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def _resync(self) -> None:
-        """Mends what the watches have missed, and whatever else."""
+        """Lists everything every few minutes, and soon after a watch has reconnected: so missed events do no harm."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS * random.uniform(0.9, 1.1)):
@@ -169,7 +169,7 @@ class Reconciler:
                 self._queue.done(key)
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
-        """One pass; what goes wrong is told, tried again later and stops no other job."""
+        """One pass. An error is logged, the job is requeued with backoff, and other jobs go on."""
         try:
             again = await self._observe_decide_apply(key, executor)
         except StaleError:
@@ -235,7 +235,7 @@ class Reconciler:
                 self._polls.done(key)
 
     async def _poll_head(self, key: Key) -> None:
-        """Reads a head pod's progress, and again after a pause as long as there is one: twice as long if it is deaf."""
+        """Reads a head pod's progress and schedules the next reading; the pause doubles while it does not answer."""
         head = self._observer.head(key)
         if head is None:
             self._pauses.pop(key, None)

@@ -1,4 +1,4 @@
-"""What one pass saw of one job: plain values that `reconcile` decides by. No client library is known here."""
+"""The observed objects that one reconcile pass decides on, as plain values without a client library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ObservedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRayJob:
-    """A RayJob with the job's label, or with the name that its next attempt will have, whosever it is."""
+    """A RayJob with the job's label, or with the name that its next attempt will have, whoever owns it."""
 
     name: str
     uid: str

@@ -1,4 +1,4 @@
-"""A queue of keys as client-go has it: a key is with one worker at a time, and never in the queue twice."""
+"""A work queue like that of client-go: one worker at a time has a key, and a key is never in the queue twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """At this time instead of the one set before; None: at no time."""
+        """Adds the key after so many seconds, instead of the time set before; None: clears that time."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if seconds is not None:

@@ -35,7 +35,7 @@ class StaleError(Exception):
 
 
 class RefusedError(Exception):
-    """The API server will not have an object, or it is somebody else's; a person is told by an event."""
+    """The API server refused an object, or one of that name has another owner. An event says so."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -53,7 +53,7 @@ class Applier:
         may_write: Callable[[], bool],
         enqueue: Callable[[set[Key]], None],
     ) -> None:
-        """`enqueue` is told which other jobs a write changes something for: no event will say so any more."""
+        """`enqueue` gets the other jobs that a write matters to: it is in the cache already, so no watch event will."""
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
         self._enqueue = enqueue
 
@@ -147,7 +147,7 @@ class Applier:
 
 
 def with_nulls(status: Status) -> dict[str, Any]:
-    """The status as a merge patch that leaves nothing of another one: what is unset is null."""
+    """The status as a merge patch that removes old fields: a field that is unset is null."""
     return _explicit(status.model_dump(mode="json", by_alias=True))
 
 

@@ -1,4 +1,4 @@
-"""What the watches have shown so far, and which jobs a change is about.
+"""The observed objects, and which jobs a change of one matters to.
 
 Only small values are kept, never whole objects. A later version of an object is never replaced by an earlier one, and
 one that has been deleted never comes back, whatever the order in which lists, watches and answers to writes arrive.
@@ -40,7 +40,7 @@ PLACED_LATER: Final = ("Pending", "Mapping")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """An object: what is kept of it, and by which names it is found."""
+    """What is kept of an object, and the index names by which it is found."""
 
     uid: str
     version: int

@@ -65,7 +65,7 @@ class Listing:
 
 
 Count = Callable[[str, str, int], None]
-"""Told of every request: method, plural of the kind, HTTP code (0: no answer)."""
+"""Called for every request with method, plural of the kind and HTTP code (0: no answer)."""
 
 
 async def _configuration(kubeconfig: Path | None) -> Configuration:
@@ -89,7 +89,7 @@ class Client:
     """One process' calls to the API server."""
 
     count: Count | None = None
-    """Told of every request from now on."""
+    """Called after every request."""
 
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self._kubeconfig = kubeconfig
@@ -193,7 +193,7 @@ class Client:
     async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None, content_type: str
     ) -> tuple[int, Document]:
-        """One request: (HTTP code, answer). ApiError for a code of an error, for silence and for what is no JSON."""
+        """One request: (HTTP code, answer). ApiError for an error code, no answer, or one that is no JSON."""
         where = f"{method} {path}"
         try:
             async with self._slots:
@@ -225,7 +225,7 @@ def _is_passing(error: Exception) -> bool:
 
 
 async def _pause(seconds: float) -> None:
-    # Spread, so that all who were told to wait do not come back together.
+    # With jitter: clients that got the same Retry-After must not return at the same moment.
     await asyncio.sleep(min(seconds, LONGEST_PAUSE) * random.uniform(1.0, 1.5))
 
 

@@ -20,7 +20,7 @@ class Kind:
     name: KindName
     resource: Resource
     selector: str = ""
-    """Labels by which the server leaves out what is not ours."""
+    """Label selector: the server sends only the objects of our jobs."""
     namespaced: bool = True
 
 

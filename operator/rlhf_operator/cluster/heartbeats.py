@@ -1,4 +1,4 @@
-"""What the head pods say about the trainer's progress, read over HTTP; no Kubernetes credential is in a pod."""
+"""The trainer's progress, read from the head pods over HTTP: so no pod needs a credential of Kubernetes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_EXIT_CODE: Final = 255
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON of an answer. ValueError where it is none, or so deep that it would end this process.
+    """The JSON of an answer. ValueError if it is none, or nested so deeply that parsing it would crash this process.
 
     main lifts Python's limit for what the API server has checked; what a user's pod says has been checked by nobody.
     """
@@ -52,7 +52,7 @@ class Heartbeats:
         self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
 
     async def read(self, job_uid: str, pod: ObservedPod) -> bool:
-        """Asks a head pod; whether it says something new. One that does not answer, or nonsense, says nothing."""
+        """Reads /status.json of a head pod; True if it has changed. An answer that cannot be read is none."""
         answer = await self._ask(pod.ip)
         if answer is None or raw.number(answer, "attempt") != pod.attempt:
             return False

@@ -60,7 +60,7 @@ class Elector:
         self._seen_at = -math.inf
 
     def may_write(self) -> bool:
-        """Whether nobody else can lead now; to be asked before every write."""
+        """Whether this replica surely still leads; asked before every write."""
         return self._clock() - self._renewed < self._deadline
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
@@ -82,7 +82,7 @@ class Elector:
             await asyncio.wait({leading, renewing}, return_when=asyncio.FIRST_COMPLETED)
             lost = renewing.exception() if renewing.done() else None
         finally:
-            # In this order: what `lead` still does when it is told to end, it does as the leader.
+            # In this order: `lead` still holds the Lease while it cleans up.
             for task in (leading, renewing):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

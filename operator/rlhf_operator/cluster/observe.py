@@ -1,4 +1,4 @@
-"""One pass' view of a job: from the cache, or where a step cannot be taken back, from the server itself."""
+"""The Snapshot of a job for one pass: from the cache, or by live reads where the next step cannot be undone."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Observer:
         return is_named or bool(self._cache.rayjobs.find(*key) or self._cache.pods.find(*key))
 
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
-        """RayJobs without our labels that have the names of this attempt and the next: they are somebody else's."""
+        """RayJobs without our labels that have the name of this attempt or the next: they have another owner."""
         attempt = job.status.attempt or 0
         wanted = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
         unseen = sorted(wanted - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})

@@ -1,4 +1,4 @@
-"""Values out of JSON that anybody may have written: what is missing or of another type is empty, never an error."""
+"""Values from JSON that anybody may have written: a missing value, or one of another type, is empty and no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of an attempt, written into the status."""
+"""Copies what was observed of the running attempt into the status: progress, checkpoint, conditions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt wa
 QUEUED: Final = "Queued"
 """Reason of ClusterReady=False while Kueue keeps the RayJob suspended."""
 SILENCE_SECONDS: Final = 60.0
-"""At least so long, and four readings, nothing is heard before Training counts as Unknown."""
+"""Training becomes Unknown after so long, and at least four readings, without a heartbeat."""
 
 
 def record_start(ctx: ReconcileContext) -> None:
-    """The RayJob is there for the first time: from now on its absence means something."""
+    """Notes RayJob and head pod in the status when they are first observed: from then on their absence is a failure."""
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is not None and ctx.status.ray_job_name != rayjob.name:
         ctx.set_status(ray_job_name=rayjob.name)
@@ -35,13 +35,13 @@ def record_start(ctx: ReconcileContext) -> None:
 
 
 def heartbeat(ctx: ReconcileContext) -> Heartbeat | None:
-    """The trainer's latest words, if they are about the current attempt."""
+    """The trainer's latest heartbeat, if it is about the current attempt."""
     beat = ctx.snapshot.heartbeat
     return beat if beat is not None and beat.attempt == ctx.status.attempt else None
 
 
 def update_progress(ctx: ReconcileContext) -> bool:
-    """Copy what the trainer reports; whether it has come further."""
+    """Copies progress, metrics and checkpoint from the heartbeat; True if the trainer has finished another step."""
     beat = heartbeat(ctx)
     if beat is None or ctx.record is None or beat.status.phase in ("Pending", "Initializing"):
         return False
@@ -87,7 +87,7 @@ def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_fi
 
 
 def _uri(ctx: ReconcileContext, uri: str) -> str:
-    """Where a file of the run folder is, for somebody outside the pod."""
+    """The URI of a file of the run folder outside of the pod."""
     path = uri.removeprefix("file://")
     inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
     if ctx.job is None or inside == path:

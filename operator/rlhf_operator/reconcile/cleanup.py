@@ -1,4 +1,4 @@
-"""RayJobs and pods that have had their time."""
+"""Deletes RayJobs and pods of attempts that are over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 
 
 def clear(ctx: ReconcileContext) -> bool:
-    """Delete all RayJobs of the job and the pods that nobody else will; whether nothing is left."""
+    """Deletes all RayJobs of the job, and pods on dead nodes; True once nothing is left."""
     delete_rayjobs(ctx, but=None)
     for pod in ctx.snapshot.pods:
         wait = _until_forced(ctx, pod)

@@ -19,7 +19,7 @@ MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
 
 
 def prepare(ctx: ReconcileContext) -> None:
-    """One step nearer to the next attempt, as far as things allow."""
+    """Starts the next attempt once nothing stands in its way; else says in a condition what does."""
     is_clear = cleanup.clear(ctx)
     if ctx.snapshot.job.spec.get("suspend") is True:
         _stay_suspended(ctx, is_clear=is_clear)
@@ -45,7 +45,7 @@ def prepare(ctx: ReconcileContext) -> None:
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
     if ctx.record is not None and ctx.record.outcome == "Running":
-        finish.suspend(ctx)  # it was named and never made
+        finish.suspend(ctx)  # it was named in the status, and its RayJob was never created
     ctx.set_status(next_attempt_time=None)
     if is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
@@ -97,7 +97,7 @@ def _summary(mapping: MappedPlacement) -> str:
 
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
-    """Name the next attempt in the status, and only then make it; one that was named and never made comes first."""
+    """Names the next attempt in the status and creates its RayJob; one that was named and never created comes first."""
     was_named = ctx.record is not None and ctx.record.outcome == "Running"
     number = ctx.status.attempt or 0
     number = number if was_named and number else number + 1

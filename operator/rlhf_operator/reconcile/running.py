@@ -1,4 +1,4 @@
-"""An attempt that is under way: how far it is, whether it has ended, and whether it has to be ended."""
+"""An attempt that is under way: updates its status, and decides whether it has succeeded, failed or hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK_SECONDS: Final = 2.0
 
 
 def check(ctx: ReconcileContext) -> None:
-    """Bring the status up to date with the attempt, and end what is over."""
+    """Updates the status from what was observed, and ends the attempt if it has succeeded, failed or been suspended."""
     rayjob = ctx.snapshot.current_rayjob()
     cleanup.delete_rayjobs(ctx, but=rayjob.name if rayjob else None)
     attempt_status.record_start(ctx)
@@ -73,7 +73,7 @@ def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
 def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is not None and rayjob.job_status == "SUCCEEDED":
-        return None  # its last words are waited for
+        return None  # waits for the last heartbeat
     found = failure.classify(ctx.snapshot, ctx.now, ready_since=ctx.condition_since("ClusterReady"))
     return found or _starts_too_slowly(ctx) or _hangs(ctx, has_advanced=has_advanced)
 

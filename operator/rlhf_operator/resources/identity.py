@@ -15,7 +15,7 @@ ROOT = 0
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None, controlled: bool = True) -> dict[str, Any]:
-    """Metadata of an object that goes with the job; attempt: of what is made anew for each."""
+    """Metadata of an object that the job owns. attempt: set for objects that are created for each attempt."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {
         "name": name,

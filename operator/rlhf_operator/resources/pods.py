@@ -48,7 +48,7 @@ class Pods:
         return storage.mounts(self.job, self.snapshot.inputs)
 
     def template(self, role: str, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
-        """A pod template: `pod` is what is not the same in all."""
+        """A pod template; `pod` holds the fields that differ between head and workers."""
         labels = {**identity.labels(self.snapshot.job, self.attempt), names.ROLE: role}
         return {
             "metadata": {
@@ -68,7 +68,7 @@ class Pods:
         return {
             "name": name,
             **self.image,
-            "env": environment(self.job, {**self._told(), **variables}),
+            "env": environment(self.job, {**self._variables(), **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "lifecycle": {"preStop": {"exec": {"command": self._save_now()}}},
             "volumeMounts": [
@@ -93,8 +93,8 @@ class Pods:
         """Variables that say which attempt of which job this is."""
         return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
 
-    def _told(self) -> dict[str, str]:
-        """What the trainer is told by variables; Ray would kill it three seconds after asking it to stop."""
+    def _variables(self) -> dict[str, str]:
+        """Environment variables for the trainer; by default Ray kills it three seconds after asking it to stop."""
         return {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": str(self._saving_seconds)}
 
     @property
