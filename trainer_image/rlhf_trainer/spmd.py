@@ -144,7 +144,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
 def run_rank(
     job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, model_folder: Path
 ) -> dict[str, Any]:
-    """Build this rank's workers and run the stage."""
+    """Build this rank's workers and run the job."""
     data = data_of(job)(setting_of(job, job.saved, folders), slots=dist.get_world_size())
     shape = data.describe()
     if publisher:

@@ -62,7 +62,7 @@ class Display:
         self._started, self._first_step, self._total_steps = time.monotonic(), first_step, total_steps
 
     def step(self, report: StepReport) -> None:
-        """The line of a step: stage, step of total, what was measured, time left."""
+        """The line of a step: job, step of total, what was measured, time left."""
         record, number = report.record, int(report.record["step"])
         shown = [f"{label} {record[key]:{form}}" for key, (label, form) in SHOWN.items() if key in record]
         steps, left = f"{number:>4}/{self._total_steps}", clock(self.seconds_left(number))
