@@ -18,12 +18,8 @@ Estimator = Literal["K1", "K2", "K3"]
 Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
-
-
 MIN_MULTIPLIER = 1e-6
 """The logarithm of a smaller one would soon be that of 0."""
-
-
 Call = tuple[str, str]
 """(a model, its method): the model by the name of the step's parameter."""
 
