@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -9,13 +10,12 @@ MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
-    "mistakes": [TRAINER / "chain/test_mistakes_end_with_a_sentence_and_their_exit_code.py"],
-    "chain": [TRAINER / "chain"],
+    "Ray": [TRAINER / "chain", TRAINER / "controller"],
     "api server": [PurePosixPath("tests/cluster/api")],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "ranks": [TRAINER / "training", TRAINER / "hybrid_engine", TRAINER / "generation", TRAINER / "rewards"],
 }
-"""What is costly to make and shared: a run of the chain, a cluster, a server of ranks. The first match counts."""
+"""What is costly to make and shared: a run of the chain, a cluster, a server of ranks. No two Rays start at once."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -35,16 +35,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("")
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `-n 2`: the tests of a world run in one process, as do those of each other file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Worlds(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(PurePosixPath(nodeid.partition("::")[0]))
+
+    return Worlds(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: tests of a world run in one process, and the worlds begin before all other files."""
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    groups = {item: group_of(PurePosixPath(item.nodeid.partition("::")[0])) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    order = {world: number for number, world in enumerate(WORLDS)}
-    items.sort(key=lambda item: order.get(groups[item], len(order)))
+    """In the processes of `-n 2` the worlds come before all other files."""
+    if hasattr(config, "workerinput"):
+        order = {world: number for number, world in enumerate(WORLDS)}
+        items.sort(key=lambda item: order.get(group_of(PurePosixPath(item.nodeid.partition("::")[0])), len(order)))
 
 
 def group_of(file: PurePosixPath) -> str:

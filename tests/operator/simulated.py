@@ -281,7 +281,7 @@ class World:
         """Whether no kubelet will end a pod; where nodes are not known, one would have done so long ago."""
         if self.nodes is not None or pod.deleting_since is None:
             return not self._runs_on_a_live_node(pod)
-        return (self.now - pod.deleting_since).total_seconds() >= pod.grace_seconds + FORCE_SECONDS
+        return (self.now - pod.deleting_since).total_seconds() >= pod.grace_seconds + 300
 
     def _runs_on_a_live_node(self, pod: ObservedPod) -> bool:
         return self.nodes is None or any(node.name == pod.node and node.ready for node in self.nodes)

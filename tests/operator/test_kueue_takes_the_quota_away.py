@@ -171,7 +171,7 @@ def test_a_job_that_is_admitted_again_waits_until_its_old_pods_are_gone() -> Non
 
 def test_it_waits_for_a_pod_that_does_not_go_until_that_would_be_forced() -> None:
     world = admitted_beside_its_old_pods()
-    limit = world.pods[old_pods(world)[0]].grace_seconds + FORCE_SECONDS
+    limit = world.pods[old_pods(world)[0]].grace_seconds + 300
     world.settle()
     assert requeue_after(world) == pytest.approx(limit - 1)
     world.wait(limit - 2)

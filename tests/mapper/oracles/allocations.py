@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rlhf_mapper.simulate.memory import STATE_SHARE
-
 
 def enum_alloc(units: int, minima: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All allocations of exactly `units` (machines, or GPUs) to one set or more that need at least `minima`."""
@@ -28,5 +26,5 @@ def d_cost(sets: Sequence[Sequence[Sequence[float]]]) -> float:
 
 
 def least_gpus(states: float, memory: float) -> int:
-    """The fewest GPUs of so many bytes that hold these states, if they share them evenly (get_min_alloc)."""
-    return math.ceil(states / (STATE_SHARE * memory))
+    """The fewest GPUs of so many bytes that hold these states, each filled to 80 % at most (get_min_alloc)."""
+    return math.ceil(states / (0.8 * memory))

@@ -79,5 +79,5 @@ def test_one_number_a_response_stands_on_every_token() -> None:
 
 
 def test_the_penalty_grows_over_the_buffer() -> None:
-    found = overlong_penalty(torch.tensor([2.0, 6.0, 8.0, 10.0]), max_tokens=10, buffer_tokens=4, coefficient=2.0)
-    assert found.tolist() == [0.0, 0.0, 1.0, 2.0]
+    found = overlong_penalty(torch.tensor([2.0, 6.0, 8.0, 10.0, 11.0]), max_tokens=10, buffer_tokens=4, coefficient=2.0)
+    assert found.tolist() == [0.0, 0.0, 1.0, 2.0, 2.0]

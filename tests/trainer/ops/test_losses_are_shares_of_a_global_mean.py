@@ -306,7 +306,7 @@ def test_the_pair_loss_stays_finite_for_margins_beyond_the_range_of_exp() -> Non
 
 
 def test_the_sign_loss_by_hand() -> None:
-    # a safe response of cost -log 3 and an unsafe one of the same cost; the third is padding
-    costs = torch.tensor([-math.log(3.0), -math.log(3.0), math.nan])
+    # a safe response of cost -log 3 and an unsafe one of cost log 2; the third is padding
+    costs = torch.tensor([-math.log(3.0), math.log(2.0), math.nan])
     found = sign_loss(costs, torch.tensor([1.0, 0.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]), num_pairs=2)
-    assert found.item() == pytest.approx(-(math.log(3 / 4) + math.log(1 / 4)) / 2)
+    assert found.item() == pytest.approx(-(math.log(3 / 4) + math.log(2 / 3)) / 2)

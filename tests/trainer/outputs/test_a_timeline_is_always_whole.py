@@ -10,7 +10,6 @@ from rich.console import Console
 
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.options import OutputOptions, opened
-from rlhf_trainer.outputs.trace import FIRST_STEPS, LATEST_STEPS
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 
@@ -45,7 +44,6 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "tiny-sft" / "trace.json"
-    kept = FIRST_STEPS + LATEST_STEPS
     with opened(OutputOptions(trace=True), tmp_path / "run") as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=100)
@@ -53,5 +51,5 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
             publisher.step(step_report(number))
             steps = [event["args"]["step"] for event in events(path) if event["process"] == "controller"]
             assert steps[-1] == number
-            assert len(steps) == min(number, kept)
-    assert steps == [*range(1, FIRST_STEPS + 1), *range(41 - LATEST_STEPS, 41)]
+            assert len(steps) == min(number, 25)
+    assert steps == [*range(1, 6), *range(21, 41)]

@@ -24,7 +24,7 @@ from rlhf_trainer.run_folder.attempt import (
 )
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import SAVE_REQUEST, SUMMARY, JobFolder, add_to_summary
-from rlhf_trainer.run_folder.lock import SETTLE_SECONDS, only_run_in
+from rlhf_trainer.run_folder.lock import only_run_in
 from tests.trainer.jobs import job
 from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT
@@ -119,7 +119,7 @@ def test_an_attempt_waits_for_no_older_one_that_has_ended(
     begin(tmp_path, attempt, 2)
     assert not waits
     begin(tmp_path, attempt, 3)
-    assert waits == [SETTLE_SECONDS]
+    assert waits == [1.0]
 
 
 def test_a_status_says_whose_it_is_and_at_what_pace(folder: JobFolder) -> None:

@@ -1,0 +1,225 @@
+"""Changes of one line that a fast test must notice: `python -m tests.mutations [WORD ...]`, part of `make test-full`.
+
+Each is made by itself in a copy of the repository, and its test is run there. WORD: only changes of files with it in
+their path. Exit code 1: a change that no test noticed, or one that is no longer possible.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("crds", "operator", "trainer_image", "examples", "tests", "docs", "helm", "pyproject.toml", "README.md")
+SOURCES = ("crds", "operator", "trainer_image", "examples", ".")
+"""Where packages are found, in the copy."""
+NOTICED = 1
+"""pytest's exit code where tests ran and one failed; others say that it could not run them."""
+EVIDENCE = "tests/operator/test_the_strongest_evidence_wins.py"
+MAPPER, OPERATOR = "operator/rlhf_mapper", "operator/rlhf_operator"
+TRAINER, API = "trainer_image/rlhf_trainer", "crds/rlhf_api"
+OPS = "tests/trainer/ops"
+ADVANTAGES = f"{OPS}/test_advantages_follow_their_definition.py"
+GROUPS = f"{OPS}/test_a_response_is_compared_with_its_group.py"
+LOSSES = f"{OPS}/test_losses_are_shares_of_a_global_mean.py"
+KL = f"{OPS}/test_the_kl_estimators_estimate_the_divergence.py"
+RATES = "tests/trainer/training/test_optimizer_steps_use_the_rate_of_their_schedule.py"
+RESHARD = "tests/trainer/hybrid_engine/test_a_plan_moves_what_is_lacking_and_no_more.py"
+PROTOCOLS = "tests/trainer/unit/test_transfer_protocols_follow_their_types.py"
+FAILURES = "tests/operator/test_a_failure_is_classified.py"
+MAPPED = "tests/trainer/unit/test_a_worker_is_set_up_as_the_mapper_says.py"
+FOLDER = "tests/trainer/unit/test_what_is_left_to_do_in_a_run_folder.py"
+CHECKPOINTS = "tests/trainer/checkpoint/test_only_a_whole_checkpoint_is_chosen.py"
+ATTEMPTS = "tests/trainer/pods/test_an_older_attempt_writes_no_more.py"
+EXPERIMENT = "tests/api/test_only_the_same_experiment_goes_on.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of a file that is wrong."""
+
+    file: str
+    old: str
+    """Is in the file exactly once."""
+    new: str
+    test: str
+    """What must fail, as pytest's argument."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old.strip()} -> {self.new.strip() or 'nothing'}"
+
+    def mutated(self, root: Path) -> str:
+        """The changed text of the file; ValueError if `old` is not there exactly once."""
+        text = (root / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} has {self.old!r} {text.count(self.old)} times, not once")
+        return text.replace(self.old, self.new)
+
+
+def ops(file: str, old: str, new: str, test: str) -> Mutation:
+    """A change in rlhf_trainer.ops."""
+    return Mutation(f"{TRAINER}/ops/{file}.py", old, new, test)
+
+
+MUTATIONS = (
+    ops("advantages", "= rewards[:, t] + gamma * next_value", "= rewards[:, t] + next_value", ADVANTAGES),
+    ops("advantages", "delta + gamma * lam * next_advantage", "delta + gamma * next_advantage", ADVANTAGES),
+    ops("advantages", "keep(advantages + values, mask)", "keep(advantages - values, mask)", ADVANTAGES),
+    ops("advantages", "return keep(-penalty, mask)", "return keep(penalty, mask)", ADVANTAGES),
+    ops("advantages", "shaped.clamp(-clip, clip)", "shaped.clamp(0.0, clip)", ADVANTAGES),
+    ops("advantages", ".flip(1).cumsum(1).flip(1), mask)", ".cumsum(1), mask)", GROUPS),
+    ops("advantages", "buffer_tokens).clamp(0.0, 1.0)", "buffer_tokens).clamp(0.0, 2.0)", GROUPS),
+    ops("advantages", "> SIGNAL", ">= 0.0", GROUPS),
+    ops("losses", "moved.clamp(1.0 - low, 1.0 + high)", "moved.clamp(1.0 - high, 1.0 + low)", LOSSES),
+    ops("losses", "torch.minimum(unclipped, clipped)", "torch.maximum(unclipped, clipped)", LOSSES),
+    ops("losses", "return 0.5 * masked_mean(error", "return masked_mean(error", LOSSES),
+    ops("losses", "error = torch.maximum(error", "error = torch.minimum(error", LOSSES),
+    ops("losses", "keep(chosen - rejected, weight)", "keep(rejected - chosen, weight)", LOSSES),
+    ops("losses", "torch.where(safe > 0, -costs, costs)", "torch.where(safe > 0, costs, -costs)", LOSSES),
+    ops("losses", "ratio.clamp(max=cap)", "ratio.clamp(min=cap)", LOSSES),
+    ops("kl", "return -log_ratio", "return log_ratio", KL),
+    ops("kl", "return 0.5 * log_ratio.square()", "return log_ratio.square()", KL),
+    ops("kl", "torch.expm1(log_ratio) - log_ratio", "torch.expm1(-log_ratio) + log_ratio", KL),
+    ops("kl", "MAX_RELATIVE_ERROR = 0.2", "MAX_RELATIVE_ERROR = 0.3", KL),
+    ops(
+        "running",
+        "self.count * batch_count / count",
+        "batch_count / count",
+        f"{OPS}/test_running_moments_do_not_depend_on_the_batches.py",
+    ),
+    ops(
+        "aggregation",
+        'if aggregation == "SequenceMean"',
+        'if aggregation == "TokenMean"',
+        f"{OPS}/test_tokens_and_responses_weigh_as_the_aggregation_says.py",
+    ),
+    Mutation(f"{TRAINER}/algorithms/grpo.py", "if self.normalize_by_std", "if not self.normalize_by_std", GROUPS),
+    Mutation(f"{TRAINER}/algorithms/rloo.py", "/ (group_size - 1)", "/ group_size", GROUPS),
+    Mutation(f"{TRAINER}/training/trainer.py", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),
+    Mutation(f"{TRAINER}/training/trainer.py", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
+    Mutation(f"{TRAINER}/training/trainer.py", "max(0, step - warmup)", "step", RATES),
+    Mutation(f"{TRAINER}/protocols.py", "+ min(index, longer)", "+ max(index, longer)", PROTOCOLS),
+    Mutation(f"{TRAINER}/protocols.py", "AxisPlacement.LAST: size - 1", "AxisPlacement.LAST: 0", PROTOCOLS),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "(sent[holder], holder)", "(0, holder)", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "== max(shared.values())", "== min(shared.values())", RESHARD),
+    Mutation(
+        f"{TRAINER}/telemetry.py",
+        "old_weight + float(weight)",
+        "old_weight + 1.0",
+        "tests/trainer/unit/test_measurements_merge_over_ranks.py",
+    ),
+    Mutation(f"{TRAINER}/checkpoint/store.py", "in reversed(self.all()) if", "in self.all() if", CHECKPOINTS),
+    Mutation(f"{TRAINER}/checkpoint/store.py", "not in whole[-keep_last:]", "not in whole[:keep_last]", CHECKPOINTS),
+    Mutation(f"{TRAINER}/run/wiring.py", "mapped.offload if setting", "setting.model.offload if setting", MAPPED),
+    Mutation(f"{TRAINER}/run/wiring.py", '"training": training.model_copy(update=tokens), ', "", MAPPED),
+    Mutation(
+        "operator/rlhf_planning/mapped_fields.py",
+        "ENGINE_SHARE, MOST_SHARE = 0.05",
+        "ENGINE_SHARE, MOST_SHARE = 0.15",
+        MAPPED,
+    ),
+    Mutation(
+        f"{API}/rules.py",
+        "divides = whole % Field",
+        "divides = whole * Field",
+        "tests/api/test_a_mistake_names_its_path.py",
+    ),
+    Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
+    Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
+    Mutation(f"{TRAINER}/run_folder/lock.py", "SETTLE_SECONDS: Final = 1.0", "SETTLE_SECONDS: Final = 0.1", ATTEMPTS),
+    Mutation(f"{API}/resume.py", '    "spec.checkpoint",\n', "", EXPERIMENT),
+    Mutation(f"{API}/resume.py", '["schedule"] == "Cosine"', '["schedule"] == "Constant"', EXPERIMENT),
+    Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
+    Mutation(f"{OPERATOR}/failure.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
+    Mutation(f"{OPERATOR}/failure.py", 'Final = ("NodeLost", "Preempted"', 'Final = ("Preempted"', FAILURES),
+    Mutation(
+        f"{OPERATOR}/failure.py",
+        '("Preempted", "NodeLost", "Evicted", "OutOfMemory")',
+        '("OutOfMemory", "Evicted", "NodeLost", "Preempted")',
+        EVIDENCE,
+    ),
+    Mutation(
+        f"{OPERATOR}/conditions.py",
+        '(lacks("QuotaReserved"), "Queued")',
+        '(lacks("QuotaReserved"), "Provisioning")',
+        "tests/operator/test_a_job_lives_its_life.py",
+    ),
+    Mutation(
+        f"{OPERATOR}/work_queue.py",
+        "LONGEST_PAUSE: Final = 120.0",
+        "LONGEST_PAUSE: Final = 1200.0",
+        "tests/operator/test_work_queue.py",
+    ),
+    Mutation(
+        f"{MAPPER}/hardware.py",
+        '"h100", 80, 989.4,',
+        '"h100", 80, 1978.8,',
+        "tests/mapper/test_a_product_name_is_a_row_of_the_gpu_table.py",
+    ),
+    Mutation(
+        f"{MAPPER}/simulate/passes.py",
+        "KERNELS_OF_A_LAYER = 12",
+        "KERNELS_OF_A_LAYER = 24",
+        "tests/mapper/test_simulators_by_hand.py",
+    ),
+)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the repository in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="rlhf-mutations-") as folder:
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, folder)
+        yield Path(folder)
+
+
+def run(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests of a copy, on the packages of that copy, until the first fails."""
+    path = os.pathsep.join(str(root / source) for source in SOURCES)
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([*command, *tests], cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+def unnoticed(root: Path, mutation: Mutation) -> str:
+    """Make a change in a copy, run its test and take it back: what is wrong with the test; empty if it failed."""
+    file = root / mutation.file
+    before = file.read_text()
+    file.write_text(mutation.mutated(root))
+    try:
+        done = run(root, [mutation.test])
+    finally:
+        file.write_text(before)
+    return "" if done.returncode == NOTICED else f"{mutation}\n{mutation.test} ends with {done.returncode}"
+
+
+def main() -> int:
+    """Run all that are asked for."""
+    asked = [each for each in MUTATIONS if all(word in each.file for word in sys.argv[1:])]
+    with copied() as root:
+        whole = run(root, sorted({each.test for each in asked}))
+        if whole.returncode:
+            print(f"the tests fail without a change\n{whole.stdout}", file=sys.stderr)
+            return 1
+        found = []
+        for mutation in asked:
+            wrong = unnoticed(root, mutation)
+            print(f"{'not noticed' if wrong else 'noticed':<12} {mutation}", flush=True)
+            found += [wrong] if wrong else []
+    print("\n".join(["", *found, f"{len(asked) - len(found)} of {len(asked)} changes are noticed"]))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
