@@ -200,6 +200,7 @@ class _Operator:
 
     async def end(self, **_: Any) -> None:
         """After the watches: the work ends, and the Lease is given back."""
+        self._stop.set()  # kopf's task that waits for it would hold up the exit for 5 s after a signal
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work})
