@@ -29,9 +29,8 @@ from rich.table import Table
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.outputs.event_files import EventFiles
-from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.outputs.listeners import Listener, OutputOptions, opened
 from rlhf_trainer.outputs.live import LiveDisplay
-from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.outputs.prometheus import PrometheusMetrics
 from rlhf_trainer.outputs.trace import Trace
 from rlhf_trainer.run import chain

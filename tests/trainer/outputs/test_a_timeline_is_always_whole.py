@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.options import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
-from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.run.publisher import Publisher
 from tests.repo.tree import ROOT
 from tests.trainer.outputs.conftest import step_report

@@ -15,9 +15,8 @@ from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.numbers import duration
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.outputs.listeners import Listener, OutputOptions, opened
 from rlhf_trainer.outputs.live import display_for
-from rlhf_trainer.outputs.options import OutputOptions, opened
 from rlhf_trainer.report.page import write_report
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.job_run import run_job

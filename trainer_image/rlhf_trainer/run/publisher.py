@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import reason_of, user_error
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listener import Listener
+from rlhf_trainer.outputs.listeners import Listener
 from rlhf_trainer.run_folder.folder import JobFolder, written
 from rlhf_trainer.telemetry import StepReport
 

@@ -1,4 +1,4 @@
-"""The outputs that a user asks for by option, opened in one place; one that is not asked for is not even imported."""
+"""What an output of a run does, and the outputs that a user asks for; one that is not asked for is not imported."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from rlhf_trainer.outputs.listener import Listener
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.telemetry import StepReport
+
+
+class Listener(Protocol):
+    """Told of the jobs of a run, one after the other; it runs between steps, so it must be quick."""
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
+        """The first step of a job starts now; `first_step` is above 1 when the job was resumed."""
+
+    def step(self, report: StepReport) -> None:
+        """A step of that job is done."""
+
+    def end(self, phase: Phase) -> None:
+        """The job has ended, perhaps before its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
