@@ -23,7 +23,8 @@ class CriticWorker(TrainedModel):
 
     value_fields = VALUE_FIELDS
     """The fields of its values and of their targets."""
-    loss_metric, norm_metric = "loss/value", "grad_norm/value"
+    objective = "value"
+    """What its loss is recorded as: loss/<objective>."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
@@ -67,18 +68,18 @@ class CriticWorker(TrainedModel):
                 clip_eps=self._algorithm.value_clip_range,
                 num_tokens=tokens,
             )
-            recorder.mean(self.loss_metric, float(share.detach()) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean(f"loss/{self.objective}", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
         norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)
-        recorder.maximum(self.norm_metric, norm)
+        recorder.maximum(f"grad_norm/{self.objective}", norm)
 
 
 class CostCriticWorker(CriticWorker):
     """One rank of a critic of the costs (Safe RLHF)."""
 
     value_fields = COST_VALUE_FIELDS
-    loss_metric, norm_metric = "loss/cost_value", "grad_norm/cost_value"
+    objective = "cost_value"
 
     @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
