@@ -129,7 +129,7 @@ MUTATIONS = (
         f"{API}/rules.py",
         "divides = whole % Field",
         "divides = whole * Field",
-        "tests/api/test_a_mistake_names_its_path.py",
+        "tests/api/test_cases_are_judged_as_expected.py",
     ),
     Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
     Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
