@@ -12,7 +12,7 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.contract import Spec
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.runtime import Cpus, Memory
+from rlhf_api.runtime import Cpus, Memory, Runtime
 
 
 class Size(Spec):
@@ -55,6 +55,10 @@ class Settings(Spec):
     lease_name: str = "rlhf-operator"
     lease_namespace: str | None = None
     """None: no election; the only replica leads."""
+
+    def gpu_resource_of(self, runtime: Runtime) -> str:
+        """What Kubernetes calls a GPU of a job."""
+        return runtime.gpu_resource_name or self.gpu_resource_name
 
     @classmethod
     def read(cls, file: Path) -> Self:

@@ -16,6 +16,7 @@ from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import resources
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement import MappingResult, map_job
+from rlhf_operator.resources import storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
 
@@ -148,6 +149,6 @@ def _input(job: Job) -> ObservedInput:
         exists=True,
         algorithm=job.spec.algorithm.name,
         phase="Succeeded",
-        output_uri=resources.output_uri(job),
+        output_uri=storage.output_uri(job),
         spec=job.model_dump(mode="json", by_alias=True)["spec"],
     )

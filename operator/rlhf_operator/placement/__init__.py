@@ -8,18 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from rlhf_api.job import Job
+from rlhf_api.names import PlacedRole, Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import SpecError
-from rlhf_api.status import MappedPlacement
-from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for
 from rlhf_operator.placement.shapes import origins_of
-from rlhf_operator.placement.status_mapping import status_mapping
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
 Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
 FORMAT = 1
@@ -43,8 +45,9 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
         by_hand = job.spec.placement.mode == "Manual"
         answer, why_unpredicted = (map_manual if by_hand else map_auto)(job, capacity, snapshot, settings)
         if isinstance(answer, Infeasible):
-            return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=_infeasible(answer, capacity))
-        mapping = status_mapping(job, answer, input_hash(job, snapshot, settings))
+            why = f"no mapping onto {capacity} fits: {answer}"
+            return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=why)
+        mapping = _status_mapping(job, answer, input_hash(job, snapshot, settings))
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
     except SpecError as error:
@@ -86,10 +89,6 @@ def _digest(matters: object) -> str:
     return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _infeasible(answer: Infeasible, capacity: Capacity) -> str:
-    return f"no mapping onto {capacity} fits: {answer}"
-
-
 def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) -> str:
     pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools)
     unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
@@ -97,3 +96,46 @@ def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) ->
         return f"{pools}{unseen}; not predicted: {why_unpredicted}"
     assert answer.prediction, "the mapper was asked"
     return f"{pools}{unseen}; a step is predicted to take {answer.prediction.step_seconds:.3g} s"
+
+
+def _status_mapping(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
+    """`status.mapping`: a mapping without the details that only `rlhf plan` shows; digest: its inputHash."""
+    prediction = mapping.prediction
+    on_gpus = prediction if mapping.device == "GPU" else None
+    slots = sum(pool.size for pool in mapping.pools)
+    return MappedPlacement(
+        input_hash=digest,
+        device=mapping.device,
+        slots=slots,
+        gpus=slots if mapping.device == "GPU" else 0,
+        pools=tuple(
+            MappedPool(
+                name=pool.name,
+                models=_placed(pool.models),
+                nodes=len(pool.slots_per_machine),
+                slots_per_node=max(pool.slots_per_machine),
+                gpu=pool.gpu or None if mapping.device == "GPU" else None,
+            )
+            for pool in mapping.pools
+        ),
+        sizes=tuple(_sizes(job, role, mapping.sizes[role], on_gpus) for role in _placed(tuple(mapping.sizes))),
+        gpu_memory_utilization=(
+            gpu_memory_utilization(job, on_gpus) if on_gpus else job.spec.rollout.gpu_memory_utilization
+        ),
+        micro_batch_tokens=micro_batch_tokens(job, on_gpus.models.values()) if on_gpus else None,
+        predicted_step_seconds=prediction.step_seconds if prediction else None,
+        predicted_tokens_per_second=prediction.tokens_per_second if prediction else None,
+    )
+
+
+def _placed(roles: tuple[Role, ...]) -> tuple[PlacedRole, ...]:
+    """Without those that come with another."""
+    return tuple(cast("PlacedRole", role) for role in roles if role in get_args(PlacedRole))
+
+
+def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Prediction | None) -> MappedSizes:
+    generates = role == "actor" and not job.spec.algorithm.offline
+    unset = {} if generates else {"generation_pipeline": None, "generation_tensor": None}
+    offload = prediction.models[role].offload if prediction and job.models()[role].offload == "None" else None
+    document = {"role": role, "offload": offload, **asdict(sizes), **unset}
+    return MappedSizes.model_validate(document, by_name=True)

@@ -74,7 +74,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
             product="", count=resources.max_nodes or resources.nodes, slots=resources.slots_per_node or 1
         )
         return Capacity(device=device, machines=(asked,), nodes_known=False)
-    resource = gpu_resource(job, settings)
+    resource = settings.gpu_resource_of(job.spec.runtime)
     nodes = [node for node in snapshot.nodes if _suits(node, job, resource)]
     gpus = {node.name: gpus_of(node, resource) for node in nodes}
     by_hand = job.spec.placement.mode == "Manual"  # then the pools say how many slots of a node they take
@@ -92,7 +92,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
 
 def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
     """The nodes that match a job but have fewer GPUs, or none, than it asks for on each node."""
-    resource, wanted = gpu_resource(job, settings), job.spec.resources.slots_per_node or 1
+    resource, wanted = settings.gpu_resource_of(job.spec.runtime), job.spec.resources.slots_per_node or 1
     least = 1 if job.spec.placement.mode == "Manual" else wanted
     nodes = [node for node in snapshot.nodes or () if _suits(node, job, resource)]
     fewer = [(names.gpu_product(node.labels), gpus_of(node, resource)) for node in nodes]
@@ -133,11 +133,6 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
         if gpu
     ]
     return Cluster(merged(groups)) if len(groups) == len(machines) else None
-
-
-def gpu_resource(job: Job, settings: Settings) -> str:
-    """What Kubernetes calls a GPU of this job."""
-    return job.spec.runtime.gpu_resource_name or settings.gpu_resource_name
 
 
 def gpus_of(node: ObservedNode, resource: str) -> int:

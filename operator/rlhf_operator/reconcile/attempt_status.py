@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import failure, names, resources
+from rlhf_operator import failure, names
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
+from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import Heartbeat, ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
@@ -92,7 +93,7 @@ def _uri(ctx: ReconcileContext, uri: str) -> str:
     inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
     if ctx.job is None or inside == path:
         return uri
-    return f"{resources.output_uri(ctx.job).removesuffix(f'/{ctx.job.name}/model')}/{inside}"
+    return f"{storage.output_uri(ctx.job).removesuffix(f'/{ctx.job.name}/model')}/{inside}"
 
 
 def is_queued(ctx: ReconcileContext) -> bool:

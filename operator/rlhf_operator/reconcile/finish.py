@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from rlhf_api.status import Failure, Output
-from rlhf_operator import conditions, resources
+from rlhf_operator import conditions
 from rlhf_operator.actions import Delete
 from rlhf_operator.failure import action_on
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.resources import storage
 from rlhf_operator.times import parsed, timestamp
 
 UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
@@ -40,7 +41,7 @@ def succeed(ctx: ReconcileContext) -> None:
     ctx.require_live("the job has succeeded")
     name, beat = ctx.snapshot.job.name, ctx.snapshot.heartbeat
     _end_attempt(ctx, "Succeeded")
-    output = Output(uri=resources.output_uri(ctx.job)) if ctx.job else (beat.status.output if beat else None)
+    output = Output(uri=storage.output_uri(ctx.job)) if ctx.job else (beat.status.output if beat else None)
     ctx.set_status(output=output, completion_time=timestamp(ctx.now), next_attempt_time=None)
     ctx.set_condition("Training", "False", "Finished", "Training has finished.")
     ctx.set_condition(

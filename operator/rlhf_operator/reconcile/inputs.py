@@ -7,9 +7,10 @@ from typing import Final
 from rlhf_api import chain
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_operator import names, resources
+from rlhf_operator import names
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
+from rlhf_operator.resources.storage import claims_named
 from rlhf_operator.snapshot import inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
@@ -51,10 +52,8 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
     if problem := _wrong_kind(ctx, job):
         finish.fail(ctx, "InvalidInput", problem)
         return False
-    return all(_has_succeeded(ctx, name) for name in needed) and _all_ready(ctx, needed)
-
-
-def _all_ready(ctx: ReconcileContext, needed: list[str]) -> bool:
+    if not all(_has_succeeded(ctx, name) for name in needed):
+        return False
     message = f"{', '.join(needed)} succeeded." if needed else "The job reads no other job."
     ctx.set_condition("InputsReady", "True", "InputsReady", message)
     return True
@@ -70,7 +69,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if storage is not None and storage.startswith("file://"):
         where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
-    named, claims = resources.claims_named(ctx.job), ctx.snapshot.claims
+    named, claims = claims_named(ctx.job), ctx.snapshot.claims
     for name in sorted(named):
         seen = claims.get(name)
         if seen is None or not seen.exists:

@@ -1,19 +1,22 @@
-"""What is made for an attempt of a job, as plain Kubernetes objects. Pure."""
+"""What is made for an attempt of a job, as plain Kubernetes objects: claim, job.yaml and RayJob. Pure."""
 
 from __future__ import annotations
+
+import shlex
 
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
-from rlhf_operator.resources.job_file import config_map
+from rlhf_operator.resources import head, identity, job_file, storage, workers
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.resources.rayjob import rayjob
-from rlhf_operator.resources.storage import claims_named, output_claim, output_uri, run_folder
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
-__all__ = ["claims_named", "for_attempt", "output_uri"]
+KEPT_SECONDS = 300
+"""How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
+NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
+"""A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
 
 
 def for_attempt(
@@ -23,15 +26,54 @@ def for_attempt(
 
     All jobs that this one reads have succeeded: the snapshot says where their models are.
     """
-    job_file = config_map(snapshot, job, mapping)
+    document = job_file.config_map(snapshot, job, mapping)
     pods = Pods(
         snapshot=snapshot,
         job=job,
         mapping=mapping,
         settings=settings,
         attempt=attempt,
-        config_map=job_file["metadata"]["name"],
+        config_map=document["metadata"]["name"],
     )
-    own_claim = run_folder(job).claim == names.output_claim(job.name)
-    claims = (output_claim(snapshot.job, settings),) if own_claim else ()
-    return (*claims, job_file, rayjob(pods))
+    own_claim = storage.run_folder(job).claim == names.output_claim(job.name)
+    claims = (storage.output_claim(snapshot.job, settings),) if own_claim else ()
+    return (*claims, document, _rayjob(pods))
+
+
+def _rayjob(pods: Pods) -> Manifest:
+    """The RayJob of an attempt: made once, never changed, and its end is the end of the attempt.
+
+    KubeRay makes the cluster of it, submits the entrypoint over HTTP, and takes the cluster down.
+    """
+    name = names.rayjob(pods.job.name, pods.attempt)
+    metadata = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt)
+    queue = {
+        label: value
+        for label, value in pods.snapshot.job.labels.items()
+        if label in (names.QUEUE, names.QUEUE_PRIORITY)
+    }
+    run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {
+            **metadata,
+            "labels": {**metadata["labels"], **queue},
+            "annotations": {NO_NEW_HEAD: "true"},
+        },
+        "spec": {
+            "submissionMode": "HTTPMode",
+            "jobId": name,
+            "entrypoint": shlex.join((*run, "--metrics-port", str(names.METRICS_PORT))),
+            "entrypointNumCpus": 0,
+            "backoffLimit": 0,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "rayClusterSpec": {
+                "rayVersion": pods.settings.ray_version,
+                "enableInTreeAutoscaling": False,
+                "headGroupSpec": head.group(pods),
+                "workerGroupSpecs": workers.groups(pods),
+            },
+        },
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,9 +18,10 @@ from rlhf_operator.snapshot import Snapshot
 SCRATCH = "/tmp"
 """Writable by everybody; Ray keeps its session and its logs below it."""
 SHARED_MEMORY = "/dev/shm"
-"""Names of variables that begin so are the operator's."""
 LAST_SECONDS = 15
 """Of the grace period, left to processes after save-now."""
+LEAST_STORE = 80 * 1024**2
+"""Ray refuses less than 75 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,11 @@ class Pods:
         """Image of every container."""
         image = self.job.spec.runtime.image or self.settings.trainer_image
         return {"image": image, "imagePullPolicy": self.settings.image_pull_policy}
+
+    @property
+    def gpu_resource(self) -> str:
+        """What Kubernetes calls a GPU of this job."""
+        return self.settings.gpu_resource_of(self.job.spec.runtime)
 
     @property
     def mounts(self) -> tuple[storage.Mount, ...]:
@@ -65,12 +70,16 @@ class Pods:
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
         """The container in which Ray runs; KubeRay says its command and its probes."""
+        # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
+        # after asking it to stop.
+        saving_seconds = str(max(1, self.settings.grace_period_seconds - LAST_SECONDS))
+        save_now = ["timeout", saving_seconds, "rlhf", "save-now", names.OUTPUT_FOLDER]
         return {
             "name": name,
             **self.image,
-            "env": environment(self.job, {**self._variables(), **variables}),
+            "env": environment(self.job, {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
-            "lifecycle": {"preStop": {"exec": {"command": self._save_now()}}},
+            "lifecycle": {"preStop": {"exec": {"command": save_now}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},
@@ -92,18 +101,6 @@ class Pods:
     def whose(self) -> dict[str, str]:
         """Variables that say which attempt of which job this is."""
         return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
-
-    def _variables(self) -> dict[str, str]:
-        """Environment variables for the trainer; by default Ray kills it three seconds after asking it to stop."""
-        return {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": str(self._saving_seconds)}
-
-    @property
-    def _saving_seconds(self) -> int:
-        """Time for a checkpoint, before the kubelet kills what is left."""
-        return max(1, self.settings.grace_period_seconds - LAST_SECONDS)
-
-    def _save_now(self) -> list[str]:
-        return ["timeout", str(self._saving_seconds), "rlhf", "save-now", names.OUTPUT_FOLDER]
 
 
 def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -135,12 +132,3 @@ def shared_memory(asked: str, memory: str, *, share: Fraction) -> str:
 def object_store(shared: str) -> str:
     """Bytes of Ray's object store: half of /dev/shm; collectives and loaders of data use it too."""
     return str(max(int(amount(shared) / 2), LEAST_STORE))
-
-
-LEAST_STORE = 80 * 1024**2
-"""Ray refuses less than 75 MiB."""
-
-
-def command(*words: str) -> str:
-    """Words as a shell takes them."""
-    return shlex.join(words)

@@ -1,4 +1,4 @@
-"""Worker pods: a group for each pool of the mapping, all its hosts together or none."""
+"""Worker pods: a group for each pool of the mapping, all its hosts together or none; what they need of the network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 
 from rlhf_api.names import POOL_RESOURCE
 from rlhf_api.quantities import times
+from rlhf_api.runtime import Runtime
 from rlhf_api.status import MappedPool
 from rlhf_mapper.hardware import gpu_of_product
+from rlhf_mapper.mapping import Device
 from rlhf_operator import names
-from rlhf_operator.resources import identity, network
+from rlhf_operator.resources import identity
 from rlhf_operator.resources.pods import Pods, object_store, shared_memory
 
 RESERVED = "head"
 """Of KubeRay and Kueue."""
+INTERFACE = "eth0"
+"""What the kubelet calls a pod's own interface."""
 
 
 def groups(pods: Pods) -> list[dict[str, Any]]:
@@ -45,16 +49,18 @@ def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
     resources = {
         "cpu": size.cpu or times(default.cpu, pool.slots_per_node),
         "memory": memory,
-        **({_gpu(pods): str(pool.slots_per_node)} if on_gpus else {}),
-        **network.devices(runtime),
+        **({pods.gpu_resource: str(pool.slots_per_node)} if on_gpus else {}),
+        **({runtime.rdma_resource_name: "1"} if runtime.rdma_resource_name else {}),
     }
     shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
     ray = {
-        **pods.container(names.WORKER_CONTAINER, resources, network.environment(runtime, pods.mapping.device)),
+        **pods.container(names.WORKER_CONTAINER, resources, _collectives(runtime, pods.mapping.device)),
         "ports": [{"name": "metrics", "containerPort": 8080}],
-        "securityContext": identity.of_container(*network.capabilities(runtime)),
+        # RDMA pins the memory that it reads and writes.
+        "securityContext": identity.of_container(*(["IPC_LOCK"] if runtime.rdma_resource_name else [])),
     }
-    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network.of_pod(runtime), **_where(pods, pool)}
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if runtime.host_network else {}
+    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, pool)}
     return {
         "groupName": name,
         "replicas": 1,
@@ -71,12 +77,28 @@ def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
     }
 
 
+def _collectives(runtime: Runtime, device: Device) -> dict[str, str]:
+    """Variables of collectives; of the interface only where its name is known."""
+    interface = {} if runtime.host_network else {"GLOO_SOCKET_IFNAME": INTERFACE}
+    if device == "CPU":
+        return interface
+    if interface:
+        interface["NCCL_SOCKET_IFNAME"] = INTERFACE
+    return {
+        **interface,
+        "NCCL_DEBUG": "WARN",
+        # What each rank did last, beside the log, where a collective hangs.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    }
+
+
 def _where(pods: Pods, pool: MappedPool) -> dict[str, Any]:
     """Which nodes the pods of a pool may go to, and which they like best."""
     runtime = pods.job.spec.runtime
     tolerations = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in runtime.tolerations]
     if pods.mapping.device == "GPU":
-        tolerations.append({"key": _gpu(pods), "operator": "Exists", "effect": "NoSchedule"})
+        tolerations.append({"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
     affinity = {**_products(pods, pool), **_together(pods, pool)}
     return {
         **({"nodeSelector": dict(runtime.node_selector)} if runtime.node_selector else {}),
@@ -113,8 +135,3 @@ def _together(pods: Pods, pool: MappedPool) -> dict[str, Any]:
     return {
         "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     }
-
-
-def _gpu(pods: Pods) -> str:
-    """What Kubernetes calls a GPU of this job."""
-    return pods.job.spec.runtime.gpu_resource_name or pods.settings.gpu_resource_name
