@@ -31,7 +31,7 @@ from rlhf_api.status import Phase
 from rlhf_trainer.outputs.event_files import EventFiles
 from rlhf_trainer.outputs.listeners import Listener, OutputOptions, opened
 from rlhf_trainer.outputs.live import LiveDisplay
-from rlhf_trainer.outputs.prometheus import PrometheusMetrics
+from rlhf_trainer.outputs.metrics import PrometheusMetrics
 from rlhf_trainer.outputs.trace import Trace
 from rlhf_trainer.run import chain
 from rlhf_trainer.run_folder.folder import JobFolder

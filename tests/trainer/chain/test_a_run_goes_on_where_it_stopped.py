@@ -22,7 +22,7 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from rlhf_trainer.checkpoint.store import CheckpointStore
+from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.cli import app
 from rlhf_trainer.training.state import whole_weights
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, TWO_POOLS, only_ppo_left, records, rlhf

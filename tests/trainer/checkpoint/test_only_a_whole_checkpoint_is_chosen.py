@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_trainer.checkpoint.storage import UploadFolder, downloaded
-from rlhf_trainer.checkpoint.store import COMPLETE, CheckpointStore
+from rlhf_trainer.checkpoint import COMPLETE, CheckpointStore, UploadFolder, downloaded
 from rlhf_trainer.errors import EnvironmentProblem
 
 

@@ -1,27 +1,35 @@
 """Loaders: a data set as padded batches of token ids, the same rows for any number of ranks and after any resume.
 
-Each reads a prompt and the responses that it needs; they differ in the tensors of their batches.
+Each reads a prompt and the responses that it needs; they differ in the tensors of their batches. Which rows a step
+takes is a pure function of seed and step. Epochs are seeded permutations, one after the other; step s (from 1) of batch
+size B takes positions (s - 1) * B to s * B - 1:
+
+    epoch 0        epoch 1        epoch 2
+    2 0 3 1 4      1 4 2 0 3      ...
+    |step 1| |step 2| |step 3| ...            with B = 4
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic.alias_generators import to_camel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec import DataSource, JobSpec
-from rlhf_trainer.data import order
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_labels, encode_prompts, encode_responses
 from rlhf_trainer.errors import DataError
 
+Examples = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
@@ -120,7 +128,7 @@ class Loader:
             raise ValueError(f"{self.path} has no step {step}: steps go from 1 until all epochs are done")
         places = np.arange(start, start + batch_size)
         valid = np.ones(batch_size, dtype=bool) if last is None else places < last
-        examples = order.examples_at(np.where(valid, places, start), num_examples=count, seed=limits.seed)
+        examples = examples_at(np.where(valid, places, start), num_examples=count, seed=limits.seed)
         return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
 
     def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:
@@ -260,3 +268,21 @@ class SafetyPairLoader(PairLoader):
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
         chosen_safe, rejected_safe = (label.selected(rows.examples).flat.float() for label in self._labels)
         return {**super()._tensors(rows), "chosen_safe": chosen_safe, "rejected_safe": rejected_safe}
+
+
+@lru_cache(maxsize=8)
+def permutation(num_examples: int, *, seed: int, epoch: int) -> Examples:
+    """The order of an epoch (from 0): every example once, int64 [num_examples]. Not to be written to."""
+    order = np.random.default_rng([seed, epoch]).permutation(num_examples).astype(np.int64)
+    order.setflags(write=False)
+    return order
+
+
+def examples_at(positions: Examples, *, num_examples: int, seed: int) -> Examples:
+    """The examples at these positions of the concatenated epochs: int64 [B] -> int64 [B]."""
+    epochs, within = np.divmod(positions, num_examples)
+    found = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        found[here] = permutation(num_examples, seed=seed, epoch=epoch)[within[here]]
+    return found

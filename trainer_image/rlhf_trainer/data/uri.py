@@ -20,16 +20,12 @@ def local_path(uri: str) -> Path:
         if not found.is_absolute():
             raise DataError(f"{uri}: a file:// address is absolute, as file:///folder/file")
     elif uri.startswith(PACKAGE):
-        found = _in_package(uri)
+        try:
+            found = in_package(uri)
+        except LookupError as error:
+            raise DataError(str(error)) from error
     else:
         raise DataError(f"{uri}: only file:// and package:// name something on this machine's disk")
     if not found.exists():
         raise DataError(f"{uri}: there is no file or folder {found}")
     return found
-
-
-def _in_package(uri: str) -> Path:
-    try:
-        return in_package(uri)
-    except LookupError as error:
-        raise DataError(str(error)) from error

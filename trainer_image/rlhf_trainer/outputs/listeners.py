@@ -47,7 +47,7 @@ def opened(options: OutputOptions, output: Path) -> Iterator[Sequence[Listener]]
     listeners: list[Listener] = []
     with ExitStack() as stack:
         if options.metrics_port is not None:
-            from rlhf_trainer.outputs.prometheus import metrics_served
+            from rlhf_trainer.outputs.metrics import metrics_served
 
             listeners.append(stack.enter_context(metrics_served(options.metrics_port)))
         if options.tensorboard:

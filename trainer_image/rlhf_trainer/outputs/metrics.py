@@ -1,14 +1,21 @@
-"""Every metric of a step: its name in metrics.jsonl and for Prometheus, type, labels and meaning.
+"""Every metric of a step: its name in metrics.jsonl and for Prometheus, type, labels and meaning; and their port.
 
 docs/metrics.md is this table for people, with units. A name that ends in `/*` is a family, whose star is a label.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["gauge", "counter", "summary"]
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, disable_created_metrics, start_http_server
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.telemetry import StepReport
+
 PLANNED_STEPS, WARNINGS = "planned steps", "warnings"
 """Not in metrics.jsonl: the first is in status.json, the second are lines of events.log."""
 
@@ -26,7 +33,7 @@ class StepMetric:
     name: str
     """Its name for Prometheus."""
     meaning: str
-    kind: Kind = "gauge"
+    kind: type[Gauge | Counter | Summary] = Gauge
     part: str = ""
     """Label whose value is the star of `recorded`."""
 
@@ -39,14 +46,14 @@ class StepMetric:
 METRICS = (
     StepMetric("step", "rlhf_step", "Latest finished step of the job."),
     StepMetric(PLANNED_STEPS, "rlhf_planned_steps", "Steps of the whole job."),
-    StepMetric(WARNINGS, "rlhf_warnings_total", "Warnings of the steps of this run.", kind="counter"),
-    StepMetric("time/step", "rlhf_step_seconds", "Duration of a step, without evaluation.", kind="summary"),
+    StepMetric(WARNINGS, "rlhf_warnings_total", "Warnings of the steps of this run.", kind=Counter),
+    StepMetric("time/step", "rlhf_step_seconds", "Duration of a step, without evaluation.", kind=Summary),
     StepMetric(
         "time/*",
         "rlhf_phase_seconds",
         "Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; "
         "controller: no rank did anything.",
-        kind="summary",
+        kind=Summary,
         part="phase",
     ),
     StepMetric(
@@ -146,25 +153,25 @@ METRICS = (
         "skipped_updates",
         "rlhf_skipped_updates_total",
         "Updates that were skipped because loss or gradient was not finite.",
-        kind="counter",
+        kind=Counter,
     ),
     StepMetric(
         "bytes/controller",
         "rlhf_controller_payload_bytes_total",
         "Tensor bytes that the controller (de)serialised; 0 by design.",
-        kind="counter",
+        kind=Counter,
     ),
     StepMetric(
         "bytes/transfer",
         "rlhf_transfer_bytes_total",
         "Bytes of fields that all ranks fetched for their calls.",
-        kind="counter",
+        kind=Counter,
     ),
     StepMetric(
         "bytes/reshard",
         "rlhf_reshard_bytes_total",
         "Bytes of weights that the ranks handed to their generators.",
-        kind="counter",
+        kind=Counter,
     ),
     StepMetric(
         "idle_bytes/*",
@@ -189,3 +196,57 @@ def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
     family, _, part = recorded.partition("/")
     metric = _ROWS.get(f"{family}/*")
     return (metric, (part,)) if metric else None
+
+
+class PrometheusMetrics:
+    """The families of METRICS, filled step by step."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # no second series that says when each began
+        self._families = {
+            metric.name: metric.kind(metric.name, metric.meaning, metric.labels, registry=registry)
+            for metric in METRICS
+        }
+        self._job = ("", "")
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 `step` says it
+        self._job = (job.name, job.spec.algorithm.name)
+        self._put(PLANNED_STEPS, total_steps)
+        self._put(WARNINGS, 0)
+
+    def step(self, report: StepReport) -> None:
+        self._put(WARNINGS, len(report.warnings))
+        for name, value in report.record.items():
+            self._put(name, value)
+
+    def end(self, phase: Phase) -> None:
+        """The last values stay until the run ends."""
+
+    def _put(self, name: str, value: float) -> None:
+        """Count the value of a metric of metrics.jsonl in its family; one that METRICS lacks is left out."""
+        if not (found := metric_of(name)):
+            return
+        metric, part = found
+        child = self._families[metric.name].labels(*self._job, *part)
+        if isinstance(child, Gauge):
+            child.set(value)
+        elif isinstance(child, Counter):
+            child.inc(value)
+        else:
+            child.observe(value)
+
+
+@contextmanager
+def metrics_served(port: int) -> Iterator[PrometheusMetrics]:
+    """Serve metrics on a port of every address while the block runs; EnvironmentProblem if the port cannot be had."""
+    registry = CollectorRegistry()
+    try:
+        server, thread = start_http_server(port, registry=registry)
+    except OSError as error:
+        raise EnvironmentProblem(f"--metrics-port {port}: cannot be opened: {error.strerror}") from error
+    try:
+        yield PrometheusMetrics(registry)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

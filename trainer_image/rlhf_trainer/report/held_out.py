@@ -39,34 +39,15 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
-class ScoreChange:
-    """A score of one held-out prompt's responses."""
-
-    name: str
-    before: str
-    after: str
-    change: float
-
-
-@dataclass(frozen=True)
-class SampleRow:
-    """A held-out prompt with its responses before and after."""
-
-    prompt: str
-    before: str
-    after: str
-    scores: list[ScoreChange]
-
-
-@dataclass(frozen=True)
 class SampleTable:
-    """The held-out rows that the page shows, and how many there are."""
+    """The lines of samples.jsonl that the page shows."""
 
-    total: int
+    scores: list[str]
+    """Names of the scores of every row."""
     decider: str
     """The score whose change chooses the highlighted rows."""
-    groups: list[tuple[str, list[SampleRow]]]
-    rest: list[SampleRow]
+    groups: list[tuple[str, Sequence[dict[str, Any]]]]
+    rest: list[dict[str, Any]]
     distributions: list[tuple[str, Markup]]
 
 
@@ -95,14 +76,12 @@ def samples(job: JobRecord) -> SampleTable | None:
     decider = _decider(job.samples) or names[0]
     order = sorted(job.samples, key=lambda row: (_change(row, decider), _change(row, names[0])))
     shown = _highlights(order)
-    groups = [(title, [_sample(row, names) for row in rows]) for title, rows in shown.items()]
     chosen = {id(row) for rows in shown.values() for row in rows}
-    rest = [row for row in job.samples if id(row) not in chosen][:MOST_ROWS]
     return SampleTable(
-        total=len(job.samples),
+        scores=names,
         decider=decider,
-        groups=groups,
-        rest=[_sample(row, names) for row in rest],
+        groups=list(shown.items()),
+        rest=[row for row in job.samples if id(row) not in chosen][:MOST_ROWS],
         distributions=[
             (name, plots.distributions(f"{job.name} {name}", *(_column(job.samples, name, when) for when in WHEN)))
             for name in names
@@ -177,11 +156,7 @@ def _highlights(order: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str,
     }
 
 
-def _sample(row: dict[str, Any], names: Sequence[str]) -> SampleRow:
-    scores = [
-        ScoreChange(name, number(row[f"{name}_before"]), number(row[f"{name}_after"]), _change(row, name))
-        for name in names
-    ]
-    prompt, *responses = (str(row.get(key, "")).strip() for key in ("prompt", *(f"response_{when}" for when in WHEN)))
-    before, after = (shortened(response, MOST_CHARACTERS) for response in responses)
-    return SampleRow(shortened(BLANK_LINES.sub("\n", prompt), MOST_CHARACTERS), before, after, scores)
+def text_of(row: dict[str, Any], name: str) -> str:
+    """The prompt or a response of a row as the page shows it: not too long, a prompt without blank lines."""
+    text = str(row.get(name, "")).strip()
+    return shortened(BLANK_LINES.sub("\n", text) if name == "prompt" else text, MOST_CHARACTERS)

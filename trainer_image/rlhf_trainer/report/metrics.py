@@ -32,13 +32,11 @@ MEANINGS = {
     "bytes/reshard": "bytes moved from training to generation",
     "bytes/controller": "bytes that passed the controller; should be 0",
     "skipped_updates": "updates skipped for a loss or gradient that was not finite; should be 0",
-    "policy_version": "steps that trained the weights that sampled",
-}
-PREFIXES = {
     "loss/": "training loss",
     "evaluation/": "on held-out data, during training",
     "grad_norm/": "before clipping",
 }
+"""Beginning of a name in metrics.jsonl -> what the page says of the metric."""
 LEARNING = (
     "evaluation/",
     "reward/",
@@ -80,20 +78,11 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of a step's time."""
-
-    name: str
-    colour: int
-    seconds: str
-    percent: float
-
-
-@dataclass(frozen=True)
 class Times:
     """Where the time of a job's steps went."""
 
-    phases: list[Phase]
+    phases: list[tuple[str, int, float, float]]
+    """(name, number of its colour, seconds of a mean step, per cent) of each phase, the longest first."""
     plot: Markup
     step: str
     total: float
@@ -130,11 +119,11 @@ def times(job: JobRecord) -> Times | None:
         return None
     steps = [int(record["step"]) for record in job.records]
     phases = [
-        Phase((*PHASES, "other")[colour], colour, duration(sum(values) / len(steps)), 100 * sum(values) / together)
+        ((*PHASES, "other")[colour], colour, sum(values) / len(steps), 100 * sum(values) / together)
         for colour, values in series.items()
     ]
     return Times(
-        phases=sorted(phases, key=lambda phase: -phase.percent),
+        phases=sorted(phases, key=lambda phase: -phase[-1]),
         plot=plots.stack(f"{job.name} time", steps, series),
         step=duration(total / len(steps)),
         total=total,
@@ -171,8 +160,7 @@ def _panel(job: JobRecord, name: str) -> Panel:
 
 
 def _meaning(name: str) -> str:
-    prefixes: Mapping[str, str] = PREFIXES
-    return MEANINGS.get(name) or next((text for prefix, text in prefixes.items() if name.startswith(prefix)), "")
+    return next((text for beginning, text in MEANINGS.items() if name.startswith(beginning)), "")
 
 
 def _rank(name: str, order: Sequence[str]) -> int:

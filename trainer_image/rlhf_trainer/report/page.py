@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rlhf_planning.numbers import between, duration, shortened, step_list
+from rlhf_mapper.calibration import Compared, compare_phases
+from rlhf_planning.numbers import between, duration, number, shortened, step_list
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.report import held_out, metrics, predicted
+from rlhf_trainer.report import held_out, metrics
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run
 
 REPORT = "report.html"
@@ -42,7 +43,8 @@ def render(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(duration=duration, step_list=step_list, shortened=shortened)
+    for shown in (duration, mapping_line, number, shortened, step_list, held_out.text_of):
+        environment.filters[shown.__name__] = shown
     jobs = [_job(job) for job in run.jobs]
     return environment.get_template("page.html").render(
         run=run,
@@ -66,12 +68,11 @@ def _headline(run: Run) -> str:
 
 def _job(job: JobRecord) -> dict[str, Any]:
     """The template's variables for a job."""
-    taken = metrics.times(job)
     return {
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
-        "times": taken,
-        "predicted": predicted.comparison(job),
+        "times": metrics.times(job),
+        "compared": _compared(job),
         "learning": metrics.panels(job, learning=True),
         "health": metrics.panels(job, learning=False),
         "constants": metrics.constants(job),
@@ -81,6 +82,26 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "events": job.events[-MOST_EVENTS:],
         "facts": _facts(job),
     }
+
+
+def _compared(job: JobRecord) -> list[Compared[str]]:
+    """The predicted and the measured seconds of the phases and of the step; empty before the first step."""
+    if not (predicted := job.mapping.get("predicted")):
+        return []
+    return compare_phases({**predicted["phases"], "step": predicted["step_seconds"]}, job.records)
+
+
+def mapping_line(mapping: Mapping[str, Any]) -> str:
+    """`2 x cpu-slot: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 x cpu-slot: reward 1-1-1`."""
+    return " | ".join(
+        f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
+        for pool in mapping["pools"]
+    )
+
+
+def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
+    generation = f", generation {sizes['p_g']}-{sizes['t_g']}" if "p_g" in sizes else ""
+    return f"{role} {sizes['p']}-{sizes['t']}-{sizes['d']}{generation}"
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:

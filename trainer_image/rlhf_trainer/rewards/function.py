@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.channel import receive, send
+from rlhf_trainer.rewards.guard import receive, send
 from rlhf_trainer.rewards.sample import Sample
 
 IMPORT_SECONDS = 300.0

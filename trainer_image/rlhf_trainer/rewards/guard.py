@@ -3,12 +3,15 @@
 The guard runs no code of the user's. When the trainer closes its end of the socket, or is killed, or the function's
 process ends, the guard kills that process and all that it has started, and then ends in the same way itself. So nothing
 that the function started outlives a run, not even an endless loop in C. Imports here must be quick.
+
+The socket carries JSON values, each after its length in bytes (4, big-endian).
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import resource
 import select
@@ -23,7 +26,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlhf_trainer.rewards.channel import receive, send
 from rlhf_trainer.rewards.sample import EXPECTED, is_score
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -167,6 +169,27 @@ def _described(error: BaseException) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
     return described.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
+
+
+def send(channel: socket.socket, value: Any) -> None:
+    """Write a value; OSError if the other end is gone or (TimeoutError) does not read."""
+    body = json.dumps(value).encode()
+    channel.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def receive(channel: socket.socket) -> Any:
+    """The next value; EOFError if the other end is gone, TimeoutError after the socket's time limit."""
+    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    body = bytearray()
+    while len(body) < count:
+        part = channel.recv(count - len(body))
+        if not part:
+            raise EOFError
+        body += part
+    return bytes(body)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_trainer.checkpoint.store import STATE, Checkpoint
+from rlhf_trainer.checkpoint import STATE, Checkpoint
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder

@@ -13,7 +13,7 @@ from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.resume import LENGTHS, changes, differing, identity
-from rlhf_trainer.checkpoint.store import Checkpoint
+from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs
 
 

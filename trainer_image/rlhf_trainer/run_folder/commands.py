@@ -13,7 +13,7 @@ from rich.table import Table
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint.store import Checkpoint
+from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, own_attempt, read_exit, read_status, write_exit
 from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written

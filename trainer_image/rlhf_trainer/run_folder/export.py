@@ -8,8 +8,7 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint.storage import downloaded, storage_errors
-from rlhf_trainer.checkpoint.store import CheckpointStore
+from rlhf_trainer.checkpoint import CheckpointStore, downloaded, storage_errors
 from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder
 from rlhf_trainer.training.state import whole_weights
 

@@ -20,7 +20,7 @@ from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
-from rlhf_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, mark, own_attempt, owner, replace

@@ -16,7 +16,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
-from rlhf_trainer.checkpoint.storage import UploadFolder, downloaded
+from rlhf_trainer.checkpoint import UploadFolder, downloaded
 from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL

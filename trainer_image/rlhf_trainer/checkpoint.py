@@ -1,24 +1,49 @@
-"""The checkpoints of a job: folders `step-000010/`, each whole only if its COMPLETE lists exactly the files there.
+"""Checkpoints of a job, in a folder of this machine or in an object store (by fsspec).
 
-A folder holds `state.json` and other files of the controller, and a folder per model that its ranks wrote. COMPLETE is
-written last and lists every other file with its size, so an unfinished checkpoint is never taken for a whole one.
+They are folders `step-000010/`, each whole only if its COMPLETE lists exactly the files there. A folder holds
+`state.json` and other files of the controller, and a folder per model that its ranks wrote. COMPLETE is written last
+and lists every other file with its size, so an unfinished checkpoint is never taken for a whole one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from rlhf_trainer.checkpoint.storage import open_storage, storage_errors
+from rlhf_trainer.errors import EnvironmentProblem
 
 COMPLETE, STATE = "COMPLETE", "state.json"
 PREFIX = "step-"
 PROBE = ".probe"
+
+
+def open_storage(uri: str) -> tuple[AbstractFileSystem, str]:
+    """(file system, path in it) of a folder or a URL; credentials and endpoints come from the environment."""
+    files, path = url_to_fs(uri, use_listings_cache=False)
+    return files, path.rstrip("/")
+
+
+@contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Turn any error of the storage in the block into an EnvironmentProblem that names the address."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentProblem(f"{uri}: needs a package that is not installed: {error}") from error
+    except Exception as error:  # each kind of storage raises errors of its own
+        reason = " ".join(str(error).split())[:300]
+        raise EnvironmentProblem(f"{uri}: {type(error).__name__}: {reason}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,3 +199,40 @@ def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
         if found[name] != size:
             return f"{name} has {found[name]:,} bytes, not {size:,}"
     return ""
+
+
+class UploadFolder:
+    """The folder in which a rank writes files for an address: that address itself, or a temporary folder to upload."""
+
+    def __init__(self, uri: str) -> None:
+        with storage_errors(uri):
+            self._files, self._path = open_storage(uri)
+        self._uri = uri
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        self.folder = Path(self._path) if self._is_local else Path(tempfile.mkdtemp(prefix="rlhf-checkpoint-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def upload(self) -> None:
+        """Upload the temporary folder and delete it; does nothing for an address on this machine."""
+        if self._is_local:
+            return
+        try:
+            with storage_errors(self._uri):
+                for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+                    self._files.put_file(str(file), f"{self._path}/{file.relative_to(self.folder).as_posix()}")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def downloaded(uri: str) -> Iterator[Path]:
+    """The folder of an address on this machine's disk, while the block runs."""
+    with storage_errors(uri):
+        files, path = open_storage(uri)
+    if isinstance(files, LocalFileSystem):
+        yield Path(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="rlhf-checkpoint-") as folder:
+        with storage_errors(uri):
+            files.get(f"{path}/", f"{folder}/", recursive=True)
+        yield Path(folder)
