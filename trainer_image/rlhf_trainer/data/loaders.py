@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import datasets
 import numpy as np
@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.spec import DataSource, JobSpec
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.source import open_rows
-from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_labels, encode_prompts, encode_responses
+from rlhf_trainer.data.tokens import Column, Ids, encode_labels, encode_prompts, encode_responses
 from rlhf_trainer.errors import DataError
 
 Examples = npt.NDArray[np.int64]
@@ -34,32 +34,6 @@ logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
 """Rows tokenised in one call: enough to use the tokenizer's threads, few enough for memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Which rows of a data set a job uses, and the seed of their order."""
-
-    max_prompt_tokens: int
-    max_response_tokens: int
-    """Longest response, its end-of-text token included."""
-    overlong: Literal["Drop", "Fail"] = "Drop"
-    chat_template: ChatTemplate = "Auto"
-    seed: int = 0
-    total_epochs: int | None = None
-    """Passes over the data, after which batches are padding; None: as many as there are steps."""
-
-    @classmethod
-    def of(cls, spec: JobSpec) -> "Limits":
-        """The limits of a job."""
-        return cls(
-            max_prompt_tokens=spec.data.max_prompt_tokens,
-            max_response_tokens=spec.data.max_response_tokens,
-            overlong=spec.data.overlong,
-            chat_template=spec.data.chat_template,
-            seed=spec.training.seed,
-            total_epochs=spec.training.total_epochs,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +61,23 @@ class Loader:
     fields: ClassVar[tuple[str, ...]]
     """The fields of a step's batch; `batch` also returns `row`."""
 
-    def __init__(self, source: DataSource, tokenizer: PreTrainedTokenizerBase, *, path: str, limits: Limits) -> None:
+    def __init__(
+        self, source: DataSource, tokenizer: PreTrainedTokenizerBase, *, path: str, spec: JobSpec, endless: bool = False
+    ) -> None:
         """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
 
+        spec: the job's, whose `data` limits the rows and whose seed orders them. After `training.total_epochs` passes
+        over the data, if it is set, batches are padding, unless the loader is `endless`.
         Raises DataError, naming field and row, when the data cannot be read (see `open_rows`, `encode_prompts` and
-        `encode_responses`), when a row is over-long and `limits.overlong` is "Fail", or when no row is left.
+        `encode_responses`), when a row is over-long and `spec.data.overlong` is "Fail", or when no row is left.
         """
         self.path = path
         """The source's place in the manifest."""
         self.dropped = 0
         """Rows left out because their prompt or a response is longer than the limits."""
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._limits, self._seed = spec.data, spec.training.seed
+        self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
         keys = ("prompt_key", *self.responses, *self.labels)
         columns = [getattr(source, key) for key in keys]
@@ -121,14 +100,14 @@ class Loader:
         `valid` 0; a step that has no row is a ValueError. The tensors are those of the class, and `row` int64 [B]:
         start .. stop - 1. Their width is that of the whole batch, so the slices of all ranks fit together.
         """
-        limits, count = self._limits, len(self)
+        count = len(self)
         start = (step - 1) * batch_size
-        last = None if limits.total_epochs is None else count * limits.total_epochs
+        last = None if self._total_epochs is None else count * self._total_epochs
         if step < 1 or (last is not None and start >= last):
             raise ValueError(f"{self.path} has no step {step}: steps go from 1 until all epochs are done")
         places = np.arange(start, start + batch_size)
         valid = np.ones(batch_size, dtype=bool) if last is None else places < last
-        examples = examples_at(np.where(valid, places, start), num_examples=count, seed=limits.seed)
+        examples = examples_at(np.where(valid, places, start), num_examples=count, seed=self._seed)
         return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
 
     def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:

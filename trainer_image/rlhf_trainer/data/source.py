@@ -35,14 +35,10 @@ def open_rows(source: DataSource, *, path: str, keys: Sequence[str] = ()) -> dat
     else:
         rows = _open_local(source, path, [getattr(source, key) for key in keys])
     for key in keys:
-        _require_column(rows, getattr(source, key), f"{path}.{to_camel(key)}", source.uri)
+        if (column := getattr(source, key)) not in rows.column_names:
+            there = ", ".join(rows.column_names)
+            raise DataError(f"{path}.{to_camel(key)}: {source.uri} has no column {column!r}; its columns are {there}")
     return rows if source.limit is None else rows.select(range(min(source.limit, len(rows))))
-
-
-def _require_column(rows: datasets.Dataset, column: str, field: str, uri: str) -> None:
-    if column not in rows.column_names:
-        there = ", ".join(rows.column_names)
-        raise DataError(f"{field}: {uri} has no column {column!r}; its columns are {there}")
 
 
 def _hub_address(uri: str, path: str) -> str:

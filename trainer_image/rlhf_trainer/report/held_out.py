@@ -104,7 +104,8 @@ def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow
 def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
     change, is_gain = signed(value - TIE), None
     if len(job.samples) > 1 and (decider := _decider(job.samples)):
-        margin = _margin([_outcome(_change(row, decider)) for row in job.samples])
+        changes = [_change(row, decider) for row in job.samples]
+        margin = _margin([TIE if change == 0 else float(change > 0) for change in changes])
         change += f" ± {margin:.2g}"
         is_gain = value > TIE if abs(value - TIE) > margin else None
     note = "prompts with a better response than before, ties half; 0.5 is no change; before: two draws from one model"
@@ -114,10 +115,6 @@ def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
 def _margin(values: Sequence[float]) -> float:
     """Half the 95 % confidence interval of a mean."""
     return CONFIDENCE * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _outcome(change: float) -> float:
-    return 1.0 if change > 0 else TIE if change == 0 else 0.0
 
 
 def _decider(rows: Sequence[dict[str, Any]]) -> str | None:

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
@@ -59,16 +58,11 @@ def only_run_in(output: Path) -> Iterator[None]:
             # the operator starts an attempt once, so on its volumes a lock is a second safety
             if attempt is None or error.errno not in WITHOUT_LOCKS:
                 raise EnvironmentProblem(f"--output {output}: cannot be locked: {error.strerror}") from error
-        _forget_older(output, lock)
+        for older in output.glob(f"{LOCK}-*"):
+            if older != Path(lock.name):  # its attempt is over
+                older.unlink(missing_ok=True)
         with marked(output):
             yield
-
-
-def _forget_older(output: Path, held: TextIOWrapper) -> None:
-    """Delete the locks of other attempts, all of which are over."""
-    for file in output.glob(f"{LOCK}-*"):
-        if file != Path(held.name):
-            file.unlink(missing_ok=True)
 
 
 def is_running(output: Path) -> bool:

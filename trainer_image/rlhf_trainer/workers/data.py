@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -35,13 +35,12 @@ class DataWorker:
         self._batch_size = job.rows_per_step
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
-        limits = Limits.of(job.spec)
-        self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", limits=limits)
+        self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", spec=job.spec)
         self._loaders: list[Loader] = [self._train]
         self._held_out = None
         if job.spec.evaluation:
             path = "spec.evaluation.data"
-            self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, limits=limits)
+            self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, spec=job.spec)
             self._loaders.append(self._held_out)
 
     @register(ONE_TO_ALL)
@@ -100,10 +99,10 @@ class PromptAndPretrainData(PromptData):
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
         super().__init__(setting, slots=slots)
-        source = setting.job.spec.data.pretrain
-        assert source, "this class is for jobs with data.pretrain"
-        limits = replace(Limits.of(setting.job.spec), total_epochs=None)
-        self._pretrain = CompletionLoader(source, setting.tokenizer(), path="spec.data.pretrain", limits=limits)
+        spec = setting.job.spec
+        assert spec.data.pretrain, "this class is for jobs with data.pretrain"
+        path = "spec.data.pretrain"
+        self._pretrain = CompletionLoader(spec.data.pretrain, setting.tokenizer(), path=path, spec=spec, endless=True)
         self._loaders.append(self._pretrain)
         self._sequences = setting.job.sequences_per_step
 

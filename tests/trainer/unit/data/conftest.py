@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.spec import DataSource
+from rlhf_api.spec import DataSource, JobSpec
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
 
@@ -23,6 +23,32 @@ TEMPLATE = (
     "{% if message.name is defined %}{{ message.name }}: {% endif %}{{ message.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def spec_of(
+    prompt_tokens: int,
+    response_tokens: int,
+    *,
+    overlong: str = "Drop",
+    chat_template: str = "Auto",
+    seed: int = 0,
+    total_epochs: int | None = None,
+) -> JobSpec:
+    """A job whose prompts and responses may be so long."""
+    return JobSpec.model_validate(
+        {
+            "algorithm": {"name": "SFT"},
+            "models": {"actor": {"uri": "hf://a/model"}},
+            "data": {
+                "train": {"uri": "hf://a/b"},
+                "maxPromptTokens": prompt_tokens,
+                "maxResponseTokens": response_tokens,
+                "overlong": overlong,
+                "chatTemplate": chat_template,
+            },
+            "training": {"batchSize": 4, "seed": seed, "totalEpochs": total_epochs},
+        }
+    )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.spec import DataSource, JobSpec
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_api.spec import DataSource
+from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
+from tests.trainer.unit.data.conftest import spec_of
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
-LIMITS = Limits(max_prompt_tokens=100, max_response_tokens=100)
+SPEC = spec_of(100, 100)
 PAD, END = 0, 1
 
 
@@ -26,7 +27,7 @@ def prompt_of(loader: Loader, example: int, tokenizer: PreTrainedTokenizerFast) 
 
 
 def test_prompts(write: Write, plain: PreTrainedTokenizerFast) -> None:
-    loader = PromptLoader(write([{"prompt": "abc"}, {"prompt": "z"}]), plain, path="spec.data.train", limits=LIMITS)
+    loader = PromptLoader(write([{"prompt": "abc"}, {"prompt": "z"}]), plain, path="spec.data.train", spec=SPEC)
     batch = loader.ordered(slice(0, 3))
     a, b, c, z = ids_of(plain, "abcz")
     assert batch["prompt_ids"].tolist() == [[a, b, c], [z, PAD, PAD], [a, b, c]]
@@ -42,7 +43,7 @@ def test_prompts(write: Write, plain: PreTrainedTokenizerFast) -> None:
 
 
 def test_rows_are_numbered_in_the_whole_batch(write: Write, plain: PreTrainedTokenizerFast) -> None:
-    loader = PromptLoader(write([{"prompt": "abc"}]), plain, path="spec.data.train", limits=LIMITS)
+    loader = PromptLoader(write([{"prompt": "abc"}]), plain, path="spec.data.train", spec=SPEC)
     assert loader.batch(5, batch_size=8, rows=slice(2, 5))["row"].tolist() == [2, 3, 4]
 
 
@@ -52,7 +53,7 @@ def test_the_mask_covers_the_text_of_the_assistant_and_the_end(write: Write, cha
         {"prompt": talk, "chosen": [{"role": "assistant", "content": "I am fine."}]},
         {"prompt": talk[1:], "chosen": [{"role": "assistant", "content": "  Yes: caf\u00e9!\n"}]},
     ]
-    loader = CompletionLoader(write(rows), chat, path="spec.data.train", limits=LIMITS)
+    loader = CompletionLoader(write(rows), chat, path="spec.data.train", spec=SPEC)
     batch = loader.ordered()
     seen = [ids[mask > 0] for ids, mask in zip(batch["tokens"], batch["attention_mask"], strict=True)]
     assert [chat.decode(ids) for ids in seen] == [
@@ -67,7 +68,7 @@ def test_the_mask_covers_the_text_of_the_assistant_and_the_end(write: Write, cha
 
 def test_padding_trains_nothing(write: Write, plain: PreTrainedTokenizerFast) -> None:
     rows = [{"prompt": "ab", "chosen": "c"}, {"prompt": "a", "chosen": ""}]
-    batch = CompletionLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered(slice(0, 3))
+    batch = CompletionLoader(write(rows), plain, path="spec.data.train", spec=SPEC).ordered(slice(0, 3))
     a, b, c = ids_of(plain, "abc")
     assert batch["tokens"].tolist() == [[a, b, c, END], [a, END, PAD, PAD], [a, b, c, END]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
@@ -76,7 +77,7 @@ def test_padding_trains_nothing(write: Write, plain: PreTrainedTokenizerFast) ->
 
 def test_the_two_responses_of_a_pair_are_equally_wide(write: Write, plain: PreTrainedTokenizerFast) -> None:
     rows = [{"prompt": "a", "chosen": "bb", "rejected": "c"}, {"prompt": "b", "chosen": "", "rejected": "ccc"}]
-    batch = PairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS).ordered()
+    batch = PairLoader(write(rows), plain, path="spec.data.train", spec=SPEC).ordered()
     a, b, c = ids_of(plain, "abc")
     assert batch["chosen_tokens"].tolist() == [[a, b, b, END, PAD], [b, END, PAD, PAD, PAD]]
     assert batch["rejected_tokens"].tolist() == [[a, c, END, PAD, PAD], [b, c, c, c, END]]
@@ -92,7 +93,7 @@ def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedToken
         {"prompt": "a" * 200, "chosen": "b", "rejected": "c", "chosen_safe": True, "rejected_safe": True},
         {"prompt": "b", "chosen": "b", "rejected": "c", "chosen_safe": False, "rejected_safe": False},
     ]
-    loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS)
+    loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
     batch = loader.ordered(slice(0, 3))
     assert loader.dropped == 1
     assert batch["chosen_safe"].tolist() == [1, 0, 1]
@@ -100,12 +101,12 @@ def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedToken
     rows[0]["rejected_safe"] = "no"
     sentence = r"spec.data.train.rejectedSafeKey: row 0 \(counted from 0\) holds a value of type str, not true or false"
     with pytest.raises(DataError, match=sentence):
-        SafetyPairLoader(write(rows), plain, path="spec.data.train", limits=LIMITS)
+        SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
 
 
 def test_a_tokenizer_without_padding_pads_with_the_end(write: Write, plain: PreTrainedTokenizerFast) -> None:
     plain.pad_token = None
-    batch = PromptLoader(write([{"prompt": "ab"}, {"prompt": "a"}]), plain, path="x", limits=LIMITS).ordered()
+    batch = PromptLoader(write([{"prompt": "ab"}, {"prompt": "a"}]), plain, path="x", spec=SPEC).ordered()
     assert batch["prompt_ids"][1, 1] == END
     assert batch["prompt_mask"][1].tolist() == [1, 0]
 
@@ -146,27 +147,27 @@ def test_a_row_that_is_too_long(
 ) -> None:
     kind, row, sentence = OVERLONG[name]
     source = write([FITS, {**FITS, **row}, {**FITS, "prompt": "wxyz"}])
-    limits = Limits(max_prompt_tokens=4, max_response_tokens=3)
+    dropping = spec_of(4, 3)
     with caplog.at_level(logging.WARNING):
-        loader = kind(source, plain, path="spec.data.train", limits=limits)
+        loader = kind(source, plain, path="spec.data.train", spec=dropping)
     assert (len(loader), loader.dropped) == (2, 1)
     assert [prompt_of(loader, example, plain) for example in range(2)] == ["abcd", "wxyz"]
     assert "spec.data.train: dropped 1 rows longer than spec.data.maxPromptTokens 4" in caplog.text
-    failing = Limits(max_prompt_tokens=4, max_response_tokens=3, overlong="Fail")
+    failing = spec_of(4, 3, overlong="Fail")
     with pytest.raises(DataError) as raised:
-        kind(source, plain, path="spec.data.train", limits=failing)
+        kind(source, plain, path="spec.data.train", spec=failing)
     assert str(raised.value).startswith(f"spec.data.train.{sentence}")
 
 
 def test_a_row_that_just_fits_does_not_fail(write: Write, plain: PreTrainedTokenizerFast) -> None:
-    limits = Limits(max_prompt_tokens=4, max_response_tokens=3, overlong="Fail")
-    assert len(PairLoader(write([FITS]), plain, path="x", limits=limits)) == 1
+    failing = spec_of(4, 3, overlong="Fail")
+    assert len(PairLoader(write([FITS]), plain, path="x", spec=failing)) == 1
 
 
 def test_no_row_left(write: Write, plain: PreTrainedTokenizerFast) -> None:
     source = write([FITS, FITS])
     with pytest.raises(DataError) as raised:
-        PromptLoader(source, plain, path="spec.data.train", limits=Limits(max_prompt_tokens=1, max_response_tokens=1))
+        PromptLoader(source, plain, path="spec.data.train", spec=spec_of(1, 1))
     assert str(raised.value) == (
         f"spec.data.train: all 2 rows of {source.uri} are longer than spec.data.maxPromptTokens 1"
     )
@@ -177,30 +178,16 @@ def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
 ) -> None:
     monkeypatch.setattr("rlhf_trainer.data.loaders.ROWS_AT_ONCE", 2)
     rows = [{"prompt": str(number)} for number in (1, 2, 333, 4, 5)]
-    loader = PromptLoader(write(rows), plain, path="x", limits=Limits(max_prompt_tokens=1, max_response_tokens=1))
+    loader = PromptLoader(write(rows), plain, path="x", spec=spec_of(1, 1))
     assert [prompt_of(loader, example, plain) for example in range(len(loader))] == ["1", "2", "4", "5"]
-    failing = Limits(max_prompt_tokens=1, max_response_tokens=1, overlong="Fail")
+    failing = spec_of(1, 1, overlong="Fail")
     with pytest.raises(DataError, match="row 2 "):
-        PromptLoader(write(rows), plain, path="x", limits=failing)
+        PromptLoader(write(rows), plain, path="x", spec=failing)
     with pytest.raises(DataError, match=r"row 3 .* is empty"):
-        PromptLoader(write([*rows[:3], {"prompt": ""}]), plain, path="x", limits=LIMITS)
+        PromptLoader(write([*rows[:3], {"prompt": ""}]), plain, path="x", spec=SPEC)
 
 
-def test_the_limits_of_a_job() -> None:
-    spec = JobSpec.model_validate(
-        {
-            "algorithm": {"name": "SFT"},
-            "models": {"actor": {"uri": "hf://a/model"}},
-            "data": {
-                "train": {"uri": "hf://a/b"},
-                "maxPromptTokens": 5,
-                "maxResponseTokens": 6,
-                "overlong": "Fail",
-                "chatTemplate": "Never",
-            },
-            "training": {"batchSize": 4, "seed": 7, "totalEpochs": 8},
-        }
-    )
-    assert Limits.of(spec) == Limits(
-        max_prompt_tokens=5, max_response_tokens=6, overlong="Fail", chat_template="Never", seed=7, total_epochs=8
-    )
+def test_a_job_may_leave_out_the_chat_template(write: Write, chat: PreTrainedTokenizerFast) -> None:
+    never = spec_of(100, 100, chat_template="Never")
+    loader = PromptLoader(write([{"prompt": "abc"}]), chat, path="x", spec=never)
+    assert loader.ordered()["prompt_ids"].tolist() == [ids_of(chat, "abc")]

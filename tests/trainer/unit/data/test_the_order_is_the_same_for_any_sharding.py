@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec import DataSource
-from rlhf_trainer.data.loaders import CompletionLoader, Limits, Loader, PairLoader, PromptLoader
+from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader
+from tests.trainer.unit.data.conftest import spec_of
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
 Make = Callable[..., Loader]
@@ -20,9 +21,11 @@ ROWS = [{"prompt": "p" * (i + 1), "chosen": "c" * (2 * i % 7), "rejected": "r" *
 
 @pytest.fixture
 def make(write: Write, plain: PreTrainedTokenizerFast) -> Make:
-    def loader(kind: type[Loader] = PromptLoader, seed: int = 3, total_epochs: int | None = None) -> Loader:
-        limits = Limits(max_prompt_tokens=50, max_response_tokens=50, seed=seed, total_epochs=total_epochs)
-        return kind(write(ROWS), plain, path="spec.data.train", limits=limits)
+    def loader(
+        kind: type[Loader] = PromptLoader, seed: int = 3, total_epochs: int | None = None, *, endless: bool = False
+    ) -> Loader:
+        spec = spec_of(50, 50, seed=seed, total_epochs=total_epochs)
+        return kind(write(ROWS), plain, path="spec.data.train", spec=spec, endless=endless)
 
     return loader
 
@@ -91,6 +94,12 @@ def test_without_epochs_no_batch_is_short(make: Make) -> None:
     batch = make().batch(3, batch_size=4)
     assert batch["valid"].tolist() == [1, 1, 1, 1]
     assert batch["example"][:2].tolist() == make(total_epochs=1).batch(3, batch_size=4)["example"][:2].tolist()
+
+
+def test_an_endless_loader_goes_on_after_the_epochs_of_the_job(make: Make) -> None:
+    loader = make(total_epochs=1, endless=True)
+    assert loader.batch(3, batch_size=4)["valid"].tolist() == [1, 1, 1, 1]
+    assert examples(loader, 3, 4, batch_size=4) == examples(make(), 3, 4, batch_size=4)
 
 
 @pytest.mark.parametrize("step", [0, 4], ids=lambda step: f"step {step}")
