@@ -25,7 +25,7 @@ from rlhf_operator.cluster.client import CONFLICT, ApiError, Client
 from rlhf_operator.cluster.resources import CLAIMS, CREATED, NODES, PODS, RAYJOBS
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
+from rlhf_operator.snapshot import Document, ObservedClaim, ObservedJob, Snapshot
 
 PLURAL = "rlhfjobs"
 TIMER_SECONDS = 15.0
@@ -92,11 +92,16 @@ async def look(client: Client, job: ObservedJob) -> Snapshot:
         job=job,
         rayjobs=tuple(parse.rayjob(each, job.uid) for each in rayjobs.items),
         pods=tuple(parse.pod(each) for each in pods.items),
-        claims={(claim := parse.claim(each, job.uid)).name: claim for each in claims.items},
+        claims={each.name: each for each in (claim(document, job.uid) for document in claims.items)},
         nodes=tuple(parse.node(each) for each in nodes.items),
         watching_since=BEGAN,
         fresh=True,
     )
+
+
+def claim(document: Document, job_uid: str) -> ObservedClaim:
+    """A claim as the job of this uid sees it."""
+    return ObservedClaim(name=document["metadata"]["name"], owned=job_uid in parse.owners(document))
 
 
 async def act(client: Client, namespace: str, plan: Plan) -> bool:

@@ -12,7 +12,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import names
-from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedPod, ObservedRayJob, Snapshot
+from rlhf_operator.snapshot import ObservedNode, ObservedPod, ObservedRayJob, Snapshot
 from rlhf_operator.times import since, timestamp
 
 FAILS: Final = ("UserCode", "Data", "Spec")
@@ -137,9 +137,9 @@ def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
 
 def exit_code(snapshot: Snapshot) -> int | None:
     """The trainer's exit code: of its process, else from the status that it wrote, else from Ray's message."""
-    beat, rayjob = snapshot.heartbeat, snapshot.current_rayjob()
+    beat, rayjob = snapshot.current_heartbeat(), snapshot.current_rayjob()
     codes: list[int | None] = []
-    if beat is not None and beat.attempt == snapshot.job.status.attempt:
+    if beat is not None:
         last = beat.status.last_failure
         codes = [beat.exit_code if beat.complete else None, last.exit_code if last else None]
     if rayjob is not None and _has_failed(rayjob) and (match := EXIT_CODE.search(rayjob.message)):
@@ -195,17 +195,14 @@ def _reported(snapshot: Snapshot) -> Cause | None:
 
 def _trainer_message(snapshot: Snapshot) -> str:
     """The trainer's last message."""
-    beat = snapshot.heartbeat
-    if beat is None or beat.attempt != snapshot.job.status.attempt or beat.status.last_failure is None:
-        return ""
-    return beat.status.last_failure.message
+    beat = snapshot.current_heartbeat()
+    return beat.status.last_failure.message if beat and beat.status.last_failure else ""
 
 
 def _disruption(snapshot: Snapshot, now: datetime, ready_since: datetime | None) -> Cause | None:
     """What was done to a pod of the attempt, or by Kueue to all of them."""
-    if (
-        ready_since and snapshot.quota and snapshot.quota.evicted == "Preempted"
-    ):  # still reserved until all pods are gone
+    # The quota is still reserved until all pods are gone.
+    if ready_since and snapshot.quota and snapshot.quota.evicted == "Preempted":
         return "Preempted", f"Kueue took the quota away: {snapshot.quota.message}", None
     return _strongest_disruption(current_pods(snapshot), snapshot, now)
 
@@ -240,8 +237,9 @@ def _pod_disruption(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> Caus
 def _unreported_end(snapshot: Snapshot, *, ready_since: datetime | None) -> Cause | None:
     """An end that nothing in the cluster explains, or a pod that was lost without a trace."""
     rayjob, code, head = snapshot.current_rayjob(), exit_code(snapshot), head_of(snapshot)
-    has_ended = (code not in (None, 0) and _is_complete(snapshot)) or (rayjob is not None and _has_failed(rayjob))
-    if has_ended:
+    beat = snapshot.current_heartbeat()
+    has_exited = code not in (None, 0) and beat is not None and beat.complete
+    if has_exited or (rayjob is not None and _has_failed(rayjob)):
         return _unexplained(rayjob, code, _trainer_message(snapshot), head)
     if (
         rayjob is not None
@@ -257,12 +255,6 @@ def _unreported_end(snapshot: Snapshot, *, ready_since: datetime | None) -> Caus
     if lost_worker := _lost_worker(snapshot, ready_since=ready_since):
         return "WorkerLost", *lost_worker
     return None
-
-
-def _is_complete(snapshot: Snapshot) -> bool:
-    return bool(
-        snapshot.heartbeat and snapshot.heartbeat.attempt == snapshot.job.status.attempt and snapshot.heartbeat.complete
-    )
 
 
 def _has_failed(rayjob: ObservedRayJob) -> bool:
@@ -315,12 +307,9 @@ def _ended(pod: ObservedPod) -> str:
         return "was deleted"
     if pod.phase in ("Failed", "Succeeded"):
         return f"ended ({pod.phase}): {pod.reason} {pod.message}".rstrip(": ")
-    ended = next((each for each in pod.containers if each.name in OWN_CONTAINERS and _has_ended(each)), None)
+    own = (each for each in pod.containers if each.name in OWN_CONTAINERS)
+    ended = next((each for each in own if each.exit_code is not None and not each.running), None)
     return f"ended: container {ended.name}, exit code {ended.exit_code}" if ended else ""
-
-
-def _has_ended(container: ObservedContainer) -> bool:
-    return container.exit_code is not None and not container.running
 
 
 def _start_failure(snapshot: Snapshot, now: datetime) -> Cause | None:

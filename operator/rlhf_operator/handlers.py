@@ -6,7 +6,6 @@ Only low-level event handlers are used: kopf then writes nothing, neither finali
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any, Final
 
 import kopf
@@ -33,13 +32,8 @@ class NoDifferences(kopf.DiffBaseStorage):
         return None
 
 
-def watch(kinds: Iterable[Kind], cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
-    """Adds a handler for each kind."""
-    for kind in kinds:
-        _watch(kind, cache, reconciler, registry)
-
-
-def _watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
+def watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
+    """Adds a handler for a kind of object."""
     resource = kind.resource
 
     @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=registry)

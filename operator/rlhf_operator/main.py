@@ -33,6 +33,7 @@ from rlhf_operator.metrics import OperatorMetrics, Server
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
+from rlhf_operator.times import utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class _Operator:
             queue_depth=lambda: self.reconciler.queue_depth,
             leads=lambda: self.reconciler.leads,
         )
-        events = EventRecorder(client, may_write, _now)
+        events = EventRecorder(client, may_write, utc_now)
         self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
         self.reconciler = Reconciler(
             decide,
@@ -192,10 +193,10 @@ class _Operator:
         """Before the watches: finds out what to watch, and begins to work."""
         await self._or_stop(self.look_around())
         if not self._failed:
-            kinds = self.observer.offer.kinds
-            handlers.watch(kinds, self.cache, self.reconciler, self._registry)
-            for each in filter(lambda kind: kind.selector, kinds):
-                settings.watching.label_selectors[each.resource.key] = each.selector
+            for kind in self.observer.offer.kinds:
+                handlers.watch(kind, self.cache, self.reconciler, self._registry)
+                if kind.selector:
+                    settings.watching.label_selectors[kind.resource.key] = kind.selector
             self._work = asyncio.create_task(self._or_stop(self._lead_and_look_again()))
 
     async def end(self, **_: Any) -> None:
@@ -252,20 +253,16 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
     return Elector(client, settings.lease_name, settings.lease_namespace, identity)
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> None:
     """Until SIGTERM or SIGINT; raises what made it end before."""
     async with AsyncExitStack() as stack:
         client = await Client.connect(kubeconfig)
         stack.push_async_callback(client.close)
-        heartbeats = Heartbeats(_now)
+        heartbeats = Heartbeats(utc_now)
         stack.push_async_callback(heartbeats.close)
         operator = _Operator(settings, client, heartbeats)
         reconciler = operator.reconciler
         server = Server(operator.metrics.registry, unhealthy=reconciler.unhealthy, unready=reconciler.unready)
-        await server.start(port)
         stack.push_async_callback(server.stop)
+        await server.start(port)
         await operator.run()

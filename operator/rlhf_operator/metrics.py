@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final, Literal, get_args
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, get_args
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -18,9 +18,8 @@ from prometheus_client.registry import Collector
 
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.times import parsed, since
+from rlhf_operator.times import parsed, since, utc_now
 
-Kind = Literal["gauge", "counter", "histogram"]
 Result = Literal["done", "stale", "error"]
 """Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -29,37 +28,36 @@ WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 JOB_LABELS: Final = ("namespace", "name")
 
 
-@dataclass(frozen=True)
-class OperatorMetric:
-    """A row of the operator's own table."""
+class OperatorMetric(NamedTuple):
+    """A row of the operator's own table; its first three fields are those of prometheus_client's instruments."""
 
     name: str
-    kind: Kind
-    unit: str
-    labels: tuple[str, ...]
     meaning: str
+    labels: tuple[str, ...]
+    kind: Literal["gauge", "counter", "histogram"]
+    unit: str
 
 
 RECONCILE_TOTAL = OperatorMetric(
     "rlhf_operator_reconcile_total",
+    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
+    ("result",),
     "counter",
     "passes",
-    ("result",),
-    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
 )
 RECONCILE_SECONDS = OperatorMetric(
-    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", (), "Duration of a pass over a job."
+    "rlhf_operator_reconcile_duration_seconds", "Duration of a pass over a job.", (), "histogram", "seconds"
 )
-QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", (), "Jobs that wait for a pass now.")
+QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "Jobs that wait for a pass now.", (), "gauge", "jobs")
 REQUESTS_TOTAL = OperatorMetric(
     "rlhf_operator_api_requests_total",
+    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
+    ("verb", "resource", "code"),
     "counter",
     "requests",
-    ("verb", "resource", "code"),
-    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
 )
-LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", (), "1 while this replica leads, else 0.")
-BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", ("version",), "Always 1.")
+LEADER = OperatorMetric("rlhf_operator_leader", "1 while this replica leads, else 0.", (), "gauge", "1")
+BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "Always 1.", ("version",), "gauge", "1")
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
 
 Sample = tuple[tuple[str, ...], float]
@@ -76,11 +74,6 @@ class JobMetric:
     samples: Callable[[ObservedJob, datetime], Iterable[Sample]]
     own_labels: tuple[str, ...] = ()
     kind: Literal["gauge", "counter"] = "gauge"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
-        return (*JOB_LABELS, *self.own_labels)
 
 
 def _value(value: float | None) -> Iterator[Sample]:
@@ -188,7 +181,7 @@ class JobCollector(Collector):
         jobs, now = list(self._jobs()), self._now()
         for metric in JOB_METRICS:
             made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = made(metric.name, metric.meaning, labels=metric.labels)
+            family = made(metric.name, metric.meaning, labels=(*JOB_LABELS, *metric.own_labels))
             for job in jobs:
                 for own, value in metric.samples(job, now):
                     family.add_metric([job.namespace, job.name, *own], value)
@@ -205,17 +198,17 @@ class OperatorMetrics:
         jobs: Callable[[], Iterable[ObservedJob]],
         queue_depth: Callable[[], int],
         leads: Callable[[], bool],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`jobs`, `queue_depth` and `leads` are asked at each scrape."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._passes = Counter(*_described(RECONCILE_TOTAL), registry=self.registry)
-        self._seconds = Histogram(*_described(RECONCILE_SECONDS), registry=self.registry, buckets=BUCKETS)
-        self._requests = Counter(*_described(REQUESTS_TOTAL), registry=self.registry)
-        Gauge(*_described(QUEUE_DEPTH), registry=self.registry).set_function(lambda: float(queue_depth()))
-        Gauge(*_described(LEADER), registry=self.registry).set_function(lambda: float(leads()))
-        Gauge(*_described(BUILD_INFO), registry=self.registry).labels(version).set(1)
+        self._passes = Counter(*RECONCILE_TOTAL[:3], registry=self.registry)
+        self._seconds = Histogram(*RECONCILE_SECONDS[:3], registry=self.registry, buckets=BUCKETS)
+        self._requests = Counter(*REQUESTS_TOTAL[:3], registry=self.registry)
+        Gauge(*QUEUE_DEPTH[:3], registry=self.registry).set_function(lambda: float(queue_depth()))
+        Gauge(*LEADER[:3], registry=self.registry).set_function(lambda: float(leads()))
+        Gauge(*BUILD_INFO[:3], registry=self.registry).labels(version).set(1)
         self.registry.register(JobCollector(jobs, now))
 
     def reconciled(self, result: Result, seconds: float) -> None:
@@ -226,10 +219,6 @@ class OperatorMetrics:
     def requested(self, verb: str, resource: str, code: int) -> None:
         """One request has ended; code 0: without an answer. `resource` is a plural, rlhfjobs/status a part of one."""
         self._requests.labels(verb, resource, str(code)).inc()
-
-
-def _described(metric: OperatorMetric) -> tuple[str, str, tuple[str, ...]]:
-    return metric.name, metric.meaning, metric.labels
 
 
 class Server:
@@ -258,11 +247,7 @@ class Server:
     async def start(self, port: int) -> None:
         """Serves on all addresses from now on; OSError where the port is taken."""
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, port=port).start()
-        except OSError:
-            await self.stop()
-            raise
+        await web.TCPSite(self._runner, port=port).start()
 
     async def stop(self) -> None:
         """Closes the port."""

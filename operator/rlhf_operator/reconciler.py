@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from rlhf_operator.actions import Create, Plan, ReadLive
@@ -22,6 +22,7 @@ from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import Result
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Refusal, Snapshot
+from rlhf_operator.times import utc_now
 from rlhf_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,6 @@ class StillUndecidedError(Exception):
     """`decide` asked for a live read although the snapshot was read live."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Reconciler:
     """Keeps every job going as long as it leads."""
 
@@ -59,7 +56,7 @@ class Reconciler:
         applier: Applier,
         heartbeats: Heartbeats,
         reconciled: Callable[[Result, float], None],
-        clock: Callable[[], datetime] = _now,
+        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """`reconciled` is called with the result and the seconds of every pass."""
         self._decide, self._settings = decide, settings

@@ -24,7 +24,6 @@ class ObservedJob:
     generation: int
     resource_version: str
     """Every write of the status is on condition that this still holds."""
-    created: datetime
     deleting: bool
     labels: Mapping[str, str]
     spec: Document
@@ -120,7 +119,6 @@ class ObservedInput:
     """Another RLHFJob of the namespace, whose output this one reads."""
 
     name: str
-    exists: bool
     algorithm: str = ""
     phase: str = ""
     output_uri: str = ""
@@ -133,7 +131,6 @@ class ObservedClaim:
     """A PersistentVolumeClaim that the job names or that was made for it."""
 
     name: str
-    exists: bool
     owned: bool = False
 
 
@@ -186,9 +183,9 @@ class Snapshot:
     lost_pods: tuple[ObservedPod, ...] = ()
     """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
-    """By name; every job that a job:// of the spec names is here."""
+    """By name; the jobs that exist, of those that a job:// of the spec names and those that these read in turn."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
-    """By name; every claim that the spec names or that is made for the job is here."""
+    """By name; the claims that exist, of those that the spec or an input's output names and the job's own."""
     quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
     nodes: tuple[ObservedNode, ...] | None = None
@@ -206,6 +203,11 @@ class Snapshot:
         """The RayJob of the attempt that the status names, if it is this job's."""
         number = self.job.status.attempt
         return next((each for each in self.rayjobs if each.owned and each.attempt == number), None)
+
+    def current_heartbeat(self) -> Heartbeat | None:
+        """The trainer's latest heartbeat, if it is about the current attempt."""
+        beat = self.heartbeat
+        return beat if beat is not None and beat.attempt == self.job.status.attempt else None
 
 
 def inputs_of(spec: Document) -> set[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 def timestamp(moment: datetime) -> str:
     """RFC 3339 to the second, as Kubernetes writes times."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"

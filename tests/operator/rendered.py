@@ -75,7 +75,6 @@ def snapshot(
         uid=uid or f"uid-of-{job.name}",
         generation=1,
         resource_version="7",
-        created=THEN,
         deleting=False,
         labels=labels or {},
         spec=job.model_dump(mode="json", by_alias=True)["spec"],
@@ -146,7 +145,6 @@ def _read_by(job: Job) -> set[str]:
 def _input(job: Job) -> ObservedInput:
     return ObservedInput(
         name=job.name,
-        exists=True,
         algorithm=job.spec.algorithm.name,
         phase="Succeeded",
         output_uri=storage.output_uri(job),

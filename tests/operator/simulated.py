@@ -96,7 +96,6 @@ class World:
             uid=UID,
             generation=self.generation,
             resource_version=str(self.version),
-            created=START,
             deleting=False,
             labels=dict(self.labels),
             spec=self.spec,
@@ -185,7 +184,7 @@ class World:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
-            self.claims.setdefault(name, ObservedClaim(name=name, exists=True, owned=True))
+            self.claims.setdefault(name, ObservedClaim(name=name, owned=True))
         if kind != "RayJob" or name in self.rayjobs:
             return
         check(not [each for each in self.rayjobs.values() if each.owned], f"{name} is the only RayJob of the job")

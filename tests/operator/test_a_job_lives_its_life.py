@@ -195,17 +195,16 @@ def test_what_the_server_refuses_is_told_and_tried_again() -> None:
 
 def test_a_claim_that_the_spec_names_is_waited_for() -> None:
     world = World(spec={**SFT, "checkpoint": {"storage": "pvc://mine"}})
-    world.claims["mine"] = ObservedClaim(name="mine", exists=False)
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "ClaimMissing")
     assert "mine" in message(world, "Accepted")
-    world.claims["mine"] = ObservedClaim(name="mine", exists=True)
+    world.claims["mine"] = ObservedClaim(name="mine")
     world.settle()
     assert world.made == ["job-a1"]
 
 
 def test_the_output_claim_of_somebody_else_is_not_used() -> None:
-    world = World(claims={"job-output": ObservedClaim(name="job-output", exists=True, owned=False)})
+    world = World(claims={"job-output": ObservedClaim(name="job-output", owned=False)})
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
 
@@ -219,14 +218,13 @@ def test_too_few_nodes_are_waited_for() -> None:
 
 
 def first(**fields: Any) -> ObservedInput:
-    return ObservedInput(**{"name": "first", "exists": True, "algorithm": "RewardModel", "phase": "Running", **fields})
+    return ObservedInput(**{"name": "first", "algorithm": "RewardModel", "phase": "Running", **fields})
 
 
 @pytest.mark.parametrize(
     ("seen", "phase", "expected"),
     [
         (None, "Pending", "InputMissing"),
-        (first(exists=False), "Pending", "InputMissing"),
         (first(), "Pending", "InputNotReady"),
         (first(phase="Suspended"), "Pending", "InputNotReady"),
         (first(phase="Succeeded"), "Pending", "InputNotReady"),
@@ -236,7 +234,7 @@ def first(**fields: Any) -> ObservedInput:
 )
 def test_an_input_is_waited_for(seen: ObservedInput | None, phase: str, expected: str) -> None:
     world = World(spec=PPO_LIKE, inputs={"first": seen} if seen else {})
-    world.claims["gone"] = ObservedClaim(name="gone", exists=False)
+    world.claims["first-output"] = ObservedClaim(name="first-output")
     world.settle()
     assert (world.phase, reason(world, "InputsReady")) == (phase, expected)
 

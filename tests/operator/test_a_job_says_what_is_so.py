@@ -75,10 +75,11 @@ def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
 
     assert events() == [("Warning", "ClaimMissing")]
     assert world.phase == "Pending"
-    world.claims["mine"] = ObservedClaim(name="mine", exists=True)
+    world.claims["mine"] = ObservedClaim(name="mine")
     assert events() == [("Warning", "InputMissing")]
     world.inputs["first"] = first()
     assert events() == [("Normal", "InputNotReady")]
+    world.claims["first-output"] = ObservedClaim(name="first-output")
     world.inputs["first"] = first(phase="Succeeded", output_uri="pvc://first-output/first/model")
     world.nodes = ()
     assert events() == [("Warning", "NoFeasiblePlacement")]

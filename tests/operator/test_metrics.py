@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import pytest
@@ -57,7 +57,6 @@ def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, A
         uid=f"uid-{name}",
         generation=1,
         resource_version="1",
-        created=NOW - timedelta(hours=1),
         deleting=False,
         labels={},
         spec={"algorithm": {"name": "PPO"}} if spec is None else spec,
@@ -252,6 +251,7 @@ def test_a_port_that_is_taken_is_an_error_at_the_start() -> None:
                 await second.start(port)
         finally:
             await first.stop()
+            await second.stop()
 
     asyncio.run(twice())
 

@@ -175,7 +175,7 @@ def heartbeats() -> st.SearchStrategy[Heartbeat]:
         [SFT, {}, {"suspend": "yes"}, {**SFT, "suspend": True}, {"runPolicy": {"backoffLimit": -1}}, {"models": [[]]}]
     ),
     quota=MAYBE | made(ObservedQuota, reserved=st.booleans(), evicted=WORDS, message=WORDS),
-    entry=made(ObservedInput, name=st.just("x"), exists=st.booleans(), phase=WORDS, output_uri=WORDS),
+    entry=made(ObservedInput, name=st.just("x"), phase=WORDS, output_uri=WORDS),
     now=MOMENTS,
 )
 def test_a_pass_over_anything_ends_with_a_plan(
@@ -194,7 +194,6 @@ def test_a_pass_over_anything_ends_with_a_plan(
         uid=UID,
         generation=1,
         resource_version="1",
-        created=START,
         deleting=False,
         labels={},
         spec=spec,

@@ -53,7 +53,6 @@ def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
     parse.rayjob(document, "uid")
     parse.pod(document)
     parse.node(document)
-    parse.claim(document, "uid")
     parse.quota(document)
     cache = Cache()
     for kind in ("jobs", "rayjobs", "pods", "nodes", "claims", "quotas"):

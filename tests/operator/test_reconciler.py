@@ -28,7 +28,6 @@ def job(name: str) -> ObservedJob:
         uid=f"uid-{name}",
         generation=1,
         resource_version="7",
-        created=NOW,
         deleting=False,
         labels={},
         spec={},

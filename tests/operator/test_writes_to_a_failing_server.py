@@ -103,7 +103,6 @@ def snapshot() -> Snapshot:
         uid="uid-a",
         generation=1,
         resource_version="7",
-        created=NOW,
         deleting=False,
         labels={},
         spec={},

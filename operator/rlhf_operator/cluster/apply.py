@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.actions import Action, Create, Delete, Event, Manifest, Plan, ReadLive
+from rlhf_operator.actions import Create, Delete, Event, Manifest, Plan, ReadLive
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key, KindName
-from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, MERGE_PATCH, NOT_FOUND, ApiError, Client
+from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, ApiError, Client
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.resources import CREATED, JOBS, PODS, RAYJOBS, Resource
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
@@ -66,19 +66,14 @@ class Applier:
             await self._write_status(snapshot.job, plan.status)
         try:
             for action in plan.actions:
-                await self._do(snapshot.job, action)
+                assert not isinstance(action, ReadLive), "the reconciler reads live and decides again"
+                if isinstance(action, Create):
+                    await self._create(snapshot.job, action.manifest)
+                else:
+                    await self._delete(snapshot.job.namespace, action)
         finally:
             for event in plan.events:
                 await self._events.record(snapshot.job, event)
-
-    async def _do(self, job: ObservedJob, action: Action) -> None:
-        match action:
-            case Create():
-                await self._create(job, action.manifest)
-            case Delete():
-                await self._delete(job.namespace, action)
-            case ReadLive():
-                raise AssertionError("the reconciler reads live and decides again")
 
     async def _write_status(self, job: ObservedJob, status: Status) -> None:
         body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(status)}
@@ -89,7 +84,6 @@ class Applier:
                 kind=f"{JOBS.plural}/status",
                 query=WRITTEN_BY,
                 body=body,
-                content_type=MERGE_PATCH,
                 may=self._may_write,
             )
         except ApiError as error:
@@ -148,19 +142,14 @@ class Applier:
 
 def with_nulls(status: Status) -> dict[str, Any]:
     """The status as a merge patch that removes old fields: a field that is unset is null."""
-    return _explicit(status.model_dump(mode="json", by_alias=True))
+    patch: dict[str, Any] = _patch(status.model_dump(mode="json", by_alias=True))
+    return patch
 
 
-def _explicit(document: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _explicit(value) if isinstance(value, dict) else _without_nulls(value) for key, value in document.items()
-    }
-
-
-def _without_nulls(value: Any) -> Any:
+def _patch(value: Any, *, in_list: bool = False) -> Any:
     # A patch replaces a list as a whole, so that a null in it would stay.
     if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
+        return [_patch(each, in_list=True) for each in value]
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        return {key: _patch(each, in_list=in_list) for key, each in value.items() if each is not None or not in_list}
     return value

@@ -162,7 +162,6 @@ class Client:
         kind: str,
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
-        content_type: str = "application/json",
         may: Callable[[], bool] | None = None,
         attempts: int = ATTEMPTS,
     ) -> Document:
@@ -176,7 +175,7 @@ class Client:
                 raise NotLeadingError
             status = 0
             try:
-                status, answer = await self._request(method, path, query, body, content_type)
+                status, answer = await self._request(method, path, query, body)
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
@@ -191,7 +190,7 @@ class Client:
         return await on_retry_after_error(backoff, _is_passing, attempt, _pause)
 
     async def _request(
-        self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None, content_type: str
+        self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None
     ) -> tuple[int, Document]:
         """One request: (HTTP code, answer). ApiError for an error code, no answer, or one that is no JSON."""
         where = f"{method} {path}"
@@ -202,7 +201,7 @@ class Client:
                     path,
                     body=body,
                     query_params=list((query or {}).items()),
-                    content_type=content_type,
+                    content_type=MERGE_PATCH if method == "PATCH" else "application/json",
                     serialize=False,
                     _request_timeout=TIMEOUT,
                 )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlhf_operator import names
 from rlhf_operator.actions import Event
-from rlhf_operator.cluster.client import MERGE_PATCH, ApiError, Client
+from rlhf_operator.cluster.client import ApiError, Client
 from rlhf_operator.cluster.resources import EVENTS, JOBS
 from rlhf_operator.snapshot import ObservedJob
 
@@ -62,12 +62,8 @@ class EventRecorder:
         await self._write(job, "PATCH", EVENTS.path(job.namespace, recorded.name), series)
 
     async def _write(self, job: ObservedJob, method: str, path: str, body: dict[str, Any]) -> None:
-        content_type = MERGE_PATCH if method == "PATCH" else "application/json"
-        may = self._may_write
         try:
-            await self._client.call(
-                method, path, kind=EVENTS.plural, body=body, content_type=content_type, may=may, attempts=2
-            )
+            await self._client.call(method, path, kind=EVENTS.plural, body=body, may=self._may_write, attempts=2)
         except ApiError as error:
             logger.warning("no event about %s/%s: %s", job.namespace, job.name, error)
 

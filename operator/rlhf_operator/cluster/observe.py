@@ -11,7 +11,7 @@ from typing import Final
 
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
-from rlhf_operator.cluster.cache import Cache, Entry, Key
+from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import Client, Listing
 from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
@@ -183,20 +183,18 @@ class Observer:
         waiting = sorted(inputs_of(job.spec))
         while waiting:
             name = waiting.pop()
-            if name in known:
-                continue
+            entry = None if name in known else self._cache.jobs.get((job.namespace, name))
             known.add(name)
-            entry = self._cache.jobs.get((job.namespace, name))
-            yield _input(name, entry)
-            waiting += sorted(inputs_of(entry.value.spec)) if entry else ()
+            if entry is not None:
+                yield _input(entry.value)
+                waiting += sorted(inputs_of(entry.value.spec))
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         outputs = (each.output_uri for each in inputs.values())
         read = {uri.removeprefix("pvc://").split("/")[0] for uri in outputs if uri.startswith("pvc://")}
         for name in sorted(claims_of(job.name, job.spec) | read):
-            entry = self._cache.claims.get((job.namespace, name))
-            missing = ObservedClaim(name=name, exists=False)
-            yield replace(entry.value, owned=entry.owner == job.uid) if entry else missing
+            if entry := self._cache.claims.get((job.namespace, name)):
+                yield replace(entry.value, owned=entry.owner == job.uid)
 
     def _quota(self, job: ObservedJob) -> ObservedQuota | None:
         rayjob = names.rayjob(job.name, job.status.attempt or 0)
@@ -204,13 +202,9 @@ class Observer:
         return found[0][1].value if found else None
 
 
-def _input(name: str, entry: Entry[ObservedJob] | None) -> ObservedInput:
-    if entry is None:
-        return ObservedInput(name=name, exists=False)
-    job = entry.value
+def _input(job: ObservedJob) -> ObservedInput:
     return ObservedInput(
-        name=name,
-        exists=True,
+        name=job.name,
         algorithm=raw.text(job.spec, "algorithm", "name"),
         phase=job.status.phase,
         output_uri=job.status.output.uri if job.status.output else "",

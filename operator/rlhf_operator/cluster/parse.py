@@ -13,7 +13,6 @@ from rlhf_operator import names
 from rlhf_operator.cluster import raw
 from rlhf_operator.snapshot import (
     Document,
-    ObservedClaim,
     ObservedContainer,
     ObservedJob,
     ObservedNode,
@@ -64,7 +63,6 @@ def job(document: Document) -> ObservedJob:
         uid=raw.text(document, "metadata", "uid"),
         generation=raw.number(document, "metadata", "generation") or 0,
         resource_version=raw.text(document, "metadata", "resourceVersion"),
-        created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         deleting=bool(raw.text(document, "metadata", "deletionTimestamp")),
         labels=raw.texts(document, "metadata", "labels"),
         spec=raw.mapping(document, "spec"),
@@ -167,15 +165,6 @@ def node(document: Document) -> ObservedNode:
         labels=raw.texts(document, "metadata", "labels"),
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
         allocatable=raw.texts(document, "status", "allocatable"),
-    )
-
-
-def claim(document: Document, job_uid: str) -> ObservedClaim:
-    """`job_uid` is that of the job that asks."""
-    return ObservedClaim(
-        name=raw.text(document, "metadata", "name"),
-        exists=True,
-        owned=bool(job_uid) and job_uid in owners(document),
     )
 
 

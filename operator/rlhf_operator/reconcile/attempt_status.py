@@ -9,7 +9,7 @@ from rlhf_operator import failure, names
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.resources import storage
-from rlhf_operator.snapshot import Heartbeat, ObservedPod
+from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 MAX_METRICS: Final = 100
@@ -35,15 +35,9 @@ def record_start(ctx: ReconcileContext) -> None:
             ctx.set_condition(kind, "True", kind, f"Attempt {ctx.status.attempt} proves it.")
 
 
-def heartbeat(ctx: ReconcileContext) -> Heartbeat | None:
-    """The trainer's latest heartbeat, if it is about the current attempt."""
-    beat = ctx.snapshot.heartbeat
-    return beat if beat is not None and beat.attempt == ctx.status.attempt else None
-
-
 def update_progress(ctx: ReconcileContext) -> bool:
     """Copies progress, metrics and checkpoint from the heartbeat; True if the trainer has finished another step."""
-    beat = heartbeat(ctx)
+    beat = ctx.snapshot.current_heartbeat()
     if beat is None or ctx.record is None or beat.status.phase in ("Pending", "Initializing"):
         return False
     reported, before = beat.status, ctx.status.progress
@@ -146,7 +140,7 @@ def set_readiness(ctx: ReconcileContext) -> None:
 
 def _set_cluster_ready(ctx: ReconcileContext) -> None:
     head, workers = failure.head_of(ctx.snapshot), failure.workers_of(ctx.snapshot)
-    mapping, beat = ctx.status.mapping, heartbeat(ctx)
+    mapping, beat = ctx.status.mapping, ctx.snapshot.current_heartbeat()
     expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
     is_whole = head is not None and len(workers) >= expected
     trains = beat is not None and beat.status.phase == "Running"
@@ -172,7 +166,7 @@ def _start_problem(pod: ObservedPod) -> tuple[str, str] | None:
 
 
 def _set_training(ctx: ReconcileContext) -> None:
-    beat, record = heartbeat(ctx), ctx.record
+    beat, record = ctx.snapshot.current_heartbeat(), ctx.record
     limit = max(4 * ctx.settings.status_interval_seconds, SILENCE_SECONDS)
     silence = ctx.age(max(ctx.snapshot.watching_since, beat.received) if beat else ctx.snapshot.watching_since)
     has_trained = record is not None and record.first_step is not None

@@ -44,8 +44,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
         finish.fail(ctx, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
         return False
     for name in needed:
-        seen = ctx.snapshot.inputs.get(name)
-        if name != job.name and (seen is None or not seen.exists):
+        if name != job.name and name not in ctx.snapshot.inputs:
             message = f"no RLHFJob named {name} is in namespace {job.metadata.namespace}; create it"
             ctx.set_condition("InputsReady", "False", "InputMissing", message)
             return False
@@ -71,12 +70,11 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
     named, claims = claims_named(ctx.job), ctx.snapshot.claims
     for name in sorted(named):
-        seen = claims.get(name)
-        if seen is None or not seen.exists:
+        if name not in claims:
             return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
     own = names.output_claim(ctx.job.name)
     made = claims.get(own)
-    if own not in named and made is not None and made.exists and not made.owned:
+    if own not in named and made is not None and not made.owned:
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
     return None
@@ -84,7 +82,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
 
 def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
     """What is wrong with the inputs as such; empty if nothing is."""
-    kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.exists and seen.algorithm}
+    kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.algorithm}
     unknown = chain.inputs_of(job) - kinds.keys() - {job.name}
     if unknown:
         return ""  # an input whose own spec is broken is no fault of this job
@@ -104,7 +102,7 @@ def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
         ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
     claim = entry.output_uri.removeprefix("pvc://").partition("/")[0]
-    if (kept := ctx.snapshot.claims.get(claim)) is not None and not kept.exists:
+    if claim not in ctx.snapshot.claims:
         message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
         ctx.set_condition("InputsReady", "False", "ClaimMissing", message)
         return False

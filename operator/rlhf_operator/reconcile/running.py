@@ -45,7 +45,7 @@ def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
 
 def _has_succeeded(ctx: ReconcileContext) -> bool:
     """Whether the trainer or Ray says that the job is done, and the trainer's last status was read, if it can be."""
-    beat, rayjob = attempt_status.heartbeat(ctx), ctx.snapshot.current_rayjob()
+    beat, rayjob = ctx.snapshot.current_heartbeat(), ctx.snapshot.current_rayjob()
     has_last_words = beat is not None and beat.status.phase == "Succeeded"
     if beat is not None and beat.complete and beat.exit_code == 0 and has_last_words:
         return True
