@@ -33,8 +33,8 @@ from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.mapping import PHASES, Kind
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of
-from rlhf_mapper.search.placements import placements
 from rlhf_mapper.search.pruned import pruned
+from rlhf_mapper.search.tables import placements
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.strategy import Setting
 from tests.mapper.oracles import testbed

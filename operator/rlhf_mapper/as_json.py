@@ -7,8 +7,6 @@ from typing import Any
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction, Rejected
 
-SCHEMA_VERSION = 1
-
 
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     """Seconds, bytes of a GPU and numbers of GPUs under the same keys in every case.
@@ -16,23 +14,21 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     Without a mapping there are no pools and `infeasible` says why; without a prediction `predicted` is null, and
     `models` is empty.
     """
+    answer: dict[str, Any] = {"schema_version": 1, "predicted": None, "pools": [], "models": {}, "rejected": []}
     if isinstance(mapping, Infeasible):
-        return _document(infeasible=_infeasible(mapping))
-    answer = _document(
-        pools=[_pool(pool, mapping.prediction) for pool in mapping.pools],
-        rejected=[_rejected(placement) for placement in mapping.rejected],
-    )
+        smallest = [{"gpu": gpu, "gpus": gpus} for gpu, gpus in mapping.smallest]
+        short = {"reason": mapping.reason, "short_bytes": mapping.short_bytes, "smallest": smallest}
+        return answer | {"infeasible": short}
+    answer |= {
+        "pools": [_pool(pool, mapping.prediction) for pool in mapping.pools],
+        "rejected": [_rejected(placement) for placement in mapping.rejected],
+        "infeasible": None,
+    }
     if prediction := mapping.prediction:
         roles = [role for pool in mapping.pools for role in pool.models]
         models = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
         answer |= {"predicted": _predicted(prediction), "models": models}
     return answer
-
-
-def _document(**known: Any) -> dict[str, Any]:
-    """All keys of the schema."""
-    empty: dict[str, Any] = {"predicted": None, "pools": [], "models": {}, "rejected": [], "infeasible": None}
-    return {"schema_version": SCHEMA_VERSION, **empty, **known}
 
 
 def _predicted(prediction: Prediction) -> dict[str, Any]:
@@ -58,11 +54,7 @@ def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
 
 
 def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
-    generation = {
-        "p_g": sizes.generation_pipeline,
-        "t_g": sizes.generation_tensor,
-        "d_g": sizes.micro,
-    }
+    generation = {"p_g": sizes.generation_pipeline, "t_g": sizes.generation_tensor, "d_g": sizes.micro}
     return {
         "p": sizes.pipeline,
         "t": sizes.tensor,
@@ -80,12 +72,4 @@ def _rejected(placement: Rejected) -> dict[str, Any]:
         "pools": [{"models": list(models), "gpu": gpu, "gpus": gpus} for models, gpu, gpus in placement.pools],
         "predicted": {"step_seconds": placement.step_seconds},
         "reason": placement.reason,
-    }
-
-
-def _infeasible(answer: Infeasible) -> dict[str, Any]:
-    return {
-        "reason": answer.reason,
-        "short_bytes": answer.short_bytes,
-        "smallest": [{"gpu": gpu, "gpus": gpus} for gpu, gpus in answer.smallest],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,18 +16,20 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import Cluster, NodeGroup
-from rlhf_mapper.infeasible import infeasible
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, total
+from rlhf_mapper.simulate import memory
 from rlhf_mapper.strategy import Indices, ModelRequest, Setting
 from rlhf_mapper.workload import Workload, workload_of
 
 KEPT = 4
 """Placements to keep: the best, and three to compare it with."""
+MOST_NODES = 4096
+"""Beyond so many nodes nobody is told to look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +45,14 @@ class MappingProblem:
         """Stage costs of every set of models on every node group of a cluster."""
         groups = [_usable(nodes, self.load) for nodes in cluster.groups]
         settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in groups]
-        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups], PLACED_WITH)
+        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups])
 
     def costs_as_placed(self, placed: DeviceMapping, cluster: Cluster) -> PoolCosts:
         """The same with the sizes of a placement, for pools as large as its pools."""
         wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
         settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in cluster.groups]
         gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
-        return PoolCosts(wanted, settings, [gpus] * len(settings), PLACED_WITH)
+        return PoolCosts(wanted, settings, [gpus] * len(settings))
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
@@ -75,7 +78,7 @@ def auto_map(
     costs = task.costs(cluster)
     found = task.search(costs, objective)
     if not found:
-        return infeasible(costs, cluster, lambda other: bool(task.search(task.costs(other))))
+        return _infeasible(task, costs, cluster)
     return _mapping(costs, found, device, objective or Objective.throughput())
 
 
@@ -230,3 +233,58 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
         left[group] -= pool.size
         groups[pool.name] = group
     return [groups[pool.name] for pool in pools]
+
+
+def _infeasible(task: MappingProblem, costs: PoolCosts, cluster: Cluster) -> Infeasible:
+    """What is short on a cluster where no mapping was found, and what would do.
+
+    Models that may wait in host memory need room for the largest of them only.
+    """
+    states = [sum(costs.states(role, 0).values()) for role in task.wanted]
+    needed = max(states) if task.software.may_offload else sum(states)
+    have = sum(memory.STATE_SHARE * group.gpu.memory * group.gpus for group in cluster.groups)
+    smallest = tuple(
+        (group.gpu.name, nodes * group.gpus_per_node)
+        for group in cluster.groups
+        if (nodes := _smallest(task, group)) is not None
+    )
+    reason = _short_of(task, costs, cluster, needed, have)
+    return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
+
+
+def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
+    """The least nodes of a group on which a mapping is found; None beyond MOST_NODES."""
+
+    def fits(count: int) -> bool:
+        return bool(task.search(task.costs(Cluster((replace(group, count=count),)))))
+
+    most = 1
+    while not fits(most):
+        most *= 2
+        if most > MOST_NODES:
+            return None
+    return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
+
+
+def _short_of(task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> str:
+    """Why nothing fits; needed, have: bytes for the states of the models."""
+    models = ", ".join(task.wanted)
+    if needed > have:
+        names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
+        one = "the largest of " * (task.software.may_offload and len(task.wanted) > 1)
+        return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
+    for role, wanted in task.wanted.items():
+        groups = range(len(costs.groups))
+        if not any(costs.strategies(role, group, 1).fits.any() for group in groups):
+            asked = wanted.sizes.model_dump(exclude={"replicas"}) if wanted.sizes else {}
+            sizes = ", ".join(f"{name} {size}" for name, size in asked.items() if size)
+            if wanted.replicas > 1:
+                sizes += f", replicas {wanted.replicas}"
+            return f"no pool of these GPUs can cut {role} as asked ({sizes}) and give each data rank a sequence"
+    divides = sorted(set(task.load.pool_divides))
+    largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)
+    if divides and largest < max(group.gpus for group in cluster.groups):
+        batch = " and ".join(str(number) for number in divides)
+        slots = f"{largest} slot{'s' * (largest > 1)}"
+        return f"{models} do not fit on {slots}, the most for a pool with which the batch ({batch} sequences) divides"
+    return f"the states of {models} fit, but nothing is left for activations or for the KV cache of one sequence"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from rlhf_api.names import Role
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.mapping import PLACED_WITH
 from rlhf_mapper.search.tables import StageTable
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.simulate.layouts import Numbers
@@ -63,18 +63,10 @@ class PoolCosts:
     """Stage costs of every set of models on every node group; a strategy is simulated once for all sets."""
 
     def __init__(
-        self,
-        wanted: Mapping[Role, ModelRequest],
-        settings: Sequence[Setting],
-        sizes: Sequence[Indices],
-        placed_with: Mapping[Role, Role] = MappingProxyType({}),
+        self, wanted: Mapping[Role, ModelRequest], settings: Sequence[Setting], sizes: Sequence[Indices]
     ) -> None:
-        """settings and sizes: of each node group; sizes: GPUs that a pool may have there.
-
-        placed_with: models that are in no set, and the one in whose pool each lives.
-        """
+        """settings and sizes: of each node group; sizes: GPUs that a pool may have there."""
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
-        self._placed_with = placed_with
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
         self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
@@ -107,7 +99,7 @@ class PoolCosts:
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
         """The models of a pool in order, with those that are placed with one of them."""
-        return tuple(role for role in self.wanted if self._placed_with.get(role, role) in models)
+        return tuple(role for role in self.wanted if PLACED_WITH.get(role, role) in models)
 
     def strategies(self, role: Role, group: int, least: int) -> Strategies:
         """Those of one model; roles of the same shape and work share them."""

@@ -12,7 +12,7 @@ from rlhf_api.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
-from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate import generation, memory, training
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
@@ -187,7 +187,7 @@ class GeneratingStrategies(Strategies):
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
-            seconds = transition.transition_seconds(self.passes, self.layouts, one)
+            seconds = generation.transition_seconds(self.passes, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
         moved *= self.setting.correction.of("transition")
         whole = (self.training_seconds + self.inference_seconds)[:, None] + moved[None]

@@ -16,7 +16,7 @@ from rlhf_mapper.coefficients import TRAINER, Correction, Software
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.pruned import pruned
-from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate import generation, memory, training
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.strategy import ACTIVATION_SHARES, PIPELINES, GeneratingStrategies, ModelRequest, Setting, Strategies
@@ -137,7 +137,7 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
                 generator = layout((p_g, t_g, count // (p_g * t_g)))
                 free = 0.5 * setting.nodes.gpu.memory - generation.weights_of_gpu(passes, generator)
                 made = generation.generation_seconds(passes, work, setting.load, generator, free)
-                moved = transition.transition_seconds(passes, layout(cut), generator)
+                moved = generation.transition_seconds(passes, layout(cut), generator)
                 tried[p_g, t_g, cut] = trains + float(made + moved)
         least = min(tried.values(), default=float("inf"))
         assert stages[:, size].sum() == pytest.approx(least)

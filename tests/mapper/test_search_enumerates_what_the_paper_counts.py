@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from rlhf_mapper.search.placements import assignments, placements
+from rlhf_mapper.search.tables import assignments, placements
 from tests.mapper.oracles.allocations import d_cost, enum_alloc
 
 PPO = ("actor", "critic", "reference", "reward")

@@ -10,7 +10,7 @@ import pytest
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Efficiency, Software
 from rlhf_mapper.hardware import Gpu, NodeGroup
-from rlhf_mapper.simulate import generation, memory, training, transition
+from rlhf_mapper.simulate import generation, memory, training
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
@@ -77,7 +77,7 @@ def forward_flops(model: Architecture, sequences: int, tokens: int) -> float:
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_forward_pass_takes_its_flops(scores: bool) -> None:
     model = replace(SMALL, scores=scores)
-    seconds = passes(model, bf16=1e12).forward(layout(), np.array(3.0), 700)
+    seconds = passes(model, bf16=1e12).compute(layout(), np.array(3.0), 700)
     assert seconds * 1e12 == pytest.approx(forward_flops(model, 3, 700))
 
 
@@ -93,7 +93,7 @@ def test_of_a_forward_pass_each_stage_and_shard_does_its_part() -> None:
 def test_full_precision_has_its_own_peak() -> None:
     slow = passes(software=replace(WHOLE, compute_bytes=4), bf16=8e12, fp32=1e12)
     fast = passes(bf16=8e12, fp32=1e12)
-    ratio = slow.forward(layout(), np.array(1.0), 100) / fast.forward(layout(), np.array(1.0), 100)
+    ratio = slow.compute(layout(), np.array(1.0), 100) / fast.compute(layout(), np.array(1.0), 100)
     assert ratio == pytest.approx(8)
 
 
@@ -164,25 +164,25 @@ def test_a_transition_receives_what_table_2_says(size: Size) -> None:
     model = Passes(MODELS[size], machines(64), SOFTWARE)
     p, t, t_g = LAYOUTS[size]
     whole = MODELS[size].parameters * 2
-    received = float(transition.received_bytes(model, layout(p, t, 2), layout(1, t_g)))
+    received = float(generation.received_bytes(model, layout(p, t, 2), layout(1, t_g)))
     assert received == pytest.approx((t * p - t_g) / (t_g * t * p) * whole)
     assert received / whole == pytest.approx(TABLE_2[size])
 
 
 def test_where_ranks_share_weights_a_gpu_receives_its_generation_shard_less_its_own_part() -> None:
     whole = SMALL.parameters * 2
-    received = transition.received_bytes(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
+    received = generation.received_bytes(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
     assert received == pytest.approx(whole / 2 - whole / 8)
-    assert transition.received_bytes(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
+    assert generation.received_bytes(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
 
 
 def test_a_transition_takes_the_links_of_its_group() -> None:
     nodes = replace(NODES, link_bandwidth=200e9, node_bandwidth=8e9)
     model = passes(software=SHARDED, nodes=nodes)
     whole = SMALL.parameters * 2
-    inside = transition.transition_seconds(model, layout(d=8), layout())
+    inside = generation.transition_seconds(model, layout(d=8), layout())
     assert inside == pytest.approx(whole * 7 / 8 / 100e9), "one direction"
-    across = transition.transition_seconds(model, layout(d=16), layout())
+    across = generation.transition_seconds(model, layout(d=16), layout())
     assert across == pytest.approx(whole * 15 / 16 / 1e9), "8 GPUs share the node's network"
 
 

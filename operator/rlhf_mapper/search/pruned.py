@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_mapper.search.objective import Objective, weight
-from rlhf_mapper.search.placements import assignments, placements
 from rlhf_mapper.search.stacked import Floats, Ints, StackedTables, stack
-from rlhf_mapper.search.tables import Costs, Found, Sets, total
+from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements, total
 
 WAVE = 1024
 """Boxes looked at together: numpy calls of that length cost little more than short ones."""
@@ -64,16 +63,10 @@ class _Boxes:
     second: Floats
 
     def __getitem__(self, chosen: slice | NDArray[np.bool_] | Ints) -> _Boxes:
-        return _Boxes(self.typed[chosen], self.low[chosen], self.high[chosen], self.first[chosen], self.second[chosen])
+        return _Boxes(*(each[chosen] for each in vars(self).values()))
 
     def __add__(self, others: _Boxes) -> _Boxes:
-        return _Boxes(
-            np.concatenate([self.typed, others.typed]),
-            np.concatenate([self.low, others.low]),
-            np.concatenate([self.high, others.high]),
-            np.concatenate([self.first, others.first]),
-            np.concatenate([self.second, others.second]),
-        )
+        return _Boxes(*(np.concatenate([each, vars(others)[name]]) for name, each in vars(self).items()))
 
 
 class _Best:

@@ -1,9 +1,10 @@
-"""What a search reads, and what it finds."""
+"""What a search chooses from (placements of models in pools, what each pool takes), and what it finds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -54,3 +55,26 @@ def total(stages: NDArray[np.float64]) -> NDArray[np.float64]:
     """[..., 3] -> [...], always added in the same order, so that equal stages give equal sums in every search."""
     seconds: NDArray[np.float64] = stages[..., 0] + stages[..., 1] + stages[..., 2]
     return seconds
+
+
+def placements(models: Iterable[str]) -> list[Sets]:
+    """All set partitions, fewest sets first and then by name, whatever the order of the input; none of no models."""
+    found = [sorted(blocks) for blocks in _partitions(sorted(set(models))) if blocks]
+    return [tuple(map(frozenset, blocks)) for blocks in sorted(found, key=lambda blocks: (len(blocks), blocks))]
+
+
+def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
+    """The names stay in order in each block."""
+    if not names:
+        yield []
+        return
+    *rest, last = names
+    for blocks in _partitions(rest):
+        yield [*blocks, [last]]
+        for index, block in enumerate(blocks):
+            yield [*blocks[:index], [*block, last], *blocks[index + 1 :]]
+
+
+def assignments(placement: Sets, groups: int) -> Iterator[tuple[int, ...]]:
+    """All ways to put the pools of a placement into node groups, an index for each."""
+    return product(range(groups), repeat=len(placement))

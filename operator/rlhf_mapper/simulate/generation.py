@@ -1,4 +1,8 @@
-"""Seconds of generation in p_g-t_g: prefill, then decode steps bound by memory, in the waves that the cache allows."""
+"""Seconds of generation in p_g-t_g, and of the transition to it from the training layout.
+
+Generation is prefill, then decode steps bound by memory, in the waves that the cache allows. The transition is that of
+HybridFlow, section 5 and Table 2.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +70,17 @@ def _sequence(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
     length = load.prompt.mean + load.response.mean / 2
     bytes_ = cached_bytes(passes, generator, length) * generator.p * copies
     return bytes_ / passes.memory_bandwidth
+
+
+def received_bytes(passes: Passes, training: Layouts, generator: Layouts) -> Numbers:
+    """Bytes that a GPU receives: its generation shard less the part of it that it trains."""
+    whole = passes.model.parameters * passes.software.compute_bytes
+    own = training.gpus if passes.software.shards_weights else training.p * training.t
+    return np.maximum(weights_of_gpu(passes, generator) - whole / own, 0.0)
+
+
+def transition_seconds(passes: Passes, training: Layouts, generator: Layouts) -> Numbers:
+    """Seconds of a transition; the way back moves nothing."""
+    span = training.gpus if passes.software.shards_weights else training.p * training.t
+    moved = received_bytes(passes, training, generator)
+    return moved / passes.network.of(span) + passes.software.efficiency.transition_seconds

@@ -61,15 +61,11 @@ def activations(model: Architecture, software: Software, layouts: Layouts, token
     one = tokens * model.hidden * (10 + 24 / layouts.t)
     inputs = 2 * tokens * model.hidden * layers
     held = {"Nothing": one, "LayerInputs": inputs * layouts.p + one, "Everything": one * layers * layouts.p}[kept]
-    bytes_: Numbers = software.compute_bytes / 2 * held + logits(model, layouts, tokens)
+    logits = tokens * (1 if model.scores else model.vocabulary) / layouts.t * 4 * 2  # and their gradient, in float32
+    bytes_: Numbers = software.compute_bytes / 2 * held + logits
     return bytes_
 
 
 def kept_of(work: Work, *, trains: bool) -> Kept:
     """What a pass keeps for a backward pass."""
     return "Nothing" if not trains else "LayerInputs" if work.recomputes else "Everything"
-
-
-def logits(model: Architecture, layouts: Layouts, tokens: Numbers) -> Numbers:
-    """Bytes of a micro-batch's logits and their gradient in float32."""
-    return tokens * (1 if model.scores else model.vocabulary) / layouts.t * 4 * 2

@@ -48,12 +48,8 @@ class Passes:
         """Layers of the largest stage."""
         return np.ceil(self.model.layers / layouts.p)
 
-    def forward(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
-        """Of `sequences` sequences of so many tokens each, through the slowest stage."""
-        return self.compute(layouts, sequences, tokens) + self.tensor_parallel(layouts, sequences * tokens)
-
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
-        """The same without communication."""
+        """Forward, of `sequences` sequences of so many tokens each, through the slowest stage; no communication."""
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:

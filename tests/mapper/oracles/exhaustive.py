@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_mapper.search.objective import Floats, Objective, weight
-from rlhf_mapper.search.placements import assignments, placements
-from rlhf_mapper.search.tables import Costs, Found, Sets, total
+from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements, total
 
 Key = tuple[float, float]
 
