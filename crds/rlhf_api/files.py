@@ -1,4 +1,4 @@
-"""From a manifest to jobs and back."""
+"""From a manifest to jobs and back; `--set [NAME:]path=value` changes its documents before they are checked."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,9 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import in_order
 from rlhf_api.job import Job
-from rlhf_api.overrides import apply, name_of
-from rlhf_api.problems import Problem, SpecError
+from rlhf_api.problems import Problem, SpecError, suggestion
+
+TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
 
 
 def load(
@@ -31,7 +32,7 @@ def load(
         try:
             jobs.append(Job.parse(document, folder))
         except SpecError as error:
-            label = name_of(document) or f"document {number}"
+            label = _name_of(document) or f"document {number}"
             problems += [problem.within(f"{label}: ") for problem in error.problems]
     if problems:
         raise SpecError(problems)
@@ -60,3 +61,67 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
     if not found:
         raise SpecError([Problem(f"{source}document 1", "is missing, the manifest is empty")])
     return found
+
+
+class _NoSuchParentError(LookupError):
+    """The path leads through something that has no fields or no such entry."""
+
+
+def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The documents with the overrides `[NAME:]path=value` applied in order, the given ones left as they are.
+
+    An override applies where its path can exist; one that applies nowhere is an error.
+    """
+    for label, name, path, value in [_override(text) for text in texts]:
+        names = [_name_of(document) for document in documents]
+        if name and name not in names:
+            known = suggestion(name, filter(None, names))
+            raise SpecError([Problem(label, f'no job is named "{name}"; {known}')])
+        changed, applied = [], False
+        for own_name, document in zip(names, documents, strict=True):
+            try:
+                chosen = name in ("", own_name)
+                changed.append(_replaced(document, path, value) if chosen else document)
+                applied = applied or chosen
+            except _NoSuchParentError:
+                changed.append(document)
+        if not applied:
+            raise SpecError([Problem(label, "there is no such path")])
+        documents = changed
+    return documents
+
+
+def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
+    """(what a problem calls it, name of the document or empty for all, path, value). Raises SpecError."""
+    label = f"--set {text}"
+    target, equals, value = text.partition("=")
+    name, _, path = target.rpartition(":")
+    parts = tuple(path.split("."))
+    if not equals or not all(parts):
+        raise SpecError([Problem(label, "expected path=value or NAME:path=value")])
+    documents = kubectl_yaml.read(value, f"{label}: ")
+    if len(documents) > 1:
+        raise SpecError([Problem(label, "expected one value")])
+    prefix = () if parts[0] in TOP_LEVEL else ("spec",)
+    return label, name, prefix + parts, documents[0] if documents else None
+
+
+def _name_of(document: dict[str, Any]) -> str:
+    """The name in the metadata of a document; empty if there is none."""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """`node` with `value` at `path`; copies what it changes, because YAML aliases share nodes."""
+    if not path:
+        return value
+    part, rest = path[0], path[1:]
+    if isinstance(node, dict) or (node is None and not part.isdecimal()):
+        fields = node or {}
+        return {**fields, part: _replaced(fields.get(part), rest, value)}
+    if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        index = int(part)
+        return [*node[:index], _replaced(node[index], rest, value), *node[index + 1 :]]
+    raise _NoSuchParentError(part)

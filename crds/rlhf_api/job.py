@@ -61,7 +61,7 @@ class Job(Spec):
         if "actor" in models:
             models.setdefault("reference", _untrained(models["actor"]))
         for role in self.spec.algorithm.trained:
-            models[role] = _with_optimizer(models[role])
+            models[role] = models[role].model_copy(update={"optimizer": models[role].optimizer or Optimizer()})
         used = {role: models[role] for role in used_roles(self.spec)}
         if self.spec.algorithm.has_cost_critic:
             used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
@@ -102,7 +102,3 @@ def _source(model: Model) -> dict[str, object]:
 def _untrained(model: Model) -> Model:
     offload = "Parameters" if model.offload in ("Parameters", "All") else "None"
     return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False, "offload": offload})
-
-
-def _with_optimizer(model: Model) -> Model:
-    return model.model_copy(update={"optimizer": model.optimizer or Optimizer()})

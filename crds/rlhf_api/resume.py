@@ -46,7 +46,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
-    fixed_length = any(model["optimizer"]["schedule"] == "Cosine" for model in _trained(after))
+    models = (model for model in (after["spec"]["models"] or {}).values() if model and model.get("optimizer"))
+    fixed_length = any(model["optimizer"]["schedule"] == "Cosine" for model in models)
     fields = (field for field in differing(before, after) if fixed_length or field not in LENGTHS)
     return [Problem(field, _sentence(field)) for field in fields if not may_change(field)]
 
@@ -95,12 +96,6 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     if not (entries and isinstance(entries, dict)):
         return [(path, value)]
     return [leaf for name in entries for leaf in _leaves(entries[name], f"{path}.{name}" if path else name)]
-
-
-def _trained(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The models that say how they are trained."""
-    models = (document["spec"]["models"] or {}).values()
-    return [model for model in models if model and model.get("optimizer")]
 
 
 def _sentence(field: str) -> str:

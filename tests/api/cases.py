@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from rlhf_api import kubectl_yaml
 from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.algorithms import Algorithm
-from rlhf_api.overrides import apply
+from rlhf_api.files import apply
 
 HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name: job}\n"
 RL = "training: {totalSteps: 3, promptBatchSize: 8}"

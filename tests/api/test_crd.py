@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_api.crd.__main__ import generated
 from rlhf_api.crd.definition import COLUMNS, definition, root
-from rlhf_api.crd.union import flat
+from rlhf_api.crd.schema import flat
 from rlhf_api.resume import LENGTHS, MAY_CHANGE
 from rlhf_api.spec import JobSpec
 from rlhf_api.status import Metric, Status

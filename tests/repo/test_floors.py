@@ -28,7 +28,7 @@ BREACHES = {
     "the api imports torch": ("rlhf_api/names.py", "import torch", "the api, the mapper and the planning are light"),
     "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec", "floors of the api"),
     "rules of the custom resource import the whole": (
-        "rlhf_api/crd/union.py",
+        "rlhf_api/crd/schema.py",
         "import rlhf_api.crd.definition",
         "floors of the custom resource",
     ),

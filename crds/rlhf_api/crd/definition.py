@@ -1,18 +1,20 @@
-"""The CustomResourceDefinition of RLHFJob."""
+"""The CustomResourceDefinition of RLHFJob, with rules in CEL: those of `rlhf_api.rules`, and those of updates.
+
+What `rlhf_api.resume` allows may change in an update, some of it only while the job is suspended.
+"""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import FORMS, JOB_NAME
-from rlhf_api.crd.changes import rules_of_changes
-from rlhf_api.crd.schema import structural
-from rlhf_api.crd.union import Schema
+from rlhf_api.crd.schema import Schema, structural
 from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
 from rlhf_api.job import LONGEST_NAME
 from rlhf_api.names import GROUP, KIND, VERSION
-from rlhf_api.rules import RULES, Rule
+from rlhf_api.resume import LENGTHS, MAY_CHANGE, alike, may_change
+from rlhf_api.rules import ROLES, RULES, Rule
 from rlhf_api.spec import JobSpec
 from rlhf_api.status import Status
 
@@ -33,6 +35,9 @@ COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )
 """Name, type, path and priority; a column of priority 1 is shown by `-o wide`."""
+PAUSED = "self.suspend || oldSelf.suspend"
+WHILE_SUSPENDED = "may change only while the job is suspended"
+ANOTHER = "is not what it was when the job was made, and would make it another experiment; make a new job"
 
 
 def definition() -> dict[str, Any]:
@@ -98,7 +103,7 @@ def root() -> Schema:
     }
     _add(schema, [("", validation(f"size(self.metadata.name) <= {LONGEST_NAME} && {shape}", message))])
     _add(schema, (in_cel(rule, spec) for rule in RULES))
-    _add(schema, rules_of_changes(spec))
+    _add(schema, _rules_of_changes(spec))
     return schema
 
 
@@ -123,3 +128,73 @@ def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
         for part in path.replace("[]", ".[]").split(".") if path else ():
             node = node["items"] if part == "[]" else node["properties"][part]
         node.setdefault("x-kubernetes-validations", []).append(rule)
+
+
+def _rules_of_changes(spec: Schema) -> Iterator[tuple[str, dict[str, str]]]:
+    """(path, validation) for everything that an update may not change in a spec of this schema."""
+    yield from _experiment(spec, "spec")
+    yield "spec.checkpoint", validation(_same("storage"), "cannot be moved; make a new job", "storage")
+    yield from (("spec", rule) for rule in [*_paused(), *_lengths()])
+
+
+def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """One validation for each field of an object that may not change, also of the objects in it."""
+    needed = schema.get("required", [])
+    for field, each in schema["properties"].items():
+        below = f"{path}.{field}"
+        pattern = below.replace("[]", ".*")
+        if below in LENGTHS or may_change(pattern):
+            continue
+        chosen = f"self.{field} == oldSelf.{field}"
+        if any(alike(pattern, each) for each in MAY_CHANGE):
+            if field not in needed and "default" not in each:
+                yield path, validation(f"has(self.{field}) == has(oldSelf.{field})", ANOTHER, field)
+            yield from _parts(each, below)
+        elif field in needed or "default" in each:
+            yield path, validation(chosen, ANOTHER, field)
+        else:
+            yield path, validation(_same(field), ANOTHER, field)
+
+
+def _parts(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    if schema["type"] == "object":
+        yield from _experiment(schema, path)
+        return
+    (key,) = schema["x-kubernetes-list-map-keys"]
+    names = f"map(each, each.{key})"
+    yield path, validation(f"self.{names} == oldSelf.{names}", ANOTHER)
+    yield from _experiment(schema["items"], f"{path}[]")
+
+
+def _paused() -> Iterator[dict[str, str]]:
+    fields = {name: f"self.{name} == oldSelf.{name}" for name in ("resources", "placement", "runtime")}
+    fields |= {f"rollout.{name}": _same(f"rollout.{name}") for name in ("tensorParallel", "pipelineParallel")}
+    fields |= {
+        f"models.{role}": f"!has(self.models.{role}) || !has(oldSelf.models.{role}) || "
+        f"{_same(f'models.{role}.parallelism')}"
+        for role in ROLES
+    }
+    for field, same in fields.items():
+        what = "parallelism " if field.startswith("models.") else ""
+        yield validation(f"{PAUSED} || {same}", what + WHILE_SUSPENDED, field)
+
+
+def _same(field: str) -> str:
+    """CEL: an optional field is in neither, or is the same in both."""
+    return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field}))"
+
+
+def _lengths() -> Iterator[dict[str, str]]:
+    """The length may change where no learning rate depends on it."""
+    cosine = " || ".join(
+        f"has(self.models.{role}) && has(self.models.{role}.optimizer) && "
+        f"self.models.{role}.optimizer.schedule == 'Cosine'"
+        for role in ROLES
+    )
+    for path in LENGTHS:
+        field = path.removeprefix("spec.training.")
+        yield validation(
+            f"{_same(f'training.{field}')} || !({cosine})",
+            "cannot change, since a Cosine schedule depends on it; make a new job",
+            "training",
+        )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from rlhf_api.crd.definition import root
-from rlhf_api.crd.union import Schema
+from rlhf_api.crd.schema import Schema
 from rlhf_api.names import API_VERSION, KIND
 
 HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
