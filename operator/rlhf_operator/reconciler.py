@@ -67,7 +67,7 @@ class Reconciler:
         self._pauses: dict[Key, float] = {}
         self._stale: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
-        self._leading = False
+        self.leads = False
         self._since = clock()
         self._synced = False
         self._relist_wanted = asyncio.Event()
@@ -76,10 +76,6 @@ class Reconciler:
     def queue_depth(self) -> int:
         """Jobs that wait for a pass."""
         return len(self._queue)
-
-    @property
-    def leads(self) -> bool:
-        return self._leading
 
     def unready(self) -> str | None:
         """Why this replica cannot work, in a sentence; None if it can."""
@@ -95,7 +91,7 @@ class Reconciler:
 
     def enqueue(self, keys: Iterable[Key]) -> None:
         """Something has changed for these jobs."""
-        if self._leading:
+        if self.leads:
             for key in keys:
                 self._queue.add(key)
 
@@ -127,7 +123,7 @@ class Reconciler:
         """Works until it is cancelled."""
         self._since = self._clock()
         await self.sync()
-        self._leading = True
+        self.leads = True
         self.enqueue(self._observer.keys())
         executor = ThreadPoolExecutor(DECIDERS, thread_name_prefix="decide")
         try:
@@ -139,7 +135,7 @@ class Reconciler:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed  # who started this asks for its kind
         finally:
-            self._leading = False
+            self.leads = False
             self._queue.close()
             self._polls.close()
             executor.shutdown(wait=False, cancel_futures=True)

@@ -18,7 +18,6 @@ from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
-    Heartbeat,
     ObservedClaim,
     ObservedInput,
     ObservedJob,
@@ -141,12 +140,9 @@ class Observer:
         """Once Ray says that the attempt is over, what the trainer wrote last must be known before anything is done."""
         rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
         over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ENDED
-        known = self._heartbeat(job)
+        known = self._heartbeats.last(job.uid, job.status.attempt)
         if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
             await self._heartbeats.read(*head)
-
-    def _heartbeat(self, job: ObservedJob) -> Heartbeat | None:
-        return self._heartbeats.last(job.uid, job.status.attempt)
 
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
@@ -161,7 +157,7 @@ class Observer:
             inputs=inputs,
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=self._quota(job),
-            heartbeat=self._heartbeat(job),
+            heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             nodes=nodes,
             capabilities=self.offer.capabilities,
             watching_since=since,
