@@ -36,7 +36,6 @@ class Efficiency:
 class Software:
     """How the programs that train and generate are built."""
 
-    name: str
     shards_weights: bool
     """Data-parallel ranks share weights and gradients, too (FSDP, ZeRO-3); else the optimizer alone (ZeRO-1)."""
     weight_bytes: float
@@ -92,7 +91,6 @@ _ON_CPU = Efficiency(
 )
 
 TRAINER = Software(
-    name="rlhf-operator",
     shards_weights=True,
     weight_bytes=4,
     gradient_bytes=4,

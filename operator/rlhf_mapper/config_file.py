@@ -9,7 +9,6 @@ from typing import Any
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec import Model
 from rlhf_mapper.architecture import Architecture, architecture_of
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
@@ -42,7 +41,8 @@ def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]
     Jobs that name each other, as a job made anew under an old name may, have no first one: then any of them.
     """
     visited: set[tuple[str, Role]] = set()
-    while (maker := jobs.get(_maker(job.models()[role]))) and (job.name, role) not in visited:
+    # A URI of another scheme than job:// is no job's name.
+    while (maker := jobs.get(job.models()[role].uri.removeprefix(SCHEME))) and (job.name, role) not in visited:
         visited.add((job.name, role))
         job, role = maker, maker.spec.algorithm.trained[0]
     return job, role
@@ -69,8 +69,9 @@ def read(text: str) -> dict[str, Any]:
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
-    if is_no_decoder(config):
-        kind = ", ".join(config.get("architectures", [])) or str(config.get("model_type", "this model"))
+    encodes = config.get("is_encoder_decoder") or "type_vocab_size" in config  # T5, BERT and their kin
+    if encodes or (names and not any(name.endswith(DECODERS) for name in names)):
+        kind = ", ".join(names) or str(config.get("model_type", "this model"))
         raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     for name in SIZES:
         value = config.get(name, 1)
@@ -81,18 +82,6 @@ def read(text: str) -> dict[str, Any]:
     if conflict := _conflict(config):
         raise ConfigError(conflict)
     return config
-
-
-def is_no_decoder(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that its model encodes: T5, BERT and their kin, or a model of more than text."""
-    names = config.get("architectures", [])
-    is_other = bool(names) and not any(str(name).endswith(DECODERS) for name in names)
-    return is_other or bool(config.get("is_encoder_decoder")) or "type_vocab_size" in config
-
-
-def _maker(model: Model) -> str:
-    """Name of the job that makes a model; empty where none does."""
-    return model.uri.removeprefix(SCHEME) if model.uri.startswith(SCHEME) else ""
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:

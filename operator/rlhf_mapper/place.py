@@ -30,7 +30,9 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
         slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
         slots_per_machine = (slots,) * job.spec.resources.nodes
         pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
-    problems = _too_few_gpus(job, pools, gpus_per_machine) if device == "GPU" else []
+    problems, asked, have = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
+    if device == "GPU" and asked > have:
+        problems.append(Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {have}"))
     sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
     problems += [problem for pool in pools for role in pool.models for problem in _does_not_fill(job, role, pool)]
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
@@ -71,13 +73,6 @@ def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
     if wanted == "Auto":
         return "GPU" if has_gpus else "CPU"
     return wanted
-
-
-def _too_few_gpus(job: Job, pools: tuple[MappedPool, ...], gpus_per_machine: Sequence[int]) -> list[Problem]:
-    asked, have = sum(pool.size for pool in pools), sum(gpus_per_machine)
-    if asked <= have:
-        return []
-    return [Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {have}")]
 
 
 def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:

@@ -23,9 +23,8 @@ from rlhf_mapper.workload import Lengths, Work, Workload
 Size = Literal["7B", "13B", "34B", "70B"]
 Recipe = Literal["PPO", "ReMax", "SafeRLHF"]
 
-SOFTWARE = replace(
+SOFTWARE = replace(  # Megatron-core 0.6 and vLLM 0.3.1
     TRAINER,
-    name="Megatron-core 0.6 and vLLM 0.3.1",
     shards_weights=False,
     weight_bytes=2,  # bf16; gradients, master weights and moments are float32
     gradient_bytes=4,
