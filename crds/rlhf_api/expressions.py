@@ -23,8 +23,8 @@ Values = Mapping[str, Any]
 Places = Mapping[str, tuple[str, Mapping[str, Any]]]
 """The same for CEL: the name of each in a rule, and its structural schema."""
 WITHOUT_VALUES = (
-    (r'^is "?\{\w+\}"?, (?=more|fewer)', "is "),
-    (r'^is "?\{\w+\}"?[;,] (but |which )?', ""),
+    (r'^is "?\{[\w:]+\}"?, (?=more|fewer)', "is "),
+    (r'^is "?\{[\w:]+\}"?[;,] (but |which )?', ""),
     (r"[;,] [^;,{}]*\{(?!name)[^}]*\}$| \(\{[^}]*\}\)", ""),
     (r"\{name\}", "this algorithm"),
     (r"\{form\}", "no model"),

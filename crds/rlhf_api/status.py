@@ -124,6 +124,8 @@ class MappedSizes(Parallelism):
     """How a model is cut over its pool; all sizes are set, those of generation for the model that generates."""
 
     role: Annotated[PlacedRole, Field(description="The model.")]
+    pipeline: Annotated[Count, Field(description="Pipeline stages (p).")]
+    tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")]
     data: Annotated[Count, Field(description="Data-parallel ranks (d).")]
     generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of the actor.")] = None
     generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of the actor.")] = None

@@ -213,7 +213,7 @@ class GeneratingStrategies(Strategies):
         return seconds * self.setting.correction.of("generation")
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """([K] row of p_g-t_g, [3, K] seconds of the stages) of the least time in all; cache as of `generated`."""
+        """([K] row of p_g-t_g, [3, K] seconds of the stages) of the least time in all; cache in bytes."""
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self._of_training)
         generated = self.generation_seconds(cache)

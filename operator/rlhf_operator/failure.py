@@ -68,7 +68,7 @@ NODE_SECONDS: Final = 60.0
 EVIDENCE_SECONDS: Final = 60.0
 """A node counts as lost only after 40 to 50 s; a trainer that ends for that reason ends earlier."""
 EVICTION_SECONDS: Final = 10.0
-"""So long Kueue's Workload may say why later than the RayJob that Kueue has suspended is snapshot."""
+"""So long Kueue's Workload may say why later than the RayJob that Kueue has suspended is observed."""
 LAST_WORDS_SECONDS: Final = 30.0
 """So long the trainer's last status may take to be read once Ray has said that the job ended."""
 

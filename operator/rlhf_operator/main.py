@@ -185,7 +185,8 @@ class _Operator:
                 stop_flag=self._stop,
             )
         except Exception as error:
-            raise StartAgainError(f"a watch has failed: {str(error) or type(error).__name__}") from error
+            ended = StartAgainError(f"a watch has failed: {str(error) or type(error).__name__}")
+            raise (self._failed[0] if self._failed else ended) from error
         if self._failed:
             raise self._failed[0]
 

@@ -38,6 +38,14 @@ def test_the_committed_file_is_what_is_made(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generated()[path], "run `make generate`"
 
 
+def test_a_message_of_the_server_has_no_hole_for_a_value() -> None:
+    messages = [
+        rule["message"] for each in (*SPEC.values(), root()) for rule in each.get("x-kubernetes-validations", ())
+    ]
+    assert len(messages) > 50
+    assert not [message for message in messages if "{" in message]
+
+
 def test_it_fits_client_side_apply() -> None:
     assert len(json.dumps(definition())) < ANNOTATION_BYTES
 

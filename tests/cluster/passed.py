@@ -9,7 +9,7 @@ import hashlib
 import sys
 
 from tests.cluster.build import CACHE, folder
-from tests.cluster.capabilities import pods_cannot_run, required
+from tests.cluster.capabilities import api_cannot_run, pods_cannot_run, required
 from tests.cluster.settings import ROOT
 
 PASSED = CACHE / "passed"
@@ -25,6 +25,8 @@ ABOUT = (
     "tests/helm",
     "tests/operator",
     "tests/api/cases.py",
+    "pyproject.toml",
+    "trainer_image/rlhf_trainer/algorithms",
     "trainer_image/rlhf_trainer/run_folder",
     "trainer_image/rlhf_trainer/sidecar.py",
 )
@@ -33,7 +35,7 @@ ABOUT = (
 
 def content() -> str:
     """A hash of the files, the programs of the cluster and the levels that can run here."""
-    digest = hashlib.sha256(f"{folder().name} {bool(pods_cannot_run())}".encode())
+    digest = hashlib.sha256(f"{folder().name} {bool(api_cannot_run())} {bool(pods_cannot_run())}".encode())
     for place in ABOUT:
         for path in sorted([ROOT / place, *(ROOT / place).rglob("*")]):
             if path.is_file() and not ("__pycache__" in path.parts or ".egg-info/" in str(path)):

@@ -1,5 +1,6 @@
 """Credentials that end: they are read again where they came from."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -31,5 +32,27 @@ def test_credentials_that_stay_refused_are_an_error(tmp_path: Path, pauses: list
         with pytest.raises(ApiError, match="401: who are you"):
             await parts.client.call("GET", "/x", kind="x")
         assert len(pauses) == 4
+
+    run(tmp_path, test)
+
+
+def test_requests_that_are_refused_together_renew_the_credentials_once(
+    tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(parts: Parts) -> None:
+        renew, renewals = parts.client.renew_credentials, 0
+
+        async def counted() -> None:
+            nonlocal renewals
+            renewals += 1
+            await renew()
+
+        monkeypatch.setattr(parts.client, "renew_credentials", counted)
+        for _ in range(8):
+            parts.server.will("GET", "/x", 401)
+        answers = await asyncio.gather(*(parts.client.call("GET", "/x", kind="x") for _ in range(8)))
+        assert answers == [{}] * 8
+        assert renewals == 1
+        assert len(pauses) == 8
 
     run(tmp_path, test)

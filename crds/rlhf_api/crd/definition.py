@@ -119,7 +119,8 @@ def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
     except KeyError:
         test = as_cel(rule.test, {**places, "each": ("each", entry)})
         missing = [f"!{given}" for given in Field(at).presence(places)]
-        return "spec", validation(" || ".join([*missing, f"self.{at}.all(each, {test})"]), message, at)
+        about = f"{field[1:]}: {message}" if field else message
+        return "spec", validation(" || ".join([*missing, f"self.{at}.all(each, {test})"]), about, at)
 
 
 def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:

@@ -95,6 +95,7 @@ class Client:
         self._kubeconfig = kubeconfig
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._api = self._api_before = ApiClient(configuration)
+        self._renewal = asyncio.Lock()
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
@@ -173,13 +174,15 @@ class Client:
         async def attempt() -> Document:
             if may is not None and not may():
                 raise NotLeadingError
-            status = 0
+            status, asked = 0, self._api
             try:
                 status, answer = await self._request(method, path, query, body)
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
-                    await self.renew_credentials()
+                    async with self._renewal:
+                        if self._api is asked:  # else another request that was refused has renewed them
+                            await self.renew_credentials()
                 raise
             finally:
                 if self.count:

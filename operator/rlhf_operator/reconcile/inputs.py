@@ -102,7 +102,7 @@ def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
         ctx.set_condition("InputsReady", "False", INPUT_NOT_READY, f"waits until {name} has succeeded")
         return False
     claim = entry.output_uri.removeprefix("pvc://").partition("/")[0]
-    if claim not in ctx.snapshot.claims:
+    if entry.output_uri.startswith("pvc://") and claim not in ctx.snapshot.claims:
         message = f"PersistentVolumeClaim {claim} with the output of {name} is gone; create {name} again"
         ctx.set_condition("InputsReady", "False", "ClaimMissing", message)
         return False

@@ -35,7 +35,8 @@ class REINFORCEPP(PolicyGradient):
         from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
 
         advantages = rewards_to_go(rewards, mask)
-        if self.baseline == "Group" and scores is not None:
+        if self.baseline == "Group":
+            assert scores is not None, "the reward gives them"
             means = scores.reshape(-1, group_size).mean(dim=1).repeat_interleave(group_size)
             advantages = advantages - on_every_token(means[rows].float(), mask)
         return whitened(advantages, mask)

@@ -84,11 +84,12 @@ class SafeRLHF(Constrained):
         from rlhf_trainer.ops.advantages import gae
 
         gamma, lam = self.discount, self.gae_lambda
-        if cost_values is None or not self.separate_cost_critic:
+        if not self.separate_cost_critic:
             mixed = (rewards - multiplier * costs) / (1.0 + multiplier)
             advantages, returns = gae(mixed, values, mask, gamma=gamma, lam=lam)
             cost_returns = returns.new_zeros(returns.shape)
         else:
+            assert cost_values is not None, "the critic of the costs gives them"
             advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
             cost_advantages, cost_returns = gae(costs, cost_values, mask, gamma=gamma, lam=lam)
             advantages = (advantages - multiplier * cost_advantages) / (1.0 + multiplier)

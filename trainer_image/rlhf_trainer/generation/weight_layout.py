@@ -38,7 +38,7 @@ class ParameterLocation:
 
 @dataclass(frozen=True)
 class RowRange:
-    """RowRange [start, stop) of `total` of a Hugging Face parameter that a module keeps."""
+    """Rows [start, stop) of `total` of a Hugging Face parameter that a module keeps."""
 
     start: int
     stop: int
