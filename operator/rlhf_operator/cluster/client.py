@@ -118,6 +118,12 @@ class Client:
         if old is not self._api_before:
             await old.close()  # type: ignore[no-untyped-call]
 
+    async def _renew_after_refusal(self, refused: ApiClient) -> None:
+        """Renews the credentials once for all requests that are refused together."""
+        async with self._renewal:
+            if self._api is refused:
+                await self.renew_credentials()
+
     async def find(self, path: str, kind: str, attempts: int = ATTEMPTS) -> Document | None:
         """What a GET answers; None where there is nothing (404)."""
         try:
@@ -180,9 +186,7 @@ class Client:
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
-                    async with self._renewal:
-                        if self._api is asked:  # else another request that was refused has renewed them
-                            await self.renew_credentials()
+                    await self._renew_after_refusal(asked)
                 raise
             finally:
                 if self.count:
