@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_trainer.generation.vllm_engine import Response, response_seed
-from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import full_weights, shard
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build

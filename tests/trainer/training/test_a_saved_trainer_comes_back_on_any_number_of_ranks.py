@@ -9,7 +9,7 @@ from torch import nn
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import shard, weights_on_first_rank
 from rlhf_trainer.training.state import whole_weights
 from rlhf_trainer.training.trainer import Trainer

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.spec import Model
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.training.loading import load_language_model
 from tests.trainer.tiny import save_tiny
 
 

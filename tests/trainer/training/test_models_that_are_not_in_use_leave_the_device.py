@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.models import load_language_model, load_tokenizer
+from rlhf_trainer.training.loading import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import ShardedModel, full_weights, shard

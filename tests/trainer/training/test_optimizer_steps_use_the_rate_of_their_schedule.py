@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.training.models import load_language_model
+from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import full_weights, shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields

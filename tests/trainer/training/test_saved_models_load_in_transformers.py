@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError
-from rlhf_trainer.training.models import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner

@@ -9,7 +9,7 @@ from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.training.models import load_config, load_tokenizer
+from rlhf_trainer.training.loading import load_config, load_tokenizer
 from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
 CLAIM = "pvc://"

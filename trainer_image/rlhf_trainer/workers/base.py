@@ -21,13 +21,8 @@ from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.models import (
-    LanguageModel,
-    Scorer,
-    load_language_model,
-    load_scorer,
-    load_tokenizer,
-)
+from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.models import LanguageModel, Scorer
 from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
