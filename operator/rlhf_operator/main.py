@@ -38,7 +38,7 @@ from rlhf_operator.times import utc_now
 logger = logging.getLogger(__name__)
 
 PORT: Final = 9090
-LOOK_AGAIN_SECONDS: Final = 30.0
+COMPARE_SECONDS: Final = 30.0
 """Between two looks at what the cluster offers: KubeRay may be installed later."""
 DEEPEST: Final = 100_000
 """Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
@@ -139,7 +139,7 @@ class _Operator:
         self._work: asyncio.Task[None] | None = None
         self._failed: list[Exception] = []
 
-    async def look_around(self) -> None:
+    async def find_offer(self) -> None:
         """Finds out what the cluster offers, as soon as the API server answers."""
         while True:
             try:
@@ -192,13 +192,13 @@ class _Operator:
 
     async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
         """Before the watches: finds out what to watch, and begins to work."""
-        await self._or_stop(self.look_around())
+        await self._or_stop(self.find_offer())
         if not self._failed:
             for kind in self.observer.offer.kinds:
                 handlers.watch(kind, self.cache, self.reconciler, self._registry)
                 if kind.selector:
                     settings.watching.label_selectors[kind.resource.key] = kind.selector
-            self._work = asyncio.create_task(self._or_stop(self._lead_and_look_again()))
+            self._work = asyncio.create_task(self._or_stop(self._lead_and_compare_offers()))
 
     async def end(self, **_: Any) -> None:
         """After the watches: the work ends, and the Lease is given back."""
@@ -215,11 +215,11 @@ class _Operator:
             self._failed.append(error)
             self._stop.set()
 
-    async def _lead_and_look_again(self) -> None:
+    async def _lead_and_compare_offers(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lead())
-                group.create_task(self.look_again())
+                group.create_task(self.compare_offers())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -228,10 +228,10 @@ class _Operator:
         await self.reconciler.sync()
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
-    async def look_again(self) -> None:
+    async def compare_offers(self) -> None:
         """StartAgainError when the cluster offers something else than at the start, such as KubeRay."""
         while True:
-            await asyncio.sleep(LOOK_AGAIN_SECONDS * random.uniform(0.9, 1.1))
+            await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.9, 1.1))
             try:
                 offer = await discover(self.client, self.settings)
             except ApiError as error:

@@ -67,7 +67,7 @@ def explain(
 ) -> None:
     """Print where each model is, what that is predicted to take, and why it won; or why nothing fits.
 
-    prices: of a GPU for an hour, by type; without any no price of a step is told.
+    prices: of a GPU for an hour, by type; without any there is no price of a step.
     """
     writer = Writer(console)
     writer.line(title, style="bold")
@@ -238,12 +238,12 @@ def _filled(share: float, cells: int) -> Text:
 def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     """What a step takes and costs, and who works when."""
     seconds = prediction.step_seconds
-    told = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
+    line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
     if prices:
-        told += (
+        line += (
             f", price {plain(step_price([(pool.gpu, pool.size) for pool in mapping.pools], seconds, prices))} a step"
         )
-    writer.head(told)
+    writer.head(line)
     writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
     writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
     writer.head("timeline: stages are barriers, pools overlap within one")

@@ -145,7 +145,7 @@ def test_another_leader_ends_it_to_be_started_again(tmp_path: Path) -> None:
 def test_a_cluster_that_offers_more_than_at_the_start_ends_it_to_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "LOOK_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(main, "COMPARE_SECONDS", 0.3)
 
     async def test(server: Server, operating: "asyncio.Task[None]", _: int) -> None:
         await until(lambda: server.holder and server.watches == 3)

@@ -52,10 +52,10 @@ class Publisher:
         try:
             yield
         except BaseException as error:
-            told, is_interrupt = user_error(error), isinstance(error, KeyboardInterrupt)
-            code = ExitCode(getattr(told, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
+            shown, is_interrupt = user_error(error), isinstance(error, KeyboardInterrupt)
+            code = ExitCode(getattr(shown, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
             reason = reason_of(code)
-            self.folder.fail(reason=reason, exit_code=code, message=str(told) or type(told).__name__)
+            self.folder.fail(reason=reason, exit_code=code, message=str(shown) or type(shown).__name__)
             phase: Phase = "Stopped" if reason == "Stopped" else "Failed"
             for listener in self._listeners:
                 with suppress(Exception):  # it must not hide why the job ended
