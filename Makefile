@@ -9,7 +9,7 @@ STAMP := .venv/installed
 UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
-SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -37,7 +37,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For `-n 2`: the tests of a world run in one process, as do those of each other file."""
+    """For `-n`: the tests of a world run in one process, as do those of each other file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Worlds(LoadScopeScheduling):  # type: ignore[misc]
@@ -48,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the processes of `-n 2` the worlds come before all other files."""
+    """In the processes of `-n` the worlds come before all other files."""
     if hasattr(config, "workerinput"):
         order = {world: number for number, world in enumerate(WORLDS)}
         items.sort(key=lambda item: order.get(group_of(PurePosixPath(item.nodeid.partition("::")[0])), len(order)))
