@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
+from rlhf_trainer.training.distributed import local_shard
 from rlhf_trainer.training.mesh import ModelMesh
+
+ROUNDING = 1e-6
+"""Added to the norm that the gradients are divided by, as torch's own clipping does."""
 
 
 def clip_gradients(
@@ -19,27 +23,29 @@ def clip_gradients(
 ) -> float:
     """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, the same on every rank.
 
+    Reads this rank's shards as plain tensors; one all-reduce adds up all ranks, each copy of a shard by its share.
     uncounted: a copy of a tied parameter, which another stage counts already.
     """
-    parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    by_mesh: dict[Any, list[nn.Parameter]] = {}  # torch computes a norm only over gradients of one mesh
+    shards: dict[int, list[Tensor]] = defaultdict(list)
+    scaled: list[Tensor] = []
     for parameter in parameters:
-        gradient = parameter.grad
-        by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(parameter)
-    norms = [_norm([each for each in group if each is not uncounted]) for group in by_mesh.values()]
-    whole = norms[0] if len(norms) == 1 and mesh.layout.pipeline == 1 else _combined(norms, mesh)
-    for group in by_mesh.values():
-        clip_grads_with_norm_(group, max_norm, whole)
-    return float(whole)
+        if (gradient := parameter.grad) is None:
+            continue
+        scaled.append(local_shard(gradient))
+        if parameter is not uncounted:
+            shards[_copies(gradient, mesh)].append(scaled[-1])
+    squares = [get_total_norm(held).double() ** 2 / copies for copies, held in shards.items()]
+    norm = math.sqrt(mesh.sum_over_all(torch.stack(squares).sum() if squares else torch.zeros(())))
+    if (factor := max_norm / (norm + ROUNDING)) < 1:
+        torch._foreach_mul_(scaled, factor)
+    return norm
 
 
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The norm of the gradients of parameters of one mesh, over all of their shards."""
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _combined(norms: list[Tensor], mesh: ModelMesh) -> Tensor:
-    """The norm over all meshes and stages."""
-    squares = torch.stack([norm.double() ** 2 for norm in norms]).sum()
-    return torch.tensor(math.sqrt(float(mesh.sum_over_stages(squares))), device=squares.device)
+def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
+    """How many ranks of this stage hold the same shard."""
+    ranks = mesh.layout.data * mesh.layout.tensor
+    if not isinstance(gradient, DTensor):
+        return ranks
+    sizes = gradient.device_mesh.shape
+    cuts = [size for size, placement in zip(sizes, gradient.placements, strict=True) if not placement.is_replicate()]
+    return ranks // math.prod(cuts)

@@ -1,4 +1,4 @@
-"""Joins torch.distributed by torchrun's environment variables, and a few collectives over all or some ranks."""
+"""Joins torch.distributed by torchrun's environment variables; this rank's shards, and a few collectives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 _timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
@@ -46,7 +48,21 @@ def device_here() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def sum_over_ranks(values: Sequence[float | torch.Tensor], group: dist.ProcessGroup | None = None) -> list[float]:
+def device_memory() -> int:
+    """Bytes of memory of this rank's device; on CPU this rank's share of the machine's, as if all ranks were there."""
+    device = device_here()
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // dist.get_world_size()
+
+
+@torch.no_grad()
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, without gradient; the tensor itself if it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sum_over_ranks(values: Sequence[float | Tensor], group: dist.ProcessGroup | None = None) -> list[float]:
     """Each value summed over the ranks, all of them or those of a group (float64, one collective)."""
     total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
     dist.all_reduce(total, group=group)
@@ -60,7 +76,7 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
     return int(largest.item())
 
 
-def rows_of_all_ranks(values: torch.Tensor, start: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | None = None) -> Tensor:
     """All ranks' rows put together, float64 [B]; `values` are this rank's, the first of which is row `start`."""
     total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())

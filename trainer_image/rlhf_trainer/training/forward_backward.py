@@ -14,6 +14,8 @@ InputTokens = Callable[[Fields], Tensor]
 """Fields of a micro-batch -> the token ids that the model is given: int64 [b, T]."""
 OutputFunction = Callable[[Tensor, Fields], Tensor]
 """(the model's output on those tokens, fields of the micro-batch) -> a loss, or a tensor [b, t] to return."""
+BeforeBackward = Callable[[bool], None]
+"""Called before each backward pass of an update with whether it is the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,17 @@ class NoPipelining:
         return [compute(self._model(input_tokens(micro.fields)), micro.fields) for micro in micros]
 
     def forward_backward(
-        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
+        self,
+        micros: Sequence[MicroBatch],
+        input_tokens: InputTokens,
+        loss: OutputFunction,
+        before_backward: BeforeBackward,
     ) -> list[Tensor]:
         """The losses of the micro-batches, after their backward passes."""
         losses = []
-        for micro in micros:
+        for number, micro in enumerate(micros, start=1):
             share = loss(self._model(input_tokens(micro.fields)), micro.fields)
+            before_backward(number == len(micros))
             torch.autograd.backward(share)
             losses.append(share.detach())
         return losses

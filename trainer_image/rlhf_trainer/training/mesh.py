@@ -97,8 +97,6 @@ class ModelMesh:
         dist.all_reduce(given, group=self.pipeline_group)
         return given.to(values.device)
 
-    def sum_over_stages(self, value: Tensor) -> Tensor:
-        """A value summed over the stages."""
-        if self.layout.pipeline > 1:
-            dist.all_reduce(value, group=self.pipeline_group)
-        return value
+    def sum_over_all(self, value: Tensor) -> float:
+        """A value summed over all ranks of the model."""
+        return sum_over_ranks([value])[0]

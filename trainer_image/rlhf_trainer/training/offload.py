@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlhf_api.spec import Offload
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import local_shard
 
 Offloaded = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 """(the emptied storage on the device, its copy in host memory)."""
@@ -63,8 +63,7 @@ class Offloader:
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """The storages of this rank's shards of the tensors, each once, without those that are empty or offloaded."""
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
+    found = {storage.data_ptr(): storage for storage in (local_shard(tensor).untyped_storage() for tensor in tensors)}
     return [storage for storage in found.values() if storage.nbytes()]
 
 

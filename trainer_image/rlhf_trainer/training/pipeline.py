@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor
 
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.forward_backward import InputTokens, MicroBatch, OutputFunction
+from rlhf_trainer.training.distributed import device_here, local_shard
+from rlhf_trainer.training.forward_backward import BeforeBackward, InputTokens, MicroBatch, OutputFunction
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.models import MissingLayer, inner
 
@@ -48,26 +48,37 @@ class Pipelining:
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
     def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
-        return self._run(micros, input_tokens, compute, backward=False)
+        return self._run(micros, input_tokens, compute)
 
     def forward_backward(
-        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, loss: OutputFunction
+        self,
+        micros: Sequence[MicroBatch],
+        input_tokens: InputTokens,
+        loss: OutputFunction,
+        before_backward: BeforeBackward,
     ) -> list[Tensor]:
-        return self._run(micros, input_tokens, loss, backward=True)
+        return self._run(micros, input_tokens, loss, before_backward)
 
     def _run(
-        self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction, *, backward: bool
+        self,
+        micros: Sequence[MicroBatch],
+        input_tokens: InputTokens,
+        compute: OutputFunction,
+        before_backward: BeforeBackward | None = None,
     ) -> list[Tensor]:
-        mesh, count = self._mesh, self._mesh.layout.pipeline
-        even = padded_alike(micros, at_least=count)
+        mesh, stages, backward = self._mesh, self._mesh.layout.pipeline, before_backward is not None
+        even = padded_alike(micros, at_least=stages)
         tokens = [input_tokens(micro.fields) for micro in even]
         hidden = torch.empty(
             (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
         )
+        part = LastStageModule(self._model, even, compute) if mesh.is_last_stage else StageModule(self._model)
+        if before_backward:
+            tell_last_backward(part, before_backward, micros=len(even))
         stage = PipelineStage(
-            LastStageModule(self._model, even, compute) if mesh.is_last_stage else StageModule(self._model),
+            part,
             mesh.coordinate("pipeline"),
-            count,
+            stages,
             device_here(),
             input_args=(tokens[0] if mesh.is_first_stage else hidden,),
             output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
@@ -111,6 +122,21 @@ class LastStageModule(StageModule):
         return self._compute(self.model(given), next(self._micros).fields)
 
 
+def tell_last_backward(stage: nn.Module, before_backward: BeforeBackward, *, micros: int) -> None:
+    """Have a stage call `before_backward` before its first and its last backward pass of so many.
+
+    A schedule runs backward passes in the order of the forward passes, and does not say which is the last.
+    """
+    before_backward(micros == 1)
+    outputs = count(1)
+
+    def forward_done(_: nn.Module, __: Any, output: Tensor) -> None:
+        if next(outputs) == micros:
+            output.register_hook(lambda _: before_backward(True))  # type: ignore[no-untyped-call]
+
+    stage.register_forward_hook(forward_done)
+
+
 def padded_alike(micros: Sequence[MicroBatch], *, at_least: int) -> list[MicroBatch]:
     """Micro-batches of one shape: fields are padded with 0 to the largest number of rows and the largest width.
 
@@ -137,7 +163,7 @@ def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
         return
     gradient = parameter.grad
     assert gradient is not None, "both uses of the embedding have a gradient"
-    mine = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    mine = local_shard(gradient)
     other = torch.empty_like(mine)
     group = mesh.pipeline_group
     peer = dist.get_global_rank(group, mesh.layout.pipeline - 1 if mesh.is_first_stage else 0)

@@ -76,7 +76,7 @@ class TrainerState:
         for name, parameter in named_parameters(self._model):
             moments = self._optimizer.state[parameter]
             if not moments:
-                moments["step"] = torch.zeros(())
+                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it beside the moments
                 moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             tensors[f"{WEIGHT}{name}"] = parameter.detach()
             tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in moments.items()})

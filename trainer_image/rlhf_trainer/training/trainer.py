@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.accumulation import GradientSync
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import (
@@ -23,6 +24,7 @@ from rlhf_trainer.training.forward_backward import (
 from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
 from rlhf_trainer.training.models import tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
+from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.training.state import TrainerState
@@ -113,15 +115,10 @@ class Trainer(ModelRunner):
         self._max_skipped_updates = max_skipped_updates
         self._path = path
         self.skipped_in_a_row = 0
-        self._optimizer = torch.optim.AdamW(
-            model.module.parameters(),
-            lr=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._optimizer = ShardedAdamW(model.module.parameters(), optimizer)
         super().__init__(model, token_budget=token_budget, role=role, offload=offload, optimizer=self._optimizer)
         self.state = TrainerState(model, self._optimizer)
+        self._gradients = GradientSync(model)
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step (from 1): linear warm-up, then constant, or a cosine down to a tenth of the peak."""
@@ -154,7 +151,7 @@ class Trainer(ModelRunner):
         def times_ranks(output: Tensor, micro: Fields) -> Tensor:
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
-        shares = self._passes.forward_backward(micros, input_tokens, times_ranks)
+        shares = self._passes.forward_backward(micros, input_tokens, times_ranks, self._gradients.before_backward)
         total = self.mesh.from_last_stage(
             torch.tensor(sum(float(share) for share in shares) / ranks, dtype=torch.float64)
         )

@@ -1,0 +1,35 @@
+"""Accumulation of gradients over the micro-batches of an update: when data-parallel ranks reduce them."""
+
+from __future__ import annotations
+
+from torch.distributed.fsdp import FSDPModule
+
+from rlhf_trainer.training.distributed import device_memory, local_shard
+from rlhf_trainer.training.sharding import ShardedModel
+
+MEMORY_SHARE = 0.1
+"""Of the device's memory, what whole gradients may take more than shards of them."""
+
+
+class GradientSync:
+    """Chooses which backward passes of an update reduce the gradients over the data-parallel ranks: the last only.
+
+    Until then a rank holds the whole float32 gradients of its stage and tensor-parallel part, not its shards of them.
+    Where that takes more than a tenth of the device's memory on any of the ranks, every backward pass
+    reduce-scatters; then replicas (HSDP) add up their shards after the last one.
+    """
+
+    def __init__(self, model: ShardedModel) -> None:
+        """All data-parallel ranks make it together."""
+        assert isinstance(model.module, FSDPModule)
+        self._module = model.module
+        held = sum(local_shard(each).nbytes for each in model.module.parameters() if each.requires_grad)
+        fits = held * (model.mesh.layout.shards - 1) <= MEMORY_SHARE * device_memory()
+        self._reduces_once = model.mesh.largest(int(not fits)) == 0
+
+    def before_backward(self, is_last: bool) -> None:
+        """Set what the next backward pass does."""
+        if self._reduces_once:
+            self._module.set_requires_gradient_sync(is_last)
+        else:
+            self._module.set_requires_all_reduce(is_last)
