@@ -100,5 +100,5 @@ def _source(model: Model) -> dict[str, object]:
 
 
 def _untrained(model: Model) -> Model:
-    offload = "Parameters" if model.offload in ("Parameters", "All") else "None"
+    offload = "Parameters" if model.offload in ("Parameters", "All", "OptimizerInHost") else "None"
     return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False, "offload": offload})

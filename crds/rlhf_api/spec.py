@@ -49,7 +49,7 @@ class Optimizer(Spec):
     max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
 
 
-Offload = Literal["None", "Parameters", "Optimizer", "All"]
+Offload = Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"]
 
 
 class Model(Spec):
@@ -69,7 +69,8 @@ class Model(Spec):
         Offload,
         Field(
             description="What waits in host memory while the model is not in use, so that colocated models have room; "
-            "Optimizer (its moments) and All for trained models only."
+            "Optimizer (its moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 "
+            "weights, gradients and moments are always there, the CPU updates them, and a device holds a few layers."
         ),
     ] = "None"
     parallelism: Annotated[

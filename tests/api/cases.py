@@ -107,6 +107,7 @@ RIGHT: dict[str, Case] = {
     ),
     "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
     "a reference": Case("DPO", ("models.reference={uri: hf://a, offload: Parameters}",)),
+    "an optimizer in host memory": Case("PPO", ("models.actor.offload=OptimizerInHost",)),
     "betas": Case("SFT", ("models.actor.optimizer={betas: [0, 0.999], schedule: Cosine, learningRate: 1e-6}",)),
     "a function as reward": Case("PPO", (FUNCTION, "models.reward.arguments={deep: [1, {x: y}], f: 1.5}")),
     "a service as reward": Case("PPO", ("models.reward={url: 'http://[::1]:8000/x', tokenVariable: T}",)),
@@ -281,7 +282,12 @@ WRONG: dict[str, Case] = {
             "SafeRLHF", (f"models.{place}={{uri: hf://x, {setting}}}",), f"spec.models.{place}.{setting.split(':')[0]}"
         )
         for place in ("reference", "reward", "cost")
-        for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: Optimizer")
+        for setting in (
+            "optimizer: {}",
+            "gradientCheckpointing: true",
+            "offload: Optimizer",
+            "offload: OptimizerInHost",
+        )
     },
     **{
         f"{setting} of a part that is only read": Case(

@@ -56,7 +56,13 @@ def test_the_reference_is_the_actor_untrained_unless_given(chain: str) -> None:
 
 @pytest.mark.parametrize(
     ("actor", "reference"),
-    [("None", "None"), ("Parameters", "Parameters"), ("Optimizer", "None"), ("All", "Parameters")],
+    [
+        ("None", "None"),
+        ("Parameters", "Parameters"),
+        ("Optimizer", "None"),
+        ("All", "Parameters"),
+        ("OptimizerInHost", "Parameters"),
+    ],
 )
 def test_the_reference_leaves_the_device_as_far_as_the_actor_does(chain: str, actor: str, reference: str) -> None:
     assert (

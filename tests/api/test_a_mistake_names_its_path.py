@@ -438,7 +438,7 @@ MISTAKES = {
     "an offload that is no choice": (
         [f"{PPO}:models.actor.offload=yes"],
         f"{PPO}: spec.models.actor.offload",
-        "is true (true or false), expected None, Parameters, Optimizer or All",
+        "is true (true or false), expected None, Parameters, Optimizer, All or OptimizerInHost",
     ),
     "two pools of one name": (
         [

@@ -87,7 +87,7 @@ def _objects(**fields: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 MODEL = _objects(
-    optimizer=[{}], offload=["None", "Optimizer", "All"], gradientCheckpointing=[True, False],
+    optimizer=[{}], offload=["None", "Optimizer", "All", "OptimizerInHost"], gradientCheckpointing=[True, False],
     parallelism=[{}, {"tensor": 2}, {"pipeline": 3, "tensor": 4}],
 ).map(lambda more: {"uri": "hf://m", **more})  # fmt: skip
 CODE = st.one_of(

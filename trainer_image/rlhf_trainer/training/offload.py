@@ -28,6 +28,7 @@ class Offloader:
     ) -> None:
         """offload: what is moved to host memory; role: for the measurement."""
         self._model, self._optimizer, self._role = model, optimizer, role
+        self._steps_in_host = offload == "OptimizerInHost"  # FSDP2 brings each layer to the device
         self._offloads_parameters = offload in ("Parameters", "All")
         self._offloads_moments = offload in ("Optimizer", "All")
         self._users = 0
@@ -54,7 +55,8 @@ class Offloader:
             self._offloaded_parameters += offload_storages(self._model.parameters())
         if self._offloads_moments:
             self._offloaded_moments += offload_storages(self._moments())
-        recorder.maximum(f"idle_bytes/{self._role}", bytes_held([*self._model.parameters(), *self._moments()]))
+        held = [] if self._steps_in_host else [*self._model.parameters(), *self._moments()]
+        recorder.maximum(f"idle_bytes/{self._role}", bytes_held(held))
 
     def _moments(self) -> list[Tensor]:
         states = self._optimizer.state.values() if self._optimizer else ()
@@ -68,7 +70,7 @@ def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:
-    """Bytes on the device of this rank's shards of the tensors; offloaded ones count 0."""
+    """Bytes of this rank's shards of the tensors; offloaded ones count 0."""
     return sum(storage.nbytes() for storage in storages(tensors))
 
 

@@ -164,13 +164,14 @@ def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
     gradient = parameter.grad
     assert gradient is not None, "both uses of the embedding have a gradient"
     mine = local_shard(gradient)
-    other = torch.empty_like(mine)
+    sent = mine.to(device_here())
+    other = torch.empty_like(sent)
     group = mesh.pipeline_group
     peer = dist.get_global_rank(group, mesh.layout.pipeline - 1 if mesh.is_first_stage else 0)
-    exchange = [dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
+    exchange = [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
-    mine += other
+    mine += other.to(mine.device)
 
 
 def _output_is_loss(output: Tensor, _: Tensor) -> Tensor:

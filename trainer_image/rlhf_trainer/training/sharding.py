@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -36,12 +36,18 @@ class ShardedModel:
 
 
 def shard(
-    model: nn.Module, layout: ParallelSizes | None = None, *, compute_dtype: torch.dtype, recompute_activations: bool
+    model: nn.Module,
+    layout: ParallelSizes | None = None,
+    *,
+    compute_dtype: torch.dtype,
+    recompute_activations: bool,
+    steps_in_host: bool = False,
 ) -> ShardedModel:
     """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
 
     All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer. The
-    model computes in `compute_dtype` and reduces gradients in float32.
+    model computes in `compute_dtype` and reduces gradients in float32. steps_in_host: shards, their gradients and so
+    the optimizer's moments are in host memory (pinned for a GPU), from which FSDP2 copies a layer to the device.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
@@ -64,10 +70,11 @@ def shard(
             ),
             check_fn=lambda module: module in layers,
         )
+    offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     for layer in layers:
-        fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy)
+        fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays
-    fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
     return ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
 
 
@@ -91,7 +98,7 @@ def full_weights(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
     A collective for each: all ranks must iterate together.
     """
     for name, parameter in named_parameters(model):
-        weight = parameter.detach()
+        weight = parameter.detach().to(device_here())  # from host memory, if that is its home
         assert isinstance(weight, DTensor), f"{name} is not in its sharded form"
         yield name, weight.full_tensor()
 

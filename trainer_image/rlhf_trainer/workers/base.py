@@ -92,9 +92,14 @@ class WorkerSetting:
     def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
         """The model, sharded, with its optimizer. sequences_per_row: sequences that an update reads for each row."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
-        recompute = self.model.gradient_checkpointing
         return Trainer(
-            shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=recompute),
+            shard(
+                model,
+                self.layout,
+                compute_dtype=self.compute_dtype,
+                recompute_activations=self.model.gradient_checkpointing,
+                steps_in_host=self.model.offload == "OptimizerInHost",
+            ),
             token_budget=max(1, self.job.spec.training.micro_batch_tokens // sequences_per_row),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
