@@ -29,6 +29,9 @@ class GeneratorStandIn:
         assert not any(missing.values()), missing
         return {name: bit_sum(weight) for name, weight in self.weights.items()}
 
+    def wake_cache(self) -> None:
+        pass
+
     def sleep(self) -> int:
         return 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.generation.vllm_engine import CPU_ENVIRONMENT, ENVIRONMENT
+from rlhf_trainer.generation.vllm_arguments import environment
 from tests.trainer.ranks import RankServer
 
 RunRanks = Callable[..., list[Any]]
@@ -19,7 +19,7 @@ def vllm_ranks() -> RunRanks:
 
 
 def _import_vllm() -> None:
-    os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT)
+    os.environ.update(environment(on_gpu=False))
     import vllm.model_executor.models.llama
     import vllm.model_executor.models.qwen2
     import vllm.model_executor.models.qwen3

@@ -133,11 +133,11 @@ def refusals(folder: str) -> tuple[dict[str, str], list[list[int]]]:
         with pytest.raises(TrainerError) as refused_update:
             engine.load_weights(*change(pieces, holds))
         said[change.__name__] = str(refused_update.value)
-    engine.sleep()
+    engine.load_weights(pieces, holds)
     with pytest.raises(TrainerError) as asleep:
         texts(engine, prompts(0), greedy=True)
     said["asleep"] = str(asleep.value)
-    engine.load_weights(pieces, holds)
+    engine.wake_cache()
     return said, texts(engine, prompts(0), greedy=True)
 
 
@@ -160,8 +160,9 @@ def test_an_update_that_is_not_whole_names_the_parameter(answers: Any, change: A
         assert said[change.__name__].startswith(UPDATES[change])
 
 
-def test_a_sleeping_engine_says_so(answers: Any) -> None:
-    assert {said["asleep"] for said, _ in answers[1]} == {"the generator sleeps; load_weights wakes it"}
+def test_an_engine_whose_cache_sleeps_says_so(answers: Any) -> None:
+    sentence = "the generator sleeps; load_weights and then wake_cache wake it"
+    assert {said["asleep"] for said, _ in answers[1]} == {sentence}
 
 
 def test_the_right_update_goes_through_after_all(answers: Any) -> None:

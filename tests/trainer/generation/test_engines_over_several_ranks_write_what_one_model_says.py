@@ -39,17 +39,20 @@ def generate(folder: str, layout: ParallelSizes, stage_layers: tuple[int, ...]) 
     stages = layout.generation_pipeline
     index = next(place for place, group in enumerate(groups) if int(os.environ["RANK"]) in group) // stages
     holds = engine.held_shards()
-    answers: dict[str, Any] = {"engine": index, "holds": holds, "sums": [], "greedy": []}
+    answers: dict[str, Any] = {"engine": index, "holds": holds, "sums": [], "greedy": [], "built": engine.bytes_held()}
     asked = prompts(index)
     for seed in SEEDS:
         weights = {name: weight.detach() for name, weight in model_of(folder, seed).named_parameters()}
         answers["sums"].append(engine.load_weights(cut(weights, holds), holds))
+        engine.wake_cache()
         answers["greedy"].append(texts(engine, asked, greedy=True))
         answers["sampled"] = texts(engine, asked, greedy=False)
     answers["held"] = engine.bytes_held()
     answers["freed"] = engine.sleep()
     answers["asleep"] = engine.bytes_held()
     engine.load_weights(cut(weights, holds), holds)
+    answers["weights"] = engine.bytes_held()
+    engine.wake_cache()
     answers["woken"] = texts(engine, asked, greedy=True)
     answers["held again"] = engine.bytes_held()
     answers["left in memory"] = names_in_shared_memory()
@@ -162,11 +165,13 @@ def test_an_engine_holds_every_element(case: Any) -> None:
                 assert count.max() == 1
 
 
-def test_a_sleeping_engine_gives_its_memory_back(case: Any) -> None:
+def test_an_engine_sleeps_when_it_is_built_and_gives_its_memory_back(case: Any) -> None:
     for rank in case[2]:
+        assert rank["built"] == 0
         assert rank["asleep"] == 0
         assert rank["freed"] == rank["held"] == rank["held again"]
         assert rank["woken"] == rank["greedy"][-1]
+        assert 0 < rank["weights"] < rank["held"], "the cache comes after the weights"
 
 
 def test_nothing_of_an_engine_has_a_name_in_shared_memory(case: Any) -> None:

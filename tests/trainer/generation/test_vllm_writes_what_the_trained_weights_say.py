@@ -40,6 +40,7 @@ def generate_with_updates(folders: list[str]) -> dict[str, Any]:
         sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
         holds = engine.held_shards()
         engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded)), holds)
+        engine.wake_cache()
         seeds = [response_seed(7, 1, row) for row in range(64)]
         responses[f"{place} greedy"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS, greedy=True)
         responses[f"{place} sampled"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS)

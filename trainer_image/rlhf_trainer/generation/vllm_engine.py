@@ -7,30 +7,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.generation.device_memory import Part, bytes_used
+from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
 from rlhf_trainer.generation.vllm_groups import groups_on
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-CPU_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
-}
-CPU_BLOCK_TOKENS = 128
-MAX_SEQUENCES = 256
-UNMAPPED_SHARE = 0.4
-"""Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""
-GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +60,7 @@ class GenerationEngine:
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
     ) -> None:
-        """Build this rank's part; all ranks of the world do so together.
+        """Build this rank's part, which then sleeps; all ranks of the world do so together.
 
         folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
@@ -81,42 +68,33 @@ class GenerationEngine:
         Raises EnvironmentProblem if vLLM is missing or lays out weights in a way that is not known, MemoryProblem when
         its cache does not fit, and ConfigError for stages of unequal length on GPUs.
         """
-        on_gpu = device.type == "cuda"
-        shards, stages = len(tensor_groups[0]), max(len(stage_layers), 1)
-        if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
-            raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
-        self._vllm = _import_vllm(on_gpu=on_gpu, stage_layers=stage_layers)
         self._rollout, self._eos_token = rollout, eos_token
-        self._on_gpu, self._asleep = on_gpu, False
-        sequences = min(max_sequences, MAX_SEQUENCES)
-        layers = max(stage_layers, default=int(config.num_hidden_layers))
-        memory: dict[str, Any] = (
-            {"gpu_memory_utilization": rollout.gpu_memory_utilization or UNMAPPED_SHARE, "enable_sleep_mode": True}
-            if on_gpu
-            else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
+        self._device, self._on_gpu = device, device.type == "cuda"
+        self._awake: set[Part] = {"weights", "kv_cache"}
+        self._measured_bytes = 0
+        arguments = engine_arguments(
+            config=config,
+            rollout=rollout,
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            on_gpu=self._on_gpu,
+            dtype=dtype,
+            shards=len(tensor_groups[0]),
+            stage_layers=stage_layers,
         )
-        field = "spec.rollout.gpuMemoryUtilization" if on_gpu else "spec.data.maxResponseTokens"
-        with _start_of_vllm(tensor_groups, field):
+        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers))
+        field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
+        with self._measured(), _start_of_vllm(tensor_groups, field):
             self._engine = self._vllm.LLM(
                 folder,
-                dtype=str(dtype).removeprefix("torch."),
                 trust_remote_code=trust_remote_code,
                 revision=revision,
                 tokenizer_revision=revision,
-                load_format="dummy",
-                enforce_eager=not on_gpu,
-                max_model_len=max_tokens,
-                max_num_seqs=sequences,
-                seed=0,
-                logprobs_mode="processed_logprobs",
-                distributed_executor_backend="external_launcher",
-                tensor_parallel_size=shards,
-                pipeline_parallel_size=stages,
-                worker_extension_cls="rlhf_trainer.generation.vllm_extension.WorkerExtension",
-                **memory,
+                **arguments,
             )
-        if stages > 1:
+        if len(stage_layers) > 1:
             self._call("allocate_stage_input")
+        self.sleep()
 
     def held_shards(self) -> dict[str, TensorSlice]:
         """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
@@ -124,45 +102,58 @@ class GenerationEngine:
         return held
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
-        """Replace the weights in place and drop cached prefixes; wakes the engine.
+        """Wake the weights, replace them in place and drop cached prefixes; the cache stays as it is.
 
         `pieces` come in layer order; `holds` says which slice of each parameter this rank shall hold. Returns the
         `bit_sum` of what was written, by parameter. TrainerError names a parameter of which an element is missing or
         comes twice.
         """
-        if self._asleep:
-            self._wake("weights")
+        self._wake("weights")
         with torch.random.fork_rng():
             sums: dict[str, int] = self._call("update_live_weights", pieces, holds)
-        if self._asleep:
-            self._wake("kv_cache")
-            self._asleep = False
         self._engine.reset_prefix_cache()
         return sums
 
+    def wake_cache(self) -> None:
+        """Allocate the cache: the last thing before `generate`, when what the weights came from may have left."""
+        self._wake("kv_cache")
+
     def sleep(self) -> int:
         """Free cache and weights until the next `load_weights`; returns how many bytes that freed."""
-        if self._asleep:
-            return 0
         before = self.bytes_held()
-        if self._on_gpu:
-            self._engine.sleep(level=2)
-        else:
-            self._call("free_memory")
-        self._asleep = True
+        with self._measured():
+            if self._awake and self._on_gpu:
+                self._engine.sleep(level=2)
+            elif self._awake:
+                for part in self._awake:
+                    self._call("free_part", part)
+        self._awake.clear()
         return before - self.bytes_held()
 
     def bytes_held(self) -> int:
-        """Bytes of this rank's cache and weights on the device."""
-        held: int = 0 if self._asleep and self._on_gpu else self._call("bytes_held")
+        """Bytes of this rank's device that the engine holds.
+
+        On CPU its weights and cache. On a GPU what building it took, and each sleep and wake since then, as the driver
+        counts it: so what sleep leaves there counts too (CUDA graphs, NCCL's buffers).
+        """
+        held: int = self._measured_bytes if self._on_gpu else self._call("bytes_held")
         return held
 
-    def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Allocate the weights or the cache again; the cache comes last, so it takes no memory during the reshard."""
-        if self._on_gpu:
-            self._engine.wake_up(tags=[part])
-        else:
-            self._call("allocate_weights" if part == "weights" else "allocate_cache")
+    def _wake(self, part: Part) -> None:
+        if part in self._awake:
+            return
+        with self._measured():
+            if self._on_gpu:
+                self._engine.wake_up(tags=[part])
+            else:
+                self._call("allocate_part", part)
+        self._awake.add(part)
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        before = bytes_used(self._device)
+        yield
+        self._measured_bytes += bytes_used(self._device) - before
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of vLLM's worker, which runs in this process."""
@@ -176,8 +167,8 @@ class GenerationEngine:
 
         TrainerError while the engine sleeps.
         """
-        if self._asleep:
-            raise TrainerError("the generator sleeps; load_weights wakes it")
+        if self._awake != {"weights", "kv_cache"}:
+            raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
         rollout = self._rollout
         sampling = [
             self._vllm.SamplingParams(
@@ -205,12 +196,9 @@ class GenerationEngine:
         return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
 
 
-def _import_vllm(*, on_gpu: bool, stage_layers: Sequence[int]) -> Any:
-    """vLLM, with the environment that it reads; it takes seconds, and only the actor of an RL job needs it."""
-    wanted = ENVIRONMENT if on_gpu else {**ENVIRONMENT, **CPU_ENVIRONMENT}
-    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
-    if stage_layers:
-        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, stage_layers))
+def _import_vllm(variables: Mapping[str, str]) -> Any:
+    """vLLM, with the variables that it reads; it takes seconds, and only the actor of an RL job needs it."""
+    os.environ.update(variables)
     try:
         import vllm
     except ImportError as error:
@@ -234,24 +222,3 @@ def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterat
             raise
         reason = " ".join(str(error).split())[:300]
         raise MemoryProblem(f"{field}: vLLM's cache does not fit: {reason}") from error
-
-
-def _cache_on_cpu(
-    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
-) -> dict[str, int]:
-    """vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
-
-    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
-    use the same. MemoryProblem when the machine has less memory than that.
-    """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
-    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * 4
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise MemoryProblem(
-            f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
-            f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
-        )
-    return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
+from rlhf_trainer.generation.device_memory import Part
 from rlhf_trainer.generation.live_weights import update
 from rlhf_trainer.generation.sleep import FreedStorages, allocate, bytes_held, drop_packed, free
 from rlhf_trainer.generation.weight_layout import locations_of
@@ -16,8 +18,10 @@ class WorkerExtension:
 
     get_model: Any
     model_runner: Any
-    _freed_weights: FreedStorages
-    _freed_cache: FreedStorages
+
+    @cached_property
+    def _freed(self) -> dict[Part, FreedStorages]:
+        return {}
 
     def held_shards(self) -> dict[str, TensorSlice]:
         """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
@@ -31,19 +35,17 @@ class WorkerExtension:
         """Bytes of this rank's cache and weights."""
         return bytes_held(self.get_model(), self.model_runner.kv_caches)
 
-    def free_memory(self) -> None:
-        """Free the cache and the weights (on CPU, where vLLM has no sleep mode)."""
-        self._freed_cache = free(self.model_runner.kv_caches)
-        self._freed_weights = free(self.get_model().parameters())
-        drop_packed(self.get_model())
+    def free_part(self, part: Part) -> None:
+        """Free the weights or the cache (on CPU, where vLLM has no sleep mode)."""
+        if part == "kv_cache":
+            self._freed[part] = free(self.model_runner.kv_caches)
+        else:
+            self._freed[part] = free(self.get_model().parameters())
+            drop_packed(self.get_model())
 
-    def allocate_weights(self) -> None:
-        """Give the weights memory again, for the values of the next update."""
-        allocate(self._freed_weights)
-
-    def allocate_cache(self) -> None:
-        """Give the cache memory again."""
-        allocate(self._freed_cache)
+    def allocate_part(self, part: Part) -> None:
+        """Give what `free_part` freed memory again; the values of weights come with the next update."""
+        allocate(self._freed.pop(part))
 
     def allocate_stage_input(self) -> None:
         """Make the input tensors of a later pipeline stage, as vLLM does in its warm-up, which it skips on CPU."""

@@ -136,6 +136,7 @@ class GeneratingActor(TrainedModel):
             if self._generator_version != self.policy_version:
                 with self.trainer.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
+                self._generator.wake_cache()  # after the shards have left: there need not be room for both
                 self._generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)

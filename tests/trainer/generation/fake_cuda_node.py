@@ -1,0 +1,122 @@
+"""vLLM's CUDA wheel in a process that takes this machine for a node of H100 and sees one of them, as under Ray.
+
+The test beside it runs this module twice, as ranks that meet at a file, and reads one line of JSON from each.
+NVML's answers stand here, a libcuda that knows no device is in LD_LIBRARY_PATH; everything else is vLLM's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig
+
+import rlhf_trainer
+from rlhf_api.spec import Rollout
+from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
+
+GPUS = 8
+ANSWERS: dict[str, Any] = {
+    "nvmlInit": None,
+    "nvmlShutdown": None,
+    "nvmlDeviceGetCount": GPUS,
+    "nvmlDeviceGetHandleByIndex": 1,
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
+    "nvmlDeviceGetUUID": "GPU-0",
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=85 * 10**9, free=85 * 10**9, used=0),
+    "nvmlDeviceGetP2PStatus": 0,
+}
+
+
+def stand_in_for_the_driver() -> None:
+    """NVML and the number of devices; vLLM asks for both while it is imported."""
+    from vllm.third_party import pynvml
+
+    for name, value in ANSWERS.items():
+        setattr(pynvml, name, lambda *_, value=value: value)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    torch.accelerator.device_count = torch.cuda.device_count
+
+
+def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
+    """What vLLM makes of the product's arguments."""
+    from vllm import envs
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = AutoConfig.from_pretrained(folder)
+    arguments = engine_arguments(
+        config=config,
+        rollout=Rollout(),
+        max_tokens=2048,
+        max_sequences=512,
+        on_gpu=True,
+        dtype=torch.bfloat16,
+        shards=shards,
+        stage_layers=[config.num_hidden_layers // stages] * stages if stages > 1 else [],
+    )
+    made = EngineArgs(model=folder, **arguments).create_engine_config()
+    return {
+        "shards": made.parallel_config.tensor_parallel_size,
+        "stages": made.parallel_config.pipeline_parallel_size,
+        "sleeps": made.model_config.enable_sleep_mode,
+        "graphs": made.compilation_config.cudagraph_mode.name,
+        "compiles": made.compilation_config.mode.name,
+        "vectorised sampler": made.use_v2_model_runner,
+        "other all-reduces": [
+            name
+            for name, used in {
+                "custom": not made.parallel_config.disable_custom_all_reduce,
+                "fused": made.compilation_config.pass_config.fuse_allreduce_rms,
+                "symmetric memory": envs.VLLM_ALLREDUCE_USE_SYMM_MEM,
+                "FlashInfer": envs.VLLM_ALLREDUCE_USE_FLASHINFER,
+            }.items()
+            if used
+        ],
+    }
+
+
+def imported() -> int:
+    """The number of the trainer's modules, all of which are imported."""
+    names = [module.name for module in pkgutil.walk_packages(rlhf_trainer.__path__, "rlhf_trainer.")]
+    return len([importlib.import_module(name) for name in names])
+
+
+def custom_all_reduce(meeting: str) -> str:
+    """The error of vLLM's own all-reduce between two ranks that see one GPU each."""
+    from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce, custom_ar
+
+    assert custom_ar, "the kernels of the wheel did not load"
+    dist.init_process_group("gloo", f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=2)
+    try:
+        CustomAllreduce(dist.group.WORLD, torch.device("cuda:0"))
+        return ""
+    except (IndexError, RuntimeError) as error:
+        return str(error)
+
+
+def main() -> None:
+    folder, meeting, sizes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    os.environ.update(environment(on_gpu=True))
+    stand_in_for_the_driver()
+    from vllm.platforms import current_platform
+
+    answer = {
+        "platform": type(current_platform).__name__,
+        "configurations": [accepted(folder, shards, stages) for shards, stages in sizes],
+        "modules": imported(),
+        "custom all-reduce": custom_all_reduce(meeting),
+    }
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What vLLM is started with: the environment that it reads, and its engine's arguments; without importing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from rlhf_api.spec import Rollout
+from rlhf_trainer.errors import ConfigError, MemoryProblem
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
+}
+GPU_ENVIRONMENT = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+"""With `NCCL_ONLY`: tensor-parallel ranks add up by NCCL."""
+NCCL_ONLY = {
+    "disable_custom_all_reduce": True,
+    "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # by FlashInfer's all-reduce
+}
+"""vLLM has faster all-reduces for small tensors, and none is for ranks like ours.
+
+Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group are those that the layout picks, not
+neighbours. vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks
+whether device 0 reaches device 1, and dies. Were all GPUs of a node shown to each process, it would ask the same of
+whichever two GPUs the group has, and so about the wrong ones. Torch's symmetric memory refuses ranks that have the same
+device number. FlashInfer's all-reduce, alone or fused, adds up in no fixed order: a response would depend on more than
+its seed. No GPU has confirmed this, or what it costs.
+"""
+CPU_BLOCK_TOKENS = 128
+MAX_SEQUENCES = 256
+UNMAPPED_SHARE = 0.4
+"""Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""
+GIB = 1024**3
+
+
+def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
+    """The variables to set before vLLM is imported; what the user has set stays, but for the layers of the stages.
+
+    stage_layers: the layers of each pipeline stage, or nothing for one stage.
+    """
+    wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
+    stages = {"VLLM_PP_LAYER_PARTITION": ",".join(map(str, stage_layers))} if stage_layers else {}
+    return {name: value for name, value in wanted.items() if name not in os.environ} | stages
+
+
+def engine_arguments(
+    *,
+    config: PreTrainedConfig,
+    rollout: Rollout,
+    max_tokens: int,
+    max_sequences: int,
+    on_gpu: bool,
+    dtype: torch.dtype,
+    shards: int,
+    stage_layers: Sequence[int],
+) -> dict[str, Any]:
+    """The arguments of vLLM's engine that follow from the job; shards: tensor-parallel ranks of an engine.
+
+    MemoryProblem when the cache cannot fit, and ConfigError for stages of unequal length on GPUs.
+    """
+    if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
+        raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
+    sequences = min(max_sequences, MAX_SEQUENCES)
+    layers = max(stage_layers, default=int(config.num_hidden_layers))
+    share = rollout.gpu_memory_utilization or UNMAPPED_SHARE
+    device: dict[str, Any] = (
+        {"gpu_memory_utilization": share, "enable_sleep_mode": True, **NCCL_ONLY}
+        if on_gpu
+        else _cache_on_cpu(config, max_tokens, sequences, layers=layers, shards=shards)
+    )
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "load_format": "dummy",
+        "enforce_eager": not on_gpu,
+        "max_model_len": max_tokens,
+        "max_num_seqs": sequences,
+        "seed": 0,
+        "logprobs_mode": "processed_logprobs",
+        "distributed_executor_backend": "external_launcher",
+        "tensor_parallel_size": shards,
+        "pipeline_parallel_size": max(len(stage_layers), 1),
+        "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
+        **device,
+    }
+
+
+def _cache_on_cpu(
+    config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
+) -> dict[str, int]:
+    """vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
+
+    layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
+    use the same. MemoryProblem when the machine has less memory than that.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    blocks = sequences * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
+    needed = blocks * CPU_BLOCK_TOKENS * 2 * layers * max(int(heads) // shards, 1) * int(width) * 4
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise MemoryProblem(
+            f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
+            f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
+        )
+    return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks}
