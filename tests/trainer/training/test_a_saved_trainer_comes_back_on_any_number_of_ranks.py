@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import shard, weights_on_first_rank
 from rlhf_trainer.training.state import whole_weights
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
+from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import divisible_config, save_tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -39,16 +40,12 @@ def train(trainer: Trainer, steps: range) -> Tensors:
     """Train on tokens that depend on the step only; every rank sees the same, so the numbers of ranks do not matter."""
     for step in steps:
         tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(step))
-        lengths = torch.tensor([12, 12])
 
-        def loss(logits: torch.Tensor, micro: Fields) -> torch.Tensor:
-            losses = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), micro["tokens"][:, 1:].flatten(), reduction="none"
-            )
-            share: torch.Tensor = (losses * micro["mask"][:, 1:].flatten()).sum() / 22
+        def loss(found: Likelihood, micro: Fields) -> torch.Tensor:
+            share: torch.Tensor = -(found.log_probs * micro["mask"]).sum() / 22
             return share / trainer.mesh.layout.data
 
-        trainer.update({"tokens": tokens, "mask": torch.ones(2, 12)}, lengths, loss, step=step)
+        trainer.update({"tokens": tokens, "mask": torch.ones(2, 12)}, all_tokens, loss, step=step)
     return weights_on_first_rank(trainer.model)
 
 

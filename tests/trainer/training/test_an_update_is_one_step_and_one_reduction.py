@@ -17,6 +17,7 @@ from rlhf_api.spec import Optimizer
 from rlhf_trainer.training import accumulation
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.loading import load_scorer
+from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.sharding import full_weights, shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
@@ -61,7 +62,11 @@ def update(trainer: Trainer, step: int) -> float:
     def loss(scores: Tensor, micro: Fields) -> Tensor:
         return (scores * micro["weights"]).square().sum() / 26
 
-    return trainer.update({"tokens": tokens, "weights": torch.ones(4, 8)}, LENGTHS, loss, step=step)
+    def texts_of(micro: Fields) -> list[Text]:
+        return [Text(tokens=micro["tokens"], lengths=micro["weights"].sum(1).long())]
+
+    weights = (torch.arange(8) < LENGTHS[:, None]).float()
+    return trainer.update({"tokens": tokens, "weights": weights}, texts_of, loss, step=step)
 
 
 def operations_of_a_step(folder: str) -> Counter[str]:

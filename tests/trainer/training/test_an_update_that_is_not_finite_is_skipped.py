@@ -8,12 +8,14 @@ from torch import Tensor
 
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import Report, merge, recorder
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
+from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
 
 TOKENS = torch.arange(3, 19).reshape(2, 8)
@@ -23,8 +25,8 @@ DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}}
 def loss_of(kind: str, rank: int) -> Any:
     """A loss that is right, whose value is NaN on rank 1 only, or whose value is right and its gradient is NaN."""
 
-    def loss(logits: Tensor, _: Fields) -> Tensor:
-        share: Tensor = logits.square().mean()
+    def loss(found: Likelihood, _: Fields) -> Tensor:
+        share: Tensor = found.log_probs.square().mean()
         if kind == "loss" and rank == 1:
             return share * float("nan")
         if kind == "gradient":
@@ -51,7 +53,7 @@ def updates(folder: str, kinds: list[str], most: int) -> tuple[list[Report], dic
     reports, ended = [], ""
     try:
         for step, kind in enumerate(kinds, start=1):
-            trainer.update({"tokens": TOKENS}, torch.tensor([8, 8]), loss_of(kind, dist.get_rank()), step=step)
+            trainer.update({"tokens": TOKENS}, all_tokens, loss_of(kind, dist.get_rank()), step=step)
             reports.append(recorder.drain())
     except NumericsError as error:
         ended = str(error)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.save import save_model
@@ -17,10 +18,10 @@ from rlhf_trainer.training.sharding import ShardedModel, full_weights, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
+from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
 
 KINDS: tuple[Offload, ...] = get_args(Offload)
-LENGTHS = torch.tensor([12, 12])
 
 
 @dataclass
@@ -41,10 +42,6 @@ def language_model(folder: str, *, trained: bool = True, steps_in_host: bool = F
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     model.requires_grad_(trained)
     return shard(model, compute_dtype=torch.float32, recompute_activations=False, steps_in_host=steps_in_host)
-
-
-def log_softmax(logits: Tensor, _: Fields) -> Tensor:
-    return torch.log_softmax(logits, -1)[..., 7]
 
 
 def life(folder: str, output: str, offload: Offload) -> Seen:
@@ -68,15 +65,15 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
         for step in steps:
             tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(step))
 
-            def loss(logits: Tensor, micro: Fields) -> Tensor:
-                share = -log_softmax(logits, micro).mean() / torch.distributed.get_world_size()
+            def loss(found: Likelihood, _: Fields) -> Tensor:
+                share = -found.log_probs.mean() / torch.distributed.get_world_size()
                 outputs.append(share.detach())
                 return share
 
-            outputs.append(trainer.infer({"tokens": tokens}, LENGTHS, log_softmax))
+            outputs.append(trainer.infer({"tokens": tokens}, all_tokens, log_probs))
             with trainer.offloader.in_use(moments=True):
-                trainer.update({"tokens": tokens}, LENGTHS, loss, step=step)
-                trainer.update({"tokens": tokens}, LENGTHS, loss, step=step)
+                trainer.update({"tokens": tokens}, all_tokens, loss, step=step)
+                trainer.update({"tokens": tokens}, all_tokens, loss, step=step)
 
     seen = [held()]
     train(range(1, 4))
@@ -142,7 +139,7 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
         ModelRunner(language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind)
         for kind in ("None", "Parameters")
     ]
-    here, away = (engine.infer({"tokens": tokens}, LENGTHS, log_softmax) for engine in engines)
+    here, away = (engine.infer({"tokens": tokens}, all_tokens, log_probs) for engine in engines)
     try:
         next(full_weights(engines[1].model))
         readable = True

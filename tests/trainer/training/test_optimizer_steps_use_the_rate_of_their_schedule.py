@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from rlhf_api.spec import Optimizer
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import full_weights, shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
+from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
 
 HALF_ROOT = math.sqrt(0.5)
@@ -50,13 +52,13 @@ def largest_moves(folder: str, settings: Optimizer, steps: int) -> list[float]:
         offload="None",
     )
 
-    def loss(logits: Tensor, _: Fields) -> Tensor:
-        return -torch.log_softmax(logits, -1)[..., 7].mean()
+    def loss(found: Likelihood, _: Fields) -> Tensor:
+        return -found.log_probs.mean()
 
     moves = []
     for step in range(1, steps + 1):
         before = {name: weight.clone() for name, weight in full_weights(trainer.model)}
-        trainer.update({"tokens": torch.arange(3, 9).reshape(1, 6)}, torch.tensor([6]), loss, step=step)
+        trainer.update({"tokens": torch.arange(3, 9).reshape(1, 6)}, all_tokens, loss, step=step)
         after = dict(full_weights(trainer.model))
         moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
     return moves

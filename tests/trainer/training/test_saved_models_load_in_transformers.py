@@ -15,6 +15,7 @@ from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.ranks import run_ranks
+from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -64,7 +65,7 @@ def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, compute_dtype=torch.bfloat16, recompute_activations=False)
     engine = ModelRunner(sharded, token_budget=100, role="actor", offload="None")
-    engine.infer({"tokens": TOKENS}, torch.tensor([5]), lambda logits, micro: logits[..., 0])
+    engine.infer({"tokens": TOKENS}, all_tokens, log_probs)
     save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
 
 

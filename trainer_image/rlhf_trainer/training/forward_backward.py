@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.types import Fields
 
-InputTokens = Callable[[Fields], Tensor]
-"""Fields of a micro-batch -> the token ids that the model is given: int64 [b, T]."""
-OutputFunction = Callable[[Tensor, Fields], Tensor]
-"""(the model's output on those tokens, fields of the micro-batch) -> a loss, or a tensor [b, t] to return."""
+TextsFunction = Callable[[Fields], Sequence[Text]]
+"""Fields of a micro-batch -> what the model reads of them, each with the same number of rows b."""
+OutputFunction = Callable[[Any, Fields], Tensor]
+"""(the model's output on all texts, one below the other; fields of the micro-batch) -> a loss, or a tensor [b, t].
+
+The output is a `Likelihood` of tensors [rows, T], or a scorer's scores [rows, T].
+"""
 BeforeBackward = Callable[[bool], None]
 """Called before each backward pass of an update with whether it is the last one."""
 
@@ -24,6 +29,7 @@ class MicroBatch:
 
     fields: Fields
     """Each field [b, t] or [b]."""
+    given: ModelInput
     rows: Tensor
     """int64 [b]: which rows of the rank's batch these are; empty for padding, with which a rank joins collectives."""
 
@@ -34,27 +40,18 @@ class NoPipelining:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
+    def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
         """`compute` of each micro-batch."""
-        return [compute(self._model(input_tokens(micro.fields)), micro.fields) for micro in micros]
+        return [compute(self._model(micro.given.tokens, micro.given), micro.fields) for micro in micros]
 
     def forward_backward(
-        self,
-        micros: Sequence[MicroBatch],
-        input_tokens: InputTokens,
-        loss: OutputFunction,
-        before_backward: BeforeBackward,
+        self, micros: Sequence[MicroBatch], loss: OutputFunction, before_backward: BeforeBackward
     ) -> list[Tensor]:
         """The losses of the micro-batches, after their backward passes."""
         losses = []
         for number, micro in enumerate(micros, start=1):
-            share = loss(self._model(input_tokens(micro.fields)), micro.fields)
+            share = loss(self._model(micro.given.tokens, micro.given), micro.fields)
             before_backward(number == len(micros))
             torch.autograd.backward(share)
             losses.append(share.detach())
         return losses
-
-
-def tokens_of(fields: Fields) -> Tensor:
-    """The input of most models."""
-    return fields["tokens"]

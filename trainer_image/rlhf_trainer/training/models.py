@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.training.head import Likelihood, likelihood
+from rlhf_trainer.training.model_input import ModelInput
+
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings in config.json by which Gemma, Cohere and Granite change the logits after the head."""
 
 
 class MissingLayer(nn.Module):
@@ -18,38 +26,58 @@ class MissingLayer(nn.Module):
 class Scorer(nn.Module):
     """A sequence classification model with one label, read at every token: reward model and critic.
 
-    `forward(tokens [B, T]) -> [B, T]` float32: the score head after each token. Later pipeline stages take
-    hidden states [B, T, H] instead of tokens, and stages without the head return them.
+    Its output is float32 [rows, T]: the score head after each token. Later pipeline stages take hidden states
+    [rows, T, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, given: Tensor) -> Tensor:
-        hidden: Tensor = self.classifier.base_model(**_named(given), use_cache=False).last_hidden_state
+    def forward(self, given: Tensor, _: ModelInput) -> Tensor:
+        hidden = _last_hidden_state(self.classifier, given)
         scores: Tensor = self.classifier.score(hidden)
         return scores if isinstance(self.classifier.score, MissingLayer) else scores.squeeze(-1).float()
 
 
 class LanguageModel(nn.Module):
-    """A causal language model: `forward(tokens [B, T]) -> logits [B, T, V]`. Right padding needs no attention mask.
+    """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that are read, and 0 at others.
 
-    Later pipeline stages take hidden states [B, T, H] instead of tokens, and stages without the head return them.
+    Right padding needs no attention mask. Later pipeline stages take hidden states [rows, T, H] instead of tokens, and
+    stages without the head return them. The likelihoods are computed here, inside the forward pass, because FSDP2
+    gathers the head's weight for that long.
     """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
+        """DataError for a model whose logits are more than its head's weight times the hidden states."""
         super().__init__()
+        head: Any = causal_lm.get_output_embeddings()
+        changes = [name for name in LOGIT_CHANGES if getattr(causal_lm.config, name, None) not in (None, 1)]
+        if changes or getattr(head, "bias", None) is not None:
+            reason = " and ".join(changes) or "a bias of the head"
+            raise DataError(f"{causal_lm.name_or_path}: the model changes logits by {reason}, which is not supported")
         self.causal_lm = causal_lm
 
-    def forward(self, given: Tensor) -> Tensor:
-        logits: Tensor = self.causal_lm(**_named(given), use_cache=False).logits
-        return logits
+    def forward(self, given: Tensor, text: ModelInput) -> Tensor | Likelihood:
+        hidden = _last_hidden_state(self.causal_lm, given)
+        head: Any = self.causal_lm.get_output_embeddings()
+        if isinstance(head, MissingLayer):
+            return hidden
+        before = hidden.flatten(0, 1).index_select(0, text.places - 1)
+        found = likelihood(before, head.weight, text.targets, text.temperature, entropy=text.entropy)
+        return Likelihood(*(_at(text.places, values, hidden.shape[:2]) for values in found))
 
 
-def _named(given: Tensor) -> dict[str, Tensor]:
-    """The input under the name that transformers has for token ids or for the hidden states of another stage."""
-    return {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
+def _last_hidden_state(model: PreTrainedModel, given: Tensor) -> Tensor:
+    """Hidden states after the final norm, from token ids or the hidden states of another stage: [rows, T, H]."""
+    name = "inputs_embeds" if given.is_floating_point() else "input_ids"
+    hidden: Tensor = model.base_model(**{name: given}, use_cache=False).last_hidden_state
+    return hidden
+
+
+def _at(places: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    """Zeros of a shape [rows, T] with the values [n] at the given places of the rows * T."""
+    return values.new_zeros(shape.numel()).index_copy(0, places, values).view(shape)
 
 
 def inner(model: nn.Module) -> PreTrainedModel:

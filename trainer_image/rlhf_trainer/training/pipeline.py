@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.training.distributed import device_here, local_shard
-from rlhf_trainer.training.forward_backward import BeforeBackward, InputTokens, MicroBatch, OutputFunction
+from rlhf_trainer.training.forward_backward import BeforeBackward, MicroBatch, OutputFunction
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.models import MissingLayer, inner
 
@@ -47,34 +47,25 @@ class Pipelining:
         """dtype: of the hidden states that stages send each other."""
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
-    def forward(self, micros: Sequence[MicroBatch], input_tokens: InputTokens, compute: OutputFunction) -> list[Tensor]:
-        return self._run(micros, input_tokens, compute)
+    def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
+        return self._run(micros, compute)
 
     def forward_backward(
-        self,
-        micros: Sequence[MicroBatch],
-        input_tokens: InputTokens,
-        loss: OutputFunction,
-        before_backward: BeforeBackward,
+        self, micros: Sequence[MicroBatch], loss: OutputFunction, before_backward: BeforeBackward
     ) -> list[Tensor]:
-        return self._run(micros, input_tokens, loss, before_backward)
+        return self._run(micros, loss, before_backward)
 
     def _run(
-        self,
-        micros: Sequence[MicroBatch],
-        input_tokens: InputTokens,
-        compute: OutputFunction,
-        before_backward: BeforeBackward | None = None,
+        self, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None = None
     ) -> list[Tensor]:
         mesh, stages, backward = self._mesh, self._mesh.layout.pipeline, before_backward is not None
-        even = padded_alike(micros, at_least=stages)
-        tokens = [input_tokens(micro.fields) for micro in even]
+        tokens = [micro.given.tokens for micro in micros]
         hidden = torch.empty(
             (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
         )
-        part = LastStageModule(self._model, even, compute) if mesh.is_last_stage else StageModule(self._model)
+        part = StageModule(self._model, micros, compute if mesh.is_last_stage else None)
         if before_backward:
-            tell_last_backward(part, before_backward, micros=len(even))
+            tell_last_backward(part, before_backward, micros=len(micros))
         stage = PipelineStage(
             part,
             mesh.coordinate("pipeline"),
@@ -85,41 +76,33 @@ class Pipelining:
             group=mesh.pipeline_group,
         )
         schedule = (Schedule1F1B if backward else ScheduleGPipe)(
-            stage, len(even), loss_fn=_output_is_loss, scale_grads=False
+            stage, len(micros), loss_fn=_output_is_loss, scale_grads=False
         )
         results: list[Tensor] = []
         run = schedule.step if backward else schedule.eval
         run(
             *([torch.cat(tokens)] if mesh.is_first_stage else []),
-            target=torch.zeros(len(even)) if mesh.is_last_stage else None,
+            target=torch.zeros(len(micros)) if mesh.is_last_stage else None,
             losses=results,
             return_outputs=False,
         )
-        return results[: len(micros)]
+        return results
 
 
 class StageModule(nn.Module):
-    """A stage that sends its hidden states to the next one."""
+    """A stage that sends its hidden states to the next one or, on the last, calls `compute` on the model's output."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction | None) -> None:
+        """micros: in the order in which the schedule runs them."""
         super().__init__()
         self.model = model
-
-    def forward(self, given: Tensor) -> Tensor:
-        """Tokens [b, T] on the first stage, hidden states [b, T, H] on others -> hidden states [b, T, H]."""
-        states: Tensor = self.model(given)
-        return states
-
-
-class LastStageModule(StageModule):
-    """The last stage: it calls `compute` on the model's output of each micro-batch, in their order."""
-
-    def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction) -> None:
-        super().__init__(model)
         self._micros, self._compute = iter(micros), compute
 
     def forward(self, given: Tensor) -> Tensor:
-        return self._compute(self.model(given), next(self._micros).fields)
+        """From tokens [rows, T] on the first stage, hidden states [rows, T, H] on others."""
+        micro = next(self._micros)
+        output = self.model(given, micro.given)
+        return output if self._compute is None else self._compute(output, micro.fields)
 
 
 def tell_last_backward(stage: nn.Module, before_backward: BeforeBackward, *, micros: int) -> None:
@@ -135,26 +118,6 @@ def tell_last_backward(stage: nn.Module, before_backward: BeforeBackward, *, mic
             output.register_hook(lambda _: before_backward(True))  # type: ignore[no-untyped-call]
 
     stage.register_forward_hook(forward_done)
-
-
-def padded_alike(micros: Sequence[MicroBatch], *, at_least: int) -> list[MicroBatch]:
-    """Micro-batches of one shape: fields are padded with 0 to the largest number of rows and the largest width.
-
-    There are at least `at_least`; those that are added hold only zeros.
-    """
-    rows = max(next(iter(micro.fields.values())).shape[0] for micro in micros)
-    width = max(field.shape[1] for micro in micros for field in micro.fields.values() if field.dim() > 1)
-    even = []
-    for micro in micros:
-        fields = {}
-        for name, field in micro.fields.items():
-            fields[name] = field.new_zeros((rows, width)[: field.dim()])
-            fields[name][tuple(slice(size) for size in field.shape)] = field
-        even.append(MicroBatch(fields=fields, rows=micro.rows))
-    nothing = MicroBatch(
-        fields={name: torch.zeros_like(field) for name, field in even[0].fields.items()}, rows=micros[0].rows[:0]
-    )
-    return even + [nothing] * (at_least - len(even))
 
 
 def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:

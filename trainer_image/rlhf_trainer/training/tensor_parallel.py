@@ -50,7 +50,7 @@ def plan_of(config: PreTrainedConfig) -> dict[str, str]:
 def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     """Shard a causal language model or classifier over the ranks of `axis`, in place.
 
-    Embedding and head are split along the vocabulary; each rank gets whole logits.
+    Embedding and head are split along the vocabulary; of the head only the weight is used, see `head.likelihood`.
     """
     base: Any = model.base_model
     plan = plan_of(model.config)
@@ -62,7 +62,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
     if head is not None and not isinstance(head, MissingLayer):
-        parallelize_module(head, axis, ColwiseParallel(output_layouts=Replicate()))
+        parallelize_module(head, axis, ColwiseParallel())
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
 

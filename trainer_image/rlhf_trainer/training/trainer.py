@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,9 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.accumulation import GradientSync
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.forward_backward import (
-    InputTokens,
-    MicroBatch,
-    NoPipelining,
-    OutputFunction,
-    tokens_of,
-)
-from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padding_waste
+from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
+from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padded_alike, padding_waste
+from rlhf_trainer.training.model_input import ModelInput
 from rlhf_trainer.training.models import tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
@@ -54,41 +50,51 @@ class ModelRunner:
         self._token_budget = token_budget
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
-    def split(self, fields: Fields, lengths: Tensor) -> list[MicroBatch]:
+    def split(self, fields: Fields, texts_of: TextsFunction) -> list[MicroBatch]:
         """The micro-batches of this rank's rows, as many on every rank, because each runs collectives.
 
-        fields: [B, T] (cut to the longest row of the micro-batch) or [B]; lengths: int64 [B].
+        fields: [B, T] (cut to the longest row of the micro-batch) or [B].
         A rank with too few gets micro-batches of one token whose fields are all 0, so that their masked loss is 0.
         """
         budget, stages = self._token_budget, self.mesh.layout.pipeline
+        lengths = torch.stack([text.lengths for text in texts_of(fields)]).amax(0)
         if stages == 1:
             groups = micro_batches(lengths, token_budget=budget)
         else:
             groups = even_micro_batches(lengths, token_budget=budget, at_least=stages)
         recorder.mean("padding/waste", *padding_waste(lengths, groups, even=stages > 1))
         missing = self.mesh.largest(len(groups)) - len(groups)
-        device = device_here()
-        micros = []
+        parts = []
         for rows in groups:
             width = max(1, int(lengths[rows].max()))
-            cut = {name: field[rows, :width] if field.dim() > 1 else field[rows] for name, field in fields.items()}
-            micros.append(MicroBatch(fields={name: part.to(device) for name, part in cut.items()}, rows=rows))
-        nothing = {name: field.new_zeros((1,) * field.dim(), device=device) for name, field in fields.items()}
-        return micros + [MicroBatch(fields=nothing, rows=torch.empty(0, dtype=torch.int64))] * missing
+            parts.append(
+                {name: field[rows, :width] if field.dim() > 1 else field[rows] for name, field in fields.items()}
+            )
+        parts += [{name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}] * missing
+        if stages > 1:
+            parts = padded_alike(parts, at_least=stages)
+        device, nothing = device_here(), [torch.empty(0, dtype=torch.int64)]
+        return [
+            MicroBatch(
+                fields={name: field.to(device) for name, field in part.items()},
+                given=ModelInput.of(texts_of(part)).to(device),
+                rows=rows,
+            )
+            for part, rows in zip(parts, groups + nothing * (len(parts) - len(groups)), strict=True)
+        ]
 
     @torch.no_grad()
-    def infer(
-        self, fields: Fields, lengths: Tensor, compute: OutputFunction, *, input_tokens: InputTokens = tokens_of
-    ) -> Tensor:
+    def infer(self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction) -> Tensor:
         """`compute` [b, t] of all rows, as one tensor on the CPU: float32 [B, T], as wide as the widest field.
 
-        `input_tokens` gives the model's input. Every stage of a pipeline gets the result.
+        Every stage of a pipeline gets the result.
         """
-        rows, width = len(lengths), max(field.shape[1] for field in fields.values() if field.dim() > 1)
-        result = torch.zeros((rows, width), dtype=torch.float32)
+        wide = [field for field in fields.values() if field.dim() > 1]
+        width = max(field.shape[1] for field in wide)
+        result = torch.zeros((len(wide[0]), width), dtype=torch.float32)
         with self.offloader.in_use():
-            micros = self.split(fields, lengths)
-            for micro, output in zip(micros, self._passes.forward(micros, input_tokens, compute), strict=False):
+            micros = self.split(fields, texts_of)
+            for micro, output in zip(micros, self._passes.forward(micros, compute), strict=False):
                 kept = output[: len(micro.rows), :width].float().cpu()
                 result[micro.rows, : kept.shape[1]] = kept
         return self.mesh.from_last_stage(result)
@@ -130,9 +136,7 @@ class Trainer(ModelRunner):
         cosine = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
 
-    def update(
-        self, fields: Fields, lengths: Tensor, loss: OutputFunction, *, step: int, input_tokens: InputTokens = tokens_of
-    ) -> float:
+    def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
         """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
 
         loss: this rank's part of the loss, which must be divided by *global* counts; so the gradient does not depend on
@@ -141,17 +145,15 @@ class Trainer(ModelRunner):
         more than `max_skipped_updates` times in a row. All ranks decide the same.
         """
         with self.offloader.in_use(moments=True):
-            return self._update(self.split(fields, lengths), loss, input_tokens, step=step)
+            return self._update(self.split(fields, texts_of), loss, step=step)
 
-    def _update(
-        self, micros: Sequence[MicroBatch], loss: OutputFunction, input_tokens: InputTokens, *, step: int
-    ) -> float:
+    def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
         ranks = self.mesh.layout.data
 
-        def times_ranks(output: Tensor, micro: Fields) -> Tensor:
+        def times_ranks(output: Any, micro: Fields) -> Tensor:
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
-        shares = self._passes.forward_backward(micros, input_tokens, times_ranks, self._gradients.before_backward)
+        shares = self._passes.forward_backward(micros, times_ranks, self._gradients.before_backward)
         total = self.mesh.from_last_stage(
             torch.tensor(sum(float(share) for share in shares) / ranks, dtype=torch.float64)
         )

@@ -7,14 +7,15 @@ from torch import Tensor
 
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
-from rlhf_trainer.ops.log_probs import token_entropy, token_log_probs
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.mini_batches import mini_batches
-from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import WorkerSetting, lengths_of, log_probs_by
+from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.rollout import GeneratingActor
 
@@ -73,41 +74,40 @@ class ActorWorker(GeneratingActor):
         """One optimizer step on the chosen rows."""
         names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
         fields = {name: batch[name][chosen] for name in names}
-        lengths = lengths_of(batch)[chosen]
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
 
-        def loss(logits: Tensor, micro: Fields) -> Tensor:
-            return self._loss(logits, micro, normalizer=normalizer, is_first=is_first)
+        def loss(found: Likelihood, micro: Fields) -> Tensor:
+            return self._loss(found, micro, normalizer=normalizer, is_first=is_first)
 
-        def loss_with_pretraining(logits: Tensor, micro: Fields) -> Tensor:
-            own, read = logits.chunk(2)
-            width = micro["pretrain_tokens"].shape[1]
-            log_probs = token_log_probs(read[:, :width], micro["pretrain_tokens"])
-            text = sft_loss(log_probs, micro["pretrain_response_mask"], num_tokens=text_tokens)
-            return loss(own[:, : micro["tokens"].shape[1]], micro) + self._pretrain * text
+        def loss_with_pretraining(found: Likelihood, micro: Fields) -> Tensor:
+            rows, width = micro["tokens"].shape
+            mask = micro["pretrain_response_mask"]
+            text = sft_loss(found.log_probs[rows:, : mask.shape[1]], mask, num_tokens=text_tokens)
+            return loss(Likelihood(*(each[:rows, :width] for each in found)), micro) + self._pretrain * text
 
         if self._pretrain:
-            lengths = lengths.maximum(fields["pretrain_attention_mask"].sum(1).long())
             text_tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
-            norm = self.trainer.update(
-                fields, lengths, loss_with_pretraining, step=batch.step, input_tokens=_responses_and_pretraining
-            )
-        else:
-            norm = self.trainer.update(fields, lengths, loss, step=batch.step)
+        term = loss_with_pretraining if self._pretrain else loss
+        norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
+
+    def _texts_of(self, micro: Fields) -> list[Text]:
+        """The responses and, below them, the pretraining rows if there are any."""
+        temperature = self.setting.job.spec.rollout.temperature
+        own = text_of(micro, temperature=temperature, entropy=True)
+        return [own, text_of(micro, prefix="pretrain_")] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:
         """What the loss is divided by for these rows: tokens or responses, as the aggregation says."""
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
-    def _loss(self, logits: Tensor, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
+    def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
         """This micro-batch's part of the loss; normalizer: `_weight` of the mini-batch on all ranks."""
-        algorithm, temperature = self._algorithm, self.setting.job.spec.rollout.temperature
+        algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
-        log_probs = token_log_probs(logits, micro["tokens"], temperature=temperature)
         policy = policy_loss(
-            log_probs,
+            found.log_probs,
             micro["old_log_probs"],
             micro["advantages"],
             mask,
@@ -118,14 +118,12 @@ class ActorWorker(GeneratingActor):
             normalizer=normalizer,
         )
         total = policy.loss
-        with torch.set_grad_enabled(algorithm.entropy_coefficient > 0 and torch.is_grad_enabled()):
-            entropy = token_entropy(logits, temperature=temperature)
         if algorithm.entropy_coefficient:
-            bonus = aggregate(entropy, mask, aggregation=aggregation, normalizer=normalizer)
+            bonus = aggregate(found.entropy, mask, aggregation=aggregation, normalizer=normalizer)
             total = total - algorithm.entropy_coefficient * bonus
         if algorithm.kl.apply_to == "Loss" and algorithm.kl.coefficient:
             total = total + algorithm.kl.coefficient * kl_loss(
-                log_probs,
+                found.log_probs,
                 micro["ref_log_probs"],
                 mask,
                 estimator=algorithm.kl.resolved_estimator,
@@ -135,7 +133,7 @@ class ActorWorker(GeneratingActor):
         tokens = float(mask.sum())
         recorder.mean("loss/policy", float(policy.loss.detach()) * normalizer, self._weight(mask))
         recorder.mean("clip_fraction", policy.clipped_tokens, tokens)
-        recorder.mean("entropy", masked_sum(entropy.detach(), mask), tokens)
+        recorder.mean("entropy", masked_sum(found.entropy.detach(), mask), tokens)
         if is_first:
             self._check_first_ratio(float(policy.max_ratio_deviation))
         return total
@@ -158,8 +156,3 @@ class ActorWorker(GeneratingActor):
                 "ratio/first_max_deviation",
                 f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
             )
-
-
-def _responses_and_pretraining(micro: Fields) -> Tensor:
-    """The tokens of a micro-batch's rows and, below them, of its pretraining rows: int64 [2 b, t]."""
-    return concatenate([micro["tokens"], micro["pretrain_tokens"]])

@@ -17,16 +17,22 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
 from rlhf_trainer.checkpoint import UploadFolder, downloaded
-from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import LanguageModel, Scorer
 from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
-from rlhf_trainer.types import Batch, Fields, concatenate, register
+from rlhf_trainer.types import Batch, Fields, register
+
+TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
+"""Prompt with response, where its tokens are, and which of them are the response's."""
+SCORED_FIELDS = ("tokens", "attention_mask")
+"""What a scorer reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,29 +162,51 @@ class TrainedModel:
             self.trainer.state.load(folder)
 
 
-def lengths_of(batch: Batch) -> Tensor:
-    """Tokens of each row, prompt and response: int64 [B]."""
-    return batch["attention_mask"].sum(1).long()
+def text_of(fields: Fields, *, prefix: str = "", temperature: float = 1.0, entropy: bool = False) -> Text:
+    """The `TEXT_FIELDS` of that prefix, of which the responses are read."""
+    tokens, attention, response = (fields[prefix + name] for name in TEXT_FIELDS)
+    return Text(tokens=tokens, lengths=lengths_of(attention), read=response, temperature=temperature, entropy=entropy)
 
 
 def log_probs_by(model: ModelRunner, batch: Batch, *, temperature: float) -> Tensor:
-    """log-probabilities float32 [B, T] of the batch's tokens under a language model, without gradient."""
+    """log-probabilities float32 [B, T] of the response tokens under a language model, without gradient."""
 
-    def compute(logits: Tensor, micro: Fields) -> Tensor:
-        return token_log_probs(logits, micro["tokens"], temperature=temperature)
+    def texts_of(micro: Fields) -> list[Text]:
+        return [text_of(micro, temperature=temperature)]
 
-    return model.infer({"tokens": batch["tokens"]}, lengths_of(batch), compute) * batch["attention_mask"]
+    def compute(found: Likelihood, _: Fields) -> Tensor:
+        return found.log_probs
+
+    return model.infer({name: batch[name] for name in TEXT_FIELDS}, texts_of, compute)
 
 
 def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
     """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
-    texts = batch.with_fields({"tokens": batch[f"{side}_tokens"], "attention_mask": batch[f"{side}_mask"]})
-    return row_sums(log_probs_by(model, texts, temperature=1.0), batch[f"{side}_response_mask"])
+    sources = (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
+    texts = batch.with_fields({name: batch[source] for name, source in zip(TEXT_FIELDS, sources, strict=True)})
+    return row_sums(log_probs_by(model, texts, temperature=1.0), texts["response_mask"])
 
 
-def both_tokens(micro: Fields) -> Tensor:
-    """The tokens of the chosen and, below them, of the rejected responses of pairs: int64 [2 b, t]."""
-    return concatenate([micro["chosen_tokens"], micro["rejected_tokens"]])
+def whole_texts(micro: Fields) -> list[Text]:
+    """Prompt and response of each row, for a scorer."""
+    return [Text(tokens=micro["tokens"], lengths=lengths_of(micro["attention_mask"]))]
+
+
+def both_texts(micro: Fields) -> list[Text]:
+    """The chosen and, below them, the rejected responses of pairs."""
+    return [
+        Text(
+            tokens=micro[f"{side}_tokens"],
+            lengths=lengths_of(micro[f"{side}_mask"]),
+            read=micro.get(f"{side}_response_mask"),
+        )
+        for side in ("chosen", "rejected")
+    ]
+
+
+def lengths_of(attention_mask: Tensor) -> Tensor:
+    """Tokens of each row, prompt and response: int64 [B]."""
+    return attention_mask.sum(1).long()
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

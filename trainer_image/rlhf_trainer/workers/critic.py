@@ -5,15 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlhf_api.algorithms import ActorCritic
-from rlhf_trainer.ops.log_probs import shift_values
 from rlhf_trainer.ops.losses import value_loss
+from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of
+from rlhf_trainer.workers.base import SCORED_FIELDS, TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
 
-TOKEN_FIELDS = ("tokens", "attention_mask", "response_mask")
 VALUE_FIELDS = ("values", "returns")
 COST_VALUE_FIELDS = ("cost_values", "cost_returns")
 
@@ -31,19 +30,19 @@ class CriticWorker(TrainedModel):
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
-    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """values float32 [B, T]: values[b, t] is that of the state before token t."""
         return {"values": self.values_of(batch)}
 
-    @register(THREE_D_PROTO, reads=(*TOKEN_FIELDS, *VALUE_FIELDS), phase="update")
+    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *VALUE_FIELDS), phase="update")
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
         self.learn(batch)
 
     def values_of(self, batch: Batch) -> Tensor:
         """The value [B, T] of the state before each token."""
-        return self.trainer.infer({"tokens": batch["tokens"]}, lengths_of(batch), _values)
+        return self.trainer.infer({name: batch[name] for name in SCORED_FIELDS}, whole_texts, _values)
 
     def learn(self, batch: Batch) -> None:
         """All updates of a step."""
@@ -55,7 +54,7 @@ class CriticWorker(TrainedModel):
 
     def _update(self, batch: Batch, chosen: Tensor) -> None:
         """One optimizer step on the chosen rows."""
-        fields = {name: batch[name][chosen] for name in (*TOKEN_FIELDS, *self.value_fields)}
+        fields = {name: batch[name][chosen] for name in (*TEXT_FIELDS, *self.value_fields)}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
         values, returns = self.value_fields
 
@@ -71,7 +70,7 @@ class CriticWorker(TrainedModel):
             recorder.mean(f"loss/{self.objective}", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
-        norm = self.trainer.update(fields, lengths_of(batch)[chosen], loss, step=batch.step)
+        norm = self.trainer.update(fields, whole_texts, loss, step=batch.step)
         recorder.maximum(f"grad_norm/{self.objective}", norm)
 
 
@@ -81,12 +80,12 @@ class CostCriticWorker(CriticWorker):
     value_fields = COST_VALUE_FIELDS
     objective = "cost_value"
 
-    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("cost_values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("cost_values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
         return {"cost_values": self.values_of(batch)}
 
-    @register(THREE_D_PROTO, reads=(*TOKEN_FIELDS, *COST_VALUE_FIELDS), phase="update")
+    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *COST_VALUE_FIELDS), phase="update")
     def update_critic(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped value loss."""
         self.learn(batch)

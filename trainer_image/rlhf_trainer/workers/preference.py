@@ -9,15 +9,15 @@ from rlhf_api.algorithms import Preference
 from rlhf_api.job import Job
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.ops.advantages import SIGNAL
-from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_tokens, side_log_probs
+from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
 from rlhf_trainer.workers.rollout import GeneratingActor
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
@@ -108,8 +108,9 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     beta = job.spec.algorithm.beta
     pairs = trainer.mesh.sum([fields["valid"].sum()])[0]
 
-    def loss(logits: Tensor, micro: Fields) -> Tensor:
-        chosen, rejected = _pair_log_probs(logits, micro)
+    def loss(found: Likelihood, micro: Fields) -> Tensor:
+        mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
+        chosen, rejected = row_sums(found.log_probs, mask).chunk(2)
         chosen, rejected = beta * (chosen - micro["ref_chosen"]), beta * (rejected - micro["ref_rejected"])
         share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
         here = micro["valid"].sum()
@@ -118,13 +119,5 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
         recorder.mean("margin/pairs", ((chosen - rejected).detach() * micro["valid"]).sum(), here)
         return share
 
-    lengths = fields["chosen_mask"].sum(1).maximum(fields["rejected_mask"].sum(1)).long()
-    norm = trainer.update(fields, lengths, loss, step=step, input_tokens=both_tokens)
+    norm = trainer.update(fields, both_texts, loss, step=step)
     recorder.maximum("grad_norm/dpo", norm)
-
-
-def _pair_log_probs(logits: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
-    """(log-probabilities of the chosen, of the rejected responses), each [b], from the logits on `both_tokens`."""
-    mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])
-    chosen, rejected = row_sums(token_log_probs(logits, both_tokens(micro)), mask).chunk(2)
-    return chosen, rejected

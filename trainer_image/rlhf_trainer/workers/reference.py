@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, side_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, side_log_probs
 
 
 class ReferenceWorker:
@@ -15,9 +15,9 @@ class ReferenceWorker:
         self.setting = setting
         self._model = setting.frozen(setting.language_model())
 
-    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("ref_log_probs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("ref_log_probs",), phase="scoring")
     def compute_log_prob(self, batch: Batch) -> Fields:
-        """ref_log_probs float32 [B, T] (`compute_ref_log_prob` of HybridFlow Table 4)."""
+        """ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
         temperature = self.setting.job.spec.rollout.temperature
         return {"ref_log_probs": log_probs_by(self._model, batch, temperature=temperature)}
 

@@ -10,7 +10,7 @@ from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, at_last_token, both_tokens, lengths_of
+from rlhf_trainer.workers.base import SCORED_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
 
 PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
 SAFE_FIELDS = ("chosen_safe", "rejected_safe")
@@ -22,17 +22,17 @@ class RewardWorker:
     def __init__(self, setting: WorkerSetting) -> None:
         self._model = setting.frozen(setting.scorer(may_add_head=False))
 
-    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("scores",), phase="scoring")
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
-        scores = self._model.infer({"tokens": batch["tokens"]}, lengths_of(batch), _scores)
+        scores = self._model.infer({name: batch[name] for name in SCORED_FIELDS}, whole_texts, _scores)
         return {"scores": at_last_token(scores, batch["attention_mask"])}
 
 
 class CostWorker(RewardWorker):
     """One rank of a frozen cost model."""
 
-    @register(THREE_D_PROTO, reads=("tokens", "attention_mask"), adds=("costs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("costs",), phase="scoring")
     def compute_cost(self, batch: Batch) -> Fields:
         """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
         return {"costs": self.compute_reward(batch)["scores"]}
@@ -48,7 +48,7 @@ class PairTrainer(TrainedModel):
 
     def update(self, batch: Batch) -> float:
         """One optimizer step on a batch of pairs; returns the gradient's norm."""
-        fields, lengths = self._pairs(batch)
+        fields = {name: batch[name] for name in self.fields}
         pairs = self.trainer.mesh.sum([fields["valid"].sum()])[0]
         recorder.add("tokens", float(fields["chosen_mask"].sum() + fields["rejected_mask"].sum()))
 
@@ -58,7 +58,7 @@ class PairTrainer(TrainedModel):
             recorder.mean("accuracy/pairs", right, micro["valid"].sum())
             return self.loss(chosen, rejected, micro, num_pairs=pairs)
 
-        return self.trainer.update(fields, lengths, loss, step=batch.step, input_tokens=both_tokens)
+        return self.trainer.update(fields, both_texts, loss, step=batch.step)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
         """This micro-batch's share of the loss, from the scores [b] of both responses."""
@@ -70,19 +70,13 @@ class PairTrainer(TrainedModel):
 
     def accuracy(self, batch: Batch) -> tuple[float, float]:
         """(pairs whose scores are in the right order, pairs) of this rank's rows."""
-        fields, lengths = self._pairs(batch)
+        fields = {name: batch[name] for name in self.fields}
 
         def right(output: Tensor, micro: Fields) -> Tensor:
             return self.is_right(*_pair_scores(output, micro))[:, None]
 
-        is_right = self.trainer.infer(fields, lengths, right, input_tokens=both_tokens)[:, 0]
+        is_right = self.trainer.infer(fields, both_texts, right)[:, 0]
         return float((is_right * fields["valid"]).sum()), float(fields["valid"].sum())
-
-    def _pairs(self, batch: Batch) -> tuple[Fields, Tensor]:
-        """The fields of a batch of pairs, and the longer length of each pair: int64 [B]."""
-        fields = {name: batch[name] for name in self.fields}
-        lengths = [fields[name].sum(1).long() for name in ("chosen_mask", "rejected_mask")]
-        return fields, lengths[0].maximum(lengths[1])
 
 
 class RewardTrainer(PairTrainer):
@@ -140,7 +134,7 @@ def _scores(output: Tensor, _: Fields) -> Tensor:
 
 
 def _pair_scores(output: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
-    """(scores of the chosen, of the rejected responses), each [b], from the output on `both_tokens`."""
+    """(scores of the chosen, of the rejected responses), each [b], from the output on `both_texts`."""
     mask = concatenate([micro["chosen_mask"], micro["rejected_mask"]])
     chosen, rejected = at_last_token(output, mask).chunk(2)
     return chosen, rejected

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlhf_trainer.ops.log_probs import token_log_probs
 from rlhf_trainer.ops.losses import sft_loss
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.head import Likelihood
+from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, lengths_of, log_probs_by
-
-COMPLETION_FIELDS = ("tokens", "attention_mask", "response_mask")
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by, text_of
 
 
 class SupervisedActorWorker(TrainedModel):
@@ -21,25 +20,28 @@ class SupervisedActorWorker(TrainedModel):
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model(may_initialise=True)))
 
-    @register(THREE_D_PROTO, reads=COMPLETION_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """One optimizer step on a batch of prompts with their responses."""
-        fields = {name: batch[name] for name in COMPLETION_FIELDS}
+        fields = {name: batch[name] for name in TEXT_FIELDS}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
         recorder.add("tokens", float(fields["attention_mask"].sum()))
 
-        def loss(logits: Tensor, micro: Fields) -> Tensor:
-            log_probs = token_log_probs(logits, micro["tokens"], temperature=1.0)
-            share = sft_loss(log_probs, micro["response_mask"], num_tokens=tokens)
+        def loss(found: Likelihood, micro: Fields) -> Tensor:
+            share = sft_loss(found.log_probs, micro["response_mask"], num_tokens=tokens)
             recorder.mean("loss/sft", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
             return share
 
-        norm = self.trainer.update(fields, lengths_of(batch), loss, step=batch.step)
+        norm = self.trainer.update(fields, _texts_of, loss, step=batch.step)
         recorder.maximum("grad_norm/sft", norm)
 
-    @register(THREE_D_PROTO, reads=COMPLETION_FIELDS)
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS)
     def evaluate_completions(self, batch: Batch) -> tuple[float, float]:
         """(negative log-likelihood, tokens) of the responses of this rank's rows."""
         log_probs = log_probs_by(self.trainer, batch, temperature=1.0)
         mask = batch["response_mask"]
         return -float(masked_sum(log_probs, mask)), float(mask.sum())
+
+
+def _texts_of(micro: Fields) -> list[Text]:
+    return [text_of(micro)]

@@ -1,0 +1,118 @@
+"""The largest tensors and the peak of an update, counted op by op: they do not grow with tokens x vocabulary."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.training import head
+from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.models import LanguageModel
+from rlhf_trainer.training.sharding import shard
+from tests.trainer.ranks import run_ranks
+
+VOCABULARY, CHUNK = 8191, 8
+"""A vocabulary that 2 ranks cannot share evenly; the most rows of a chunk on one rank."""
+PARTS = (4096, 4095)
+
+
+@dataclass
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that ops made and that are alive, and the most rows of logits."""
+
+    alive: int = 0
+    peak: int = 0
+    wide: dict[int, int] = field(default_factory=dict)
+    """The vocabulary or a rank's part of it, as the last dimension -> the most rows of a tensor that has it."""
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its ops on local tensors are counted
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        if tensor.dim() > 1 and tensor.shape[-1] in (VOCABULARY, *PARTS):
+            rows = tensor.numel() // tensor.shape[-1]
+            self.wide[tensor.shape[-1]] = max(rows, self.wide.get(tensor.shape[-1], 0))
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+
+    def _gone(self, key: int, nbytes: int) -> None:
+        self._seen.discard(key)
+        self.alive -= nbytes
+
+
+def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Tensor]:
+    """(what was counted, log-probabilities, the embedding's gradient) of one forward and backward pass."""
+    head.LOGITS_AT_ONCE = VOCABULARY * CHUNK
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    model = LanguageModel(AutoModelForCausalLM.from_config(config))
+    layout = ParallelSizes(data=1, tensor=tensor)
+    sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
+    ids = torch.randint(VOCABULARY, (2, tokens // 2), generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((2,), tokens // 2)
+    given = ModelInput.of([Text(tokens=ids, lengths=lengths, read=torch.ones(ids.shape), entropy=True)])
+    with Counted() as counted:
+        found = sharded.module(given.tokens, given)
+        (found.log_probs - 0.1 * found.entropy).square().mean().backward()
+    embedding: Any = model.causal_lm.get_input_embeddings()
+    return counted, found.log_probs.detach(), embedding.weight.grad.full_tensor()
+
+
+def both_lengths(tensor: int, tied: bool) -> Any:
+    return [update(tensor, tokens, tied=tied) for tokens in (64, 512)]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def passes(request: pytest.FixtureRequest) -> dict[int, Any]:
+    """What each rank counted and computed on 64 and on 512 tokens, by the ranks that share the vocabulary."""
+    return {tensor: run_ranks(tensor, both_lengths, tensor, request.param) for tensor in (1, 2)}
+
+
+def test_the_peak_does_not_grow_with_tokens_times_vocabulary(passes: dict[int, Any]) -> None:
+    for ranks in passes.values():
+        for (few, _, _), (many, _, _) in ranks:
+            assert many.peak - few.peak < 0.05 * (512 - 64) * VOCABULARY * 4
+
+
+def test_a_tensor_as_wide_as_the_vocabulary_has_the_rows_of_a_chunk(passes: dict[int, Any]) -> None:
+    [[_, (alone, _, _)]] = passes[1]
+    assert alone.wide == {VOCABULARY: CHUNK}
+    for rank, (_, (shared, _, _)) in enumerate(passes[2]):
+        assert shared.wide == {PARTS[rank]: VOCABULARY * CHUNK // PARTS[rank]}
+
+
+def test_ranks_that_share_the_vocabulary_compute_the_same(passes: dict[int, Any]) -> None:
+    [[_, (_, log_probs, gradient)]] = passes[1]
+    for _, (_, found, found_gradient) in passes[2]:
+        torch.testing.assert_close(found, log_probs, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(found_gradient, gradient, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,152 @@
+"""Log-probabilities and entropies from hidden states, fused with the head: no rank holds the logits of all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+LOGITS_AT_ONCE = 2**26
+"""The most logits of a chunk on a rank: 256 MiB in float32, of which two copies are alive at a time."""
+
+
+class Likelihood(NamedTuple):
+    """Of the tokens that are read; float32, nats."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    """Of the distribution that each token was drawn from; 0 unless it is asked for."""
+
+
+@dataclass(frozen=True)
+class VocabularyPart:
+    """The tokens of the vocabulary whose logits this rank computes."""
+
+    first: int = 0
+    group: dist.ProcessGroup | None = None
+    """The ranks that share the vocabulary; None: this rank has all of it."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Values summed over the group, in place."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest values of the group, in place."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, operation: Any) -> Tensor:
+        if self.group is not None:
+            dist.all_reduce(values, operation, group=self.group)
+        return values
+
+
+def likelihood(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tensor, *, entropy: bool) -> Likelihood:
+    """Log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n] if asked.
+
+    hidden: [n, H], the state before each token; weight: [V, H], the head's, which may be a DTensor split along V (then
+    all ranks of its mesh have the same hidden states and call together); tokens: int64 [n]; temperature: float32 [n].
+    Logits have the type of hidden and weight, everything after them is float32.
+
+    Forward and backward pass go through the tokens in chunks of at most `LOGITS_AT_ONCE` logits, which the backward
+    pass computes again. Ranks that share the vocabulary exchange four numbers a token (as Megatron-LM does,
+    arXiv:1909.08053, section 3). The gradient of the weight is added up over the chunks in float32.
+    """
+    part = VocabularyPart()
+    if isinstance(weight, DTensor):
+        mesh = weight.device_mesh
+        part = VocabularyPart(mesh.get_local_rank() * -(-len(weight) // mesh.size()), mesh.get_group())
+        weight = weight.to_local()
+    return Likelihood(*_Likelihood.apply(hidden, weight, part, tokens, temperature, entropy))  # type: ignore[no-untyped-call]
+
+
+class _Likelihood(torch.autograd.Function):
+    """With x the logits / temperature, p = softmax(x) and H its entropy:
+
+    log p_i = x_i - logsumexp(x);  d log p_i / d x_j = [i = j] - p_j;  d H / d x_j = -p_j (log p_j + H)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        part: VocabularyPart,
+        tokens: Tensor,
+        temperature: Tensor,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        largest, total, weighted, own = (temperature.new_zeros(len(tokens)) for _ in range(4))
+        for rows in _chunks(len(tokens), len(weight)):
+            x = _scaled_logits(hidden[rows], weight, temperature[rows])
+            column, is_here = _columns(tokens[rows], part, len(weight))
+            own[rows] = torch.where(is_here, x.gather(1, column)[:, 0], 0.0)
+            largest[rows] = x.amax(1)
+            x -= largest[rows, None]
+            exponentials = x.exp()
+            total[rows] = exponentials.sum(1)
+            if entropy:
+                weighted[rows] = exponentials.mul_(x).sum(1)
+        # sums relative to this rank's largest logit become sums relative to the largest of all ranks
+        of_all = part.largest(largest.clone())
+        shift = largest - of_all
+        sums = torch.stack([total * shift.exp(), (weighted + shift * total) * shift.exp(), own])
+        total, weighted, own = part.sum(sums)
+        log_total = of_all + total.log()
+        entropies = total.log() - weighted / total if entropy else torch.zeros_like(total)
+        ctx.part = part
+        ctx.save_for_backward(hidden, weight, tokens, temperature, log_total, entropies)
+        ctx.set_materialize_grads(False)
+        return own - log_total, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, tokens, temperature, log_total, entropies = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        of_log_probs = torch.zeros_like(log_total) if of_log_probs is None else of_log_probs
+        for rows in _chunks(len(tokens), len(weight)):
+            x = _scaled_logits(hidden[rows], weight, temperature[rows])
+            x -= log_total[rows, None]
+            if of_entropies is None:
+                of_x = x.exp_().mul_(-of_log_probs[rows, None])
+            else:
+                of_x = x.exp()
+                of_x *= x.add_(entropies[rows, None]).mul_(-of_entropies[rows, None]).sub_(of_log_probs[rows, None])
+            column, is_here = _columns(tokens[rows], ctx.part, len(weight))
+            of_x.scatter_add_(1, column, torch.where(is_here, of_log_probs[rows], 0.0)[:, None])
+            of_logits = of_x.div_(temperature[rows, None]).to(weight.dtype)
+            of_hidden[rows] = of_logits @ weight
+            if of_weight is not None:
+                _add_product(of_weight, of_logits.T, hidden[rows])
+        return ctx.part.sum(of_hidden), of_weight, None, None, None, None
+
+
+def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
+    size = max(1, LOGITS_AT_ONCE // max(1, vocabulary))
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+    return (hidden @ weight.T).float().div_(temperature[:, None])
+
+
+def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, Tensor]:
+    """(column [n, 1] of each token in this rank's logits, 0 if it is not here; whether it is here: bool [n])."""
+    column = tokens - part.first
+    is_here = (column >= 0) & (column < width)
+    return torch.where(is_here, column, 0)[:, None], is_here
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where total is float32."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
