@@ -53,9 +53,7 @@ class ActorWorker(GeneratingActor):
         """
         if not self._pretrain:
             return
-        tokens, attention, mask = (batch[name] for name in PRETRAIN_FIELDS)
-        text = batch.with_fields({"tokens": tokens, "attention_mask": attention})
-        log_probs = log_probs_by(self.trainer, text, temperature=1.0)
+        log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
         recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=PRETRAIN_FIELDS, phase="update")
@@ -95,7 +93,7 @@ class ActorWorker(GeneratingActor):
         """The responses and, below them, the pretraining rows if there are any."""
         temperature = self.setting.job.spec.rollout.temperature
         own = text_of(micro, temperature=temperature, entropy=True)
-        return [own, text_of(micro, prefix="pretrain_")] if self._pretrain else [own]
+        return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:
         """What the loss is divided by for these rows: tokens or responses, as the aggregation says."""

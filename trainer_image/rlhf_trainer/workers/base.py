@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,29 +162,32 @@ class TrainedModel:
             self.trainer.state.load(folder)
 
 
-def text_of(fields: Fields, *, prefix: str = "", temperature: float = 1.0, entropy: bool = False) -> Text:
-    """The `TEXT_FIELDS` of that prefix, of which the responses are read."""
-    tokens, attention, response = (fields[prefix + name] for name in TEXT_FIELDS)
+def text_of(
+    fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
+) -> Text:
+    """The text in the fields of these names, in the order of `TEXT_FIELDS`, of which the responses are read."""
+    tokens, attention, response = (fields[name] for name in names)
     return Text(tokens=tokens, lengths=lengths_of(attention), read=response, temperature=temperature, entropy=entropy)
 
 
-def log_probs_by(model: ModelRunner, batch: Batch, *, temperature: float) -> Tensor:
-    """log-probabilities float32 [B, T] of the response tokens under a language model, without gradient."""
+def log_probs_by(
+    model: ModelRunner, batch: Batch, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0
+) -> Tensor:
+    """log-probabilities float32 [B, T] of the response tokens of a `text_of`, without gradient."""
 
     def texts_of(micro: Fields) -> list[Text]:
-        return [text_of(micro, temperature=temperature)]
+        return [text_of(micro, names, temperature=temperature)]
 
     def compute(found: Likelihood, _: Fields) -> Tensor:
         return found.log_probs
 
-    return model.infer({name: batch[name] for name in TEXT_FIELDS}, texts_of, compute)
+    return model.infer({name: batch[name] for name in names}, texts_of, compute)
 
 
 def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
     """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
-    sources = (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
-    texts = batch.with_fields({name: batch[source] for name, source in zip(TEXT_FIELDS, sources, strict=True)})
-    return row_sums(log_probs_by(model, texts, temperature=1.0), texts["response_mask"])
+    names = (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
+    return row_sums(log_probs_by(model, batch, names), batch[names[-1]])
 
 
 def whole_texts(micro: Fields) -> list[Text]:

@@ -38,7 +38,7 @@ class SupervisedActorWorker(TrainedModel):
     @register(THREE_D_PROTO, reads=TEXT_FIELDS)
     def evaluate_completions(self, batch: Batch) -> tuple[float, float]:
         """(negative log-likelihood, tokens) of the responses of this rank's rows."""
-        log_probs = log_probs_by(self.trainer, batch, temperature=1.0)
+        log_probs = log_probs_by(self.trainer, batch)
         mask = batch["response_mask"]
         return -float(masked_sum(log_probs, mask)), float(mask.sum())
 
