@@ -114,6 +114,66 @@ def gpu_of_product(product: str) -> Gpu | None:
     return rows[0] if len(rows) == 1 else None
 
 
+ESTIMATED = " (estimated)"
+"""Ends the name of a GPU that the table lacks and whose figures follow from what its driver says."""
+PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
+    (7, 0): (1024, 128),
+    (7, 5): (1024, 128),
+    (8, 0): (2048, 128),
+    (8, 6): (1024, 256),
+    (8, 9): (1024, 256),
+    (9, 0): (4096, 256),
+    (10, 0): (8192, 256),
+    (12, 0): (1024, 256),
+}
+"""CUDA's compute capability -> FLOP that a multiprocessor makes in a cycle: of matrix products in bf16, and in fp32.
+
+From NVIDIA's papers on the architectures. GeForce cards add bf16 products up in fp32 half as fast.
+"""
+PCIE_4 = 32 * GB
+"""Bytes/s of PCIe 4.0 x16 in one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundGpu:
+    """A GPU of a machine, as its driver describes it."""
+
+    name: str
+    memory: float
+    """Bytes."""
+    capability: tuple[int, int] = (0, 0)
+    """CUDA's compute capability; (0, 0) for a GPU of another vendor."""
+    multiprocessors: int = 0
+    clock: float = 0.0
+    """The highest, in Hz."""
+    memory_bandwidth: float = 0.0
+    """Bytes/s; 0: the driver does not say."""
+
+
+def figures_of(found: FoundGpu) -> Gpu | None:
+    """The row of the table for a GPU, else one by its multiprocessors and clocks; None where those say too little.
+
+    Nothing tells the bandwidth of links: they are taken to be PCIe 4.0 x16.
+    """
+    if known := gpu_of_product(found.name):
+        return known
+    architecture = max((each for each in PER_CYCLE if each <= found.capability), default=None)
+    if architecture is None or not found.memory_bandwidth:
+        return None
+    bf16, fp32 = PER_CYCLE[architecture]
+    cycles = found.multiprocessors * found.clock
+    return Gpu(
+        name=found.name + ESTIMATED,
+        memory=found.memory,
+        bf16=bf16 * cycles,
+        fp32=fp32 * cycles,
+        memory_bandwidth=found.memory_bandwidth,
+        link_bandwidth=2 * PCIE_4,
+        host_bandwidth=PCIE_4,
+        source="its multiprocessors and clocks as the driver says them",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
     """Equal nodes. A pool lies in one group: it never spans GPU types."""

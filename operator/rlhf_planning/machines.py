@@ -12,12 +12,12 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.hardware import CPU_SLOT, Cluster, Gpu, NodeGroup, gpu_of_product
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 
-GpusHere = Callable[[], Sequence[tuple[str, float]]]
-"""Finds this machine's GPUs: of each the name that its driver gives, and bytes of memory."""
+GpusHere = Callable[[], Sequence[FoundGpu]]
+"""Finds this machine's GPUs."""
 
 
 class UnknownGpuError(Exception):
@@ -71,7 +71,7 @@ def this_machine(job: Job, gpus_here: GpusHere) -> Cluster:
         return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
     if asked > len(gpus):
         raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
-    return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=1, gpus_per_node=asked),))
+    return Cluster((NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked),))
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
@@ -86,7 +86,7 @@ def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
     gpus = gpus_here()
     if not gpus:
         raise UnknownGpuError("the GPUs are not of this machine, so nobody knows their figures")
-    return Cluster((NodeGroup(gpu=_known(*gpus[0]), count=nodes, gpus_per_node=slots),))
+    return Cluster((NodeGroup(gpu=_known(gpus[0]), count=nodes, gpus_per_node=slots),))
 
 
 def _read(file: Path) -> Cluster:
@@ -108,9 +108,9 @@ def _cpu_slot(slots: int) -> Gpu:
     return replace(CPU_SLOT, memory=memory / slots)
 
 
-def _known(name: str, memory: float) -> Gpu:
-    """The row of the table for a GPU as its driver names it, such as NVIDIA A100-SXM4-80GB."""
-    if gpu := gpu_of_product(name):
+def _known(found: FoundGpu) -> Gpu:
+    """The figures of a GPU; UnknownGpuError where neither the table nor its driver has them."""
+    if gpu := figures_of(found):
         return gpu
-    size = f"{memory / 1e9:.0f} GB"
-    raise UnknownGpuError(f"the figures of this machine's GPU, {name} of {size}, are not known; give --inventory")
+    size = f"{found.memory / 1e9:.0f} GB"
+    raise UnknownGpuError(f"the figures of this machine's GPU, {found.name} of {size}, are not known; give --inventory")

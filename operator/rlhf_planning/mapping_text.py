@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_mapper.hardware import ESTIMATED
 from rlhf_mapper.mapping import (
     PHASES,
     STAGES,
@@ -76,6 +77,11 @@ def explain(
         return
     writer.head("pools")
     writer.table(_pools(mapping))
+    if any(pool.gpu.endswith(ESTIMATED) for pool in mapping.pools):
+        writer.line(
+            "The GPU is in no table: its speed is estimated from its multiprocessors and clocks, and its links are "
+            "taken to be PCIe 4.0 x16."
+        )
     if prediction := mapping.prediction:
         writer.head("models")
         tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")

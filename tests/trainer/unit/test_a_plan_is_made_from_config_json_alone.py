@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
-from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
+from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
 from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
+from rlhf_trainer import plan_command
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.run import placement
 from rlhf_trainer.run.placement import place_job
 from rlhf_trainer.run.shapes import shapes_of
 from tests.examples.test_every_example_is_right import EXAMPLES
@@ -407,8 +409,8 @@ def test_of_a_model_on_the_hub_only_config_json_is_fetched(tmp_path: Path, monke
     ],
 )
 def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, gpu: str) -> None:
-    def gpus() -> list[tuple[str, float]]:
-        return [(name, memory)] * 4
+    def gpus() -> list[FoundGpu]:
+        return [FoundGpu(name=name, memory=memory)] * 4
 
     (job,) = load(JOB)
     here = this_machine(job, gpus)
@@ -419,14 +421,82 @@ def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, g
         this_machine(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
 
 
-def test_a_gpu_that_nobody_knows_takes_an_inventory() -> None:
-    (job,) = load(JOB)
-    sentence = "NVIDIA GeForce RTX 4090 of 25 GB, are not known; give --inventory"
-    with pytest.raises(UnknownGpuError, match=sentence) as refused:
-        this_machine(job, lambda: [("NVIDIA GeForce RTX 4090", 25.3e9)])
+RTX_4090 = FoundGpu(
+    name="NVIDIA GeForce RTX 4090",
+    memory=25.3e9,
+    capability=(8, 9),
+    multiprocessors=128,
+    clock=2.52e9,
+    memory_bandwidth=1008e9,
+)
+
+
+def test_a_gpu_that_is_in_no_table_is_planned_by_what_its_driver_says(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (plan_command, placement):
+        monkeypatch.setattr(module, "gpus_here", lambda: [RTX_4090] * 64)
+    config = json.loads(LLAMA_7B) | {"model_type": "llama"}
+    (manifest.parent / "llama" / "config.json").write_text(json.dumps(config))
+    (job,) = load(manifest)
+    placed = place_job(job, (64,), [job], manifest.parent)
+    assert (placed.mapping.prediction is not None, placed.unmapped) == (True, "")
+    assert {pool.gpu for pool in placed.mapping.pools} == {"NVIDIA GeForce RTX 4090 (estimated)"}
+    code, shown = plan(manifest)
+    assert code == 0
+    assert "its speed is estimated from its multiprocessors and clocks" in " ".join(shown.split())
+    assert "estimated" not in plan(manifest, *TWO_NODES)[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "multiprocessors", "clock"),
+    [
+        ("a100-80g", (8, 0), 108, 1.41e9),
+        ("h100-80g", (9, 0), 132, 1.98e9),
+        ("b200-180g", (10, 0), 148, 1.965e9),
+        ("l40s-48g", (8, 9), 142, 2.52e9),
+        ("a10-24g", (8, 6), 72, 1.695e9),
+        ("t4-16g", (7, 5), 40, 1.59e9),
+    ],
+)
+def test_estimates_come_near_the_datasheets(
+    gpu: str, capability: tuple[int, int], multiprocessors: int, clock: float
+) -> None:
+    known = GPUS[gpu]
+    found = figures_of(
+        FoundGpu(
+            name="another",
+            memory=known.memory,
+            capability=capability,
+            multiprocessors=multiprocessors,
+            clock=clock,
+            memory_bandwidth=known.memory_bandwidth,
+        )
+    )
+    assert found is not None
+    assert found.bf16 == pytest.approx(known.bf16, rel=0.1)
+    assert found.fp32 == pytest.approx(known.fp32, rel=0.02)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_gpu_that_says_nothing_of_itself_runs_without_a_plan(
+    by_hand: bool, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = FoundGpu(name="Another Vendor's GPU", memory=25.3e9)
+    monkeypatch.setattr(placement, "gpus_here", lambda: [unknown] * 4)
+    pools = "[{name: all, models: [actor, critic, reference, reward], slotsPerNode: 4}]"
+    (job,) = load(manifest, ["placement.mode=Manual", f"placement.pools={pools}"] if by_hand else [])
+    placed = place_job(job, (4,), [job], manifest.parent)
+    assert [pool.slots_per_machine for pool in placed.mapping.pools] == [(4,)]
+    assert placed.unmapped.endswith("Another Vendor's GPU of 25 GB, are not known; give --inventory")
+    with pytest.raises(UnknownGpuError) as refused:
+        this_machine(job, lambda: [unknown] * 4)
     assert refused.value.exit_code == 4
-    here = this_machine(job, list)
-    assert device_of(job, here) == "CPU"
+
+
+def test_a_machine_without_gpus_has_cpu_slots() -> None:
+    here = this_machine(load(JOB)[0], list)
+    assert device_of(load(JOB)[0], here) == "CPU"
     with pytest.raises(SpecError, match=r"ppo: spec\.resources\.device: is GPU, but there is no GPU here"):
         device_of(load(JOB, ["resources.device=GPU"])[0], here)
 
