@@ -239,6 +239,10 @@ class Rollout(Spec):
         float | None,
         Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),
     ] = None
+    enforce_eager: Annotated[
+        bool,
+        Field(description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."),
+    ] = False
 
 
 class Training(Spec):

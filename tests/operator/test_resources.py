@@ -159,6 +159,7 @@ def test_pods_obey_the_restricted_profile() -> None:
             context = container["securityContext"]
             assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
             assert variables(container)["HOME"] == "/tmp"
+            assert variables(container)["VLLM_CACHE_ROOT"] == "/rlhf/output/.cache/vllm", "/tmp is gone with the pod"
 
 
 def test_rdma_adds_its_device_and_the_capability_to_workers_only() -> None:

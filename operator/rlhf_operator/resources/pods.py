@@ -117,6 +117,8 @@ def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would shoot a worker before the pod's own limit is reached, and say less about it.
         "RAY_memory_monitor_refresh_ms": "0",
+        # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
+        "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",
     }
     return [
         *({"name": name, "value": value} for name, value in {**always, **ours}.items() if name not in users),

@@ -57,7 +57,7 @@ def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
         config=config,
         rollout=Rollout(),
         max_tokens=2048,
-        max_sequences=512,
+        max_sequences=4096,
         on_gpu=True,
         dtype=torch.bfloat16,
         shards=shards,
@@ -67,6 +67,7 @@ def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
     return {
         "shards": made.parallel_config.tensor_parallel_size,
         "stages": made.parallel_config.pipeline_parallel_size,
+        "sequences": made.scheduler_config.max_num_seqs,
         "sleeps": made.model_config.enable_sleep_mode,
         "graphs": made.compilation_config.cudagraph_mode.name,
         "compiles": made.compilation_config.mode.name,

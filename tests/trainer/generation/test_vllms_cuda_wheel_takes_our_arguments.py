@@ -98,6 +98,7 @@ def test_our_arguments_are_accepted(answers: list[dict[str, Any]]) -> None:
         assert [(made["shards"], made["stages"]) for made in answer["configurations"]] == SIZES
         for made in answer["configurations"]:
             assert made["sleeps"]
+            assert made["sequences"] == 1024
             assert (made["compiles"], made["graphs"]) == ("VLLM_COMPILE", "FULL_AND_PIECEWISE")
 
 

@@ -37,7 +37,12 @@ device number. FlashInfer's all-reduce, alone or fused, adds up in no fixed orde
 its seed. No GPU has confirmed this, or what it costs.
 """
 CPU_BLOCK_TOKENS = 128
-MAX_SEQUENCES = 256
+MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
+"""The most responses that an engine generates at a time.
+
+On CPU the cache has room for so many full-length ones. On a GPU vLLM runs as many of them as its cache has free blocks
+for; the bound is vLLM's own for large GPUs, and costs about 1 GB of logits at a vocabulary of 152,000.
+"""
 UNMAPPED_SHARE = 0.4
 """Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""
 GIB = 1024**3
@@ -64,13 +69,14 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
 ) -> dict[str, Any]:
-    """The arguments of vLLM's engine that follow from the job; shards: tensor-parallel ranks of an engine.
+    """The arguments of vLLM's engine that follow from the job.
 
+    max_sequences: the most that the engine is asked for at once; shards: tensor-parallel ranks of an engine.
     MemoryProblem when the cache cannot fit, and ConfigError for stages of unequal length on GPUs.
     """
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
         raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
-    sequences = min(max_sequences, MAX_SEQUENCES)
+    sequences = min(max_sequences, MAX_SEQUENCES["GPU" if on_gpu else "CPU"])
     layers = max(stage_layers, default=int(config.num_hidden_layers))
     share = rollout.gpu_memory_utilization or UNMAPPED_SHARE
     device: dict[str, Any] = (
@@ -81,7 +87,7 @@ def engine_arguments(
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",
-        "enforce_eager": not on_gpu,
+        "enforce_eager": rollout.enforce_eager or not on_gpu,
         "max_model_len": max_tokens,
         "max_num_seqs": sequences,
         "seed": 0,

@@ -1,0 +1,40 @@
+"""The arguments of vLLM's engine, by the device and the job; vLLM itself is not needed."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_api.spec import Rollout
+from rlhf_trainer.generation.vllm_arguments import engine_arguments
+from tests.trainer.tiny import tiny_config
+
+
+def arguments(*, on_gpu: bool, sequences: int = 8, enforce_eager: bool = False) -> dict[str, Any]:
+    return engine_arguments(
+        config=tiny_config(),
+        rollout=Rollout(enforce_eager=enforce_eager),
+        max_tokens=256,
+        max_sequences=sequences,
+        on_gpu=on_gpu,
+        dtype=torch.bfloat16,
+        shards=1,
+        stage_layers=(),
+    )
+
+
+@pytest.mark.parametrize(("on_gpu", "most"), [(True, 1024), (False, 256)])
+def test_so_many_responses_at_a_time_as_there_are_up_to_a_bound(on_gpu: bool, most: int) -> None:
+    for asked in (1, most - 1, most, most + 1, 10 * most):
+        assert arguments(on_gpu=on_gpu, sequences=asked)["max_num_seqs"] == min(asked, most)
+
+
+def test_a_cpu_cache_has_room_for_as_many_responses() -> None:
+    few, many = (arguments(on_gpu=False, sequences=count)["num_gpu_blocks_override"] for count in (10, 200))
+    assert (few, many) == (2 * 10 + 1, 2 * 200 + 1), "256 tokens are two blocks; one block is vLLM's own"
+
+
+def test_an_engine_is_eager_on_cpu_and_where_the_manifest_says_so() -> None:
+    assert not arguments(on_gpu=True)["enforce_eager"]
+    assert arguments(on_gpu=True, enforce_eager=True)["enforce_eager"]
+    assert arguments(on_gpu=False)["enforce_eager"]
