@@ -1,10 +1,11 @@
-"""What a transition from training to generation moves, holds and takes: python benchmarks/reshard.py [--json PATH].
+"""What a transition from training to generation takes: python benchmarks/reshard.py [--plan] [--json PATH].
 
 The three modes side by side on 8 ranks (1-4-2 to 1-2-2-2), growth over the data-parallel replicas (1-2-d to 1-1), and
 the copy limit of one rank. Ranks are processes of this machine, joined by gloo; weights are float32 in training and
 bfloat16 on the wire. Bytes are counted where the collectives are called; each time is the median of a few transitions,
 from a barrier to the last rank. With --device cuda only the one rank is measured, on the GPU. Needs torch, transformers
-and pydantic. The projection to Fig. 14 of the paper is a model of bytes over links, not a measurement.
+and pydantic. With --plan nothing is moved: what one rank plans in pools of 8 to 1,024 ranks. The projection to Fig. 14
+of the paper is a model of bytes over links, not a measurement.
 """
 
 from __future__ import annotations
@@ -30,42 +31,30 @@ from transformers import LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.hybrid_engine.buckets import loads, steps
 from rlhf_trainer.hybrid_engine.exchange import Exchange
+from rlhf_trainer.hybrid_engine.hybrid_engine import BUCKET_BYTES
 from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, describe
+from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.tensor_slice import WeightSlice
-from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, transition
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, entering, transition
 
+SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
 SIZES: dict[str, dict[str, Any]] = {
-    "27 M": {
-        "vocab_size": 1024,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "0.5 B": {
-        "vocab_size": 32000,
-        "hidden_size": 1024,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-    },
-    "7 B": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "tie_word_embeddings": False,
-    },
+    "27 M": dict(zip(SHAPE, (1024, 512, 1536, 8, 8, 8, True), strict=True)),
+    "0.5 B": dict(zip(SHAPE, (32000, 1024, 4864, 24, 16, 8, False), strict=True)),
+    "7 B": dict(zip(SHAPE, (32000, 4096, 11008, 32, 32, 32, False), strict=True)),
+    "70 B": dict(zip(SHAPE, (128256, 8192, 28672, 80, 64, 8, False), strict=True)),
 }
 WIRE = torch.bfloat16
-BUFFER_BYTES = 64 << 20
 SIDE_BY_SIDE = ParallelSizes(data=2, tensor=4, generation_tensor=2)
 GROWTH = tuple(ParallelSizes(data=data, tensor=2, generation_tensor=1) for data in (1, 2, 3, 4))
 REPEATS = 5
@@ -79,6 +68,27 @@ FIG_14: dict[str, tuple[float, int, int, int, tuple[float, float, float]]] = {
     "70B": (140e9, 8, 8, 8, (9.8, 33.3, 33.3)),
 }
 """model -> (bytes, t, p, t_g, seconds of each mode on 128 GPUs as read off the figure); p_g is 1."""
+PLANNED: dict[str, tuple[ParallelSizes, ...]] = {
+    "7 B": (
+        ParallelSizes(data=2, tensor=4, generation_tensor=2, replicas=2),
+        ParallelSizes(data=8),
+        ParallelSizes(data=2, pipeline=4, generation_pipeline=1),
+        ParallelSizes(data=32),
+        ParallelSizes(data=256),
+        ParallelSizes(data=256, replicas=32),
+        ParallelSizes(data=1024),
+    ),
+    "70 B": (
+        ParallelSizes(data=4, tensor=8, generation_tensor=4),
+        ParallelSizes(data=4, pipeline=2, tensor=8, generation_pipeline=1, generation_tensor=4, replicas=4),
+        ParallelSizes(data=8, tensor=8, generation_tensor=4),
+        ParallelSizes(data=32, tensor=8, generation_tensor=4),
+        ParallelSizes(data=8, pipeline=4, tensor=8, generation_pipeline=1, generation_tensor=8),
+        ParallelSizes(data=128, tensor=8, generation_tensor=4),
+        ParallelSizes(data=16, pipeline=8, tensor=8, generation_pipeline=1, generation_tensor=4),
+    ),
+}
+"""Layouts that are planned, nothing moved; weights are sharded over d but for `replicas`."""
 Figures = dict[str, Any]
 
 
@@ -130,7 +140,7 @@ def drop(pieces: Iterable[WeightSlice], scratch: Tensor) -> None:
 
 def consumer(trial: Trial, way: Transition, rank: int, device: torch.device) -> Callable[[Iterable[WeightSlice]], None]:
     """What the generator does with the pieces; its memory is allocated before anything is measured."""
-    slices = way.plan.destinations[rank]
+    slices = way.plans[rank].wanted
     if not trial.keeps:
         scratch = torch.ones(max(part.numel for part in slices.values()), dtype=WIRE, device=device)
         return lambda pieces: drop(pieces, scratch)
@@ -149,12 +159,13 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
     """The figures of this rank."""
     rank = dist.get_rank()
     way = transition(trial.mode, model, trial.layout, shards=trial.shards)
-    weights = {name: torch.ones(part.shape, device=device) for name, part in way.plan.sources[rank].items()}
-    exchange = Exchange(way.plan, model, dtype=WIRE, buffer_bytes=BUFFER_BYTES, device=device)
+    made = way.plans[rank]
+    weights = {name: torch.ones(part.shape, device=device) for name, part in made.held.items()}
+    exchange = Exchange(made, dtype=WIRE, bucket_bytes=BUCKET_BYTES, device=device)
     take = consumer(trial, way, rank, device)
     seconds = timed(lambda: take(exchange.pieces(weights)), device)
-    traffic, own = exchange.stats, bytes_of(way.plan.sources[rank], torch.float32)
-    assert traffic.received == way.plan.received(rank) * WIRE.itemsize
+    traffic, own = exchange.stats, bytes_of(made.held, torch.float32)
+    assert traffic.received == made.received() * WIRE.itemsize
     figures: Figures = {
         "received": traffic.received,
         "sent": traffic.sent,
@@ -162,7 +173,7 @@ def measure(trial: Trial, model: Sequence[Parameter], device: torch.device) -> F
         "seconds": seconds,
         "buffers": traffic.buffers,
         "training_shard": own,
-        "generation": bytes_of(way.plan.destinations[rank], WIRE),
+        "generation": bytes_of(made.wanted, WIRE),
     }
     if trial.layout.world_size == 1:
         source, target = (torch.ones(figures["generation"] // WIRE.itemsize, dtype=WIRE, device=device) for _ in "ab")
@@ -233,6 +244,61 @@ def one_rank(size: str, device: str) -> Figures:
     return {**figures, **{name: figures["generation"] / value / 1e9 for name, value in seconds.items()}}
 
 
+def planned(model: Sequence[Parameter], sizes: ParallelSizes) -> Figures:
+    """What one rank plans and how long that takes it; what enters its node. The last rank of the first replica."""
+    nodes = [rank // PER_MACHINE for rank in range(sizes.world_size)]
+    size = sizes.shards * sizes.pipeline * sizes.tensor
+    parties = Parties.replica(sizes, nodes, size - 1)
+    node = [plan(model, parties, rank) for rank in parties.sources if nodes[rank] == nodes[size - 1]]
+    ends = node + [plan(model, parties, rank) for rank in parties.sources if nodes[rank] == 0]
+    of_all = torch.stack([loads(made) for made in ends])  # the first and the last stage send most
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        own = plan(model, Parties.replica(sizes, nodes, size - 1), size - 1)
+        found = steps(own, of_all, (BUCKET_BYTES[0] // WIRE.itemsize, BUCKET_BYTES[1] // WIRE.itemsize))
+        seconds.append(time.perf_counter() - start)
+    entered, bound = entering(node)
+    buffers = (3 if any(of_all[..., 0].flatten()) else 2) * max(step.numel for step in found)
+    return {
+        "seconds": median(seconds),
+        "parts": sum(len(step.sends) + len(step.receives) for step in found),
+        "collectives": sum(step.is_exchanged for step in found) + 2,
+        "buffers": buffers * WIRE.itemsize,
+        "received": own.received() * WIRE.itemsize,
+        "enters_node": entered * WIRE.itemsize,
+        "bound_of_node": bound * WIRE.itemsize,
+    }
+
+
+def plans(name: str) -> dict[str, Figures]:
+    """What is planned for a model on 8 to 1,024 ranks, 8 a node."""
+    model = describe(LlamaConfig(**SIZES[name]))
+    found = {
+        f"{sizes} over {sizes.shards} to {sizes.generation_pipeline}-{sizes.generation_tensor}": (
+            sizes.world_size,
+            planned(model, sizes),
+        )
+        for sizes in PLANNED[name]
+    }
+    rows(
+        f"{name}: what one rank plans, 8 ranks a node; GB of bfloat16",
+        ("p-t-d over shards to p_g-t_g", "ranks", "s", "parts", "collectives", "buffers", "a rank", "a node", "bound"),
+        (
+            (
+                label,
+                ranks,
+                f"{of['seconds']:.2f}",
+                of["parts"],
+                of["collectives"],
+                *(f"{of[cell] / 1e9:.2f}" for cell in ("buffers", "received", "enters_node", "bound_of_node")),
+            )
+            for label, (ranks, of) in found.items()
+        ),
+    )
+    return {label: {"ranks": ranks, **of} for label, (ranks, of) in found.items()}
+
+
 def projected(model_bytes: float, t: int, p: int, t_g: int) -> dict[Mode, Figures]:
     """Bytes into a GPU and seconds by the links alone, every GPU fetching for itself; machines have 8 GPUs, t = 8."""
     needed, own = {"HybridFlow": 1 / t_g, "HybridFlow-V": 1.0, "DS-Chat": 1.0}, 1 / (t * p)
@@ -288,16 +354,25 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["27 M", "0.5 B"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--plan", action="store_true", help="plan for 8 to 1,024 ranks, and move nothing")
     options = parser.parse_args()
-    found: Figures = {}
-    for size in options.sizes:
+    found: Figures = {"plans": {name: plans(name) for name in PLANNED}} if options.plan else {}
+    for size in [] if options.plan else options.sizes:
         found[size] = {"one_rank": one_rank(size, options.device)}
         if options.device == "cpu":
             found[size] |= {"modes": side_by_side(size), "growth": growth(size)}
             show(size, found[size]["modes"], found[size]["growth"])
         alone = found[size]["one_rank"]
         print(f"\n{size}, one rank on {options.device}: {alone['GBps']:.2f} GB/s; a copy {alone['copy_GBps']:.2f} GB/s")
-    found["model_of_fig_14"] = {name: projected(*sizes[:4]) for name, sizes in FIG_14.items()}
+    if not options.plan:
+        found["model_of_fig_14"] = modelled()
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def modelled() -> dict[str, dict[Mode, Figures]]:
+    """The bytes of Fig. 14 over links, printed beside the paper's seconds."""
+    found = {name: projected(*sizes[:4]) for name, sizes in FIG_14.items()}
     rows(
         f"Fig. 14 on {GPUS} GPUs: a MODEL of bytes over links (GB into a GPU, seconds), and the paper's seconds",
         ("model", *(f"{mode} {what}" for mode in MODES for what in ("GB", "s", "paper"))),
@@ -306,11 +381,10 @@ def main() -> None:
                 name,
                 *(cell for mode, paper in zip(MODES, FIG_14[name][4], strict=True) for cell in cells(of[mode], paper)),
             )
-            for name, of in found["model_of_fig_14"].items()
+            for name, of in found.items()
         ),
     )
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    return found
 
 
 def cells(figures: Figures, paper: float) -> tuple[str, str, str]:

@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/training/trainer.py", "max(0, step - warmup)", "step", RATES),
     Mutation(f"{TRAINER}/protocols.py", "+ min(index, longer)", "+ max(index, longer)", PROTOCOLS),
     Mutation(f"{TRAINER}/protocols.py", "AxisPlacement.LAST: size - 1", "AxisPlacement.LAST: 0", PROTOCOLS),
-    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "(sent[holder], holder)", "(0, holder)", RESHARD),
-    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "== max(shared.values())", "== min(shared.values())", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "source % len(lacking)", "0", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "if nodes[rank] == node", "if nodes[rank] >= node", RESHARD),
     Mutation(
         f"{TRAINER}/telemetry.py",
         "old_weight + float(weight)",

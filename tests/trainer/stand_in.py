@@ -18,7 +18,7 @@ class GeneratorStandIn:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.weights: dict[str, Tensor] = {}
 
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """The bit sum of each weight."""
         missing = {name: part.numel for name, part in holds.items()}
         for name, part, piece in pieces:

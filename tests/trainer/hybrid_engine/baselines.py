@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, generation_shards, training_shards
-from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan, addresses, plan
+from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, generation_shards
+from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 Mode = Literal["HybridFlow", "HybridFlow-V", "DS-Chat"]
@@ -47,8 +47,8 @@ class GenerationGroups:
 class Transition:
     """A way from training to generation."""
 
-    plan: ReshardPlan
-    """Its destinations are what a rank brings together: its generation shard, or the whole model."""
+    plans: Sequence[ReshardPlan]
+    """By rank; what it wants is what it brings together: its generation shard, or the whole model."""
     kept: Sequence[Shards]
     """What each rank generates with."""
 
@@ -81,16 +81,38 @@ def generation_groups(layout: ParallelSizes, method: Method = "interval") -> Gen
     )
 
 
-def transition(mode: Mode, model: Sequence[Parameter], layout: ParallelSizes, *, shards: int = 1) -> Transition:
-    """The way of a mode. DS-Chat's weights are always sharded over all ranks (ZeRO-3), whatever `shards` says."""
-    shards = layout.data if mode == "DS-Chat" else shards
-    sources = dict(enumerate(training_shards(model, layout, shards=shards)))
-    kept = generation_shards(model, layout)
+def transition(
+    mode: Mode, model: Sequence[Parameter], layout: ParallelSizes, *, shards: int = 1, per_node: int = 8
+) -> Transition:
+    """The way of a mode, with so many ranks on a node. DS-Chat's weights are always sharded over all ranks (ZeRO-3)."""
+    sizes = replace(layout, replicas=1 if mode == "DS-Chat" else layout.data // shards)
+    kept = [generation_shards(model, layout, rank) for rank in range(layout.world_size)]
     if mode != "HybridFlow":
         kept = _renumbered(kept, layout)
-    whole = {parameter.name: TensorSlice.whole(parameter.shape) for parameter in model}
-    destinations = dict(enumerate(kept)) if mode == "HybridFlow" else dict.fromkeys(sources, whole)
-    return Transition(plan(sources, destinations, addresses(layout, shards=shards)), kept)
+        sizes = replace(sizes, generation_pipeline=1, generation_tensor=1)
+    return Transition(plans_of(model, sizes, per_node=per_node), kept)
+
+
+def plans_of(model: Sequence[Parameter], sizes: ParallelSizes, *, per_node: int = 8) -> list[ReshardPlan]:
+    """The plan of every rank of a pool that trains and generates."""
+    nodes = [rank // per_node for rank in range(sizes.world_size)]
+    return [plan(model, Parties.replica(sizes, nodes, rank), rank) for rank in range(sizes.world_size)]
+
+
+def entering(members: Sequence[ReshardPlan]) -> tuple[int, int]:
+    """Elements that come from elsewhere to these ranks of a node, and those that some need and none of them holds."""
+    ranks = {made.rank for made in members}
+    moves = (move for made in members for move in made.exchanged() if move.destination == made.rank)
+    entered = sum(move.slice.numel for move in moves if move.source not in ranks)
+    return entered, sum(_lacking(members, name) for name in members[0].moves)
+
+
+def _lacking(members: Sequence[ReshardPlan], name: str) -> int:
+    """The elements of a parameter that these ranks need and none of them holds; equal slices count once."""
+    wanted = {made.wanted[name] for made in members if name in made.wanted}
+    held = {made.held[name] for made in members if name in made.held}
+    common = (part.intersection(other) for part in wanted for other in held)
+    return sum(part.numel for part in wanted) - sum(part.numel for part in common if part)
 
 
 def _renumbered(held: Sequence[Shards], layout: ParallelSizes) -> list[Shards]:

@@ -1,5 +1,6 @@
 """The slices of a layout are what torch and vLLM hold."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list
     for layer in model.model.layers:
         fully_shard(layer, mesh=data)
     fully_shard(model, mesh=data)
-    slices = training_shards(describe(of), layout, shards=shards)[torch.distributed.get_rank()]
+    slices = training_shards(describe(of), replace(layout, replicas=replicas), torch.distributed.get_rank())
     wrong = []
     for name, weight in model.named_parameters():
         assert isinstance(weight, DTensor)
@@ -130,9 +131,8 @@ def test_a_style_of_splitting_that_is_not_known_is_refused(monkeypatch: pytest.M
 
 
 def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
-    slices = training_shards(
-        describe(config("llama", tied=True, num_hidden_layers=3)), ParallelSizes(data=1, pipeline=2), shards=1
-    )
+    model = describe(config("llama", tied=True, num_hidden_layers=3))
+    slices = [training_shards(model, ParallelSizes(data=1, pipeline=2), rank) for rank in range(2)]
     layers = [{name.split(".")[2] for name in held if "layers" in name} for held in slices]
     assert layers == [{"0", "1"}, {"2"}]
     assert ["model.embed_tokens.weight" in held for held in slices] == [True, True]
@@ -141,12 +141,7 @@ def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="pipeline: 4 stages are more than the 2 layers"):
-        training_shards(describe(config(num_hidden_layers=2)), ParallelSizes(data=1, pipeline=4), shards=1)
-
-
-def test_a_replica_that_is_no_multiple_of_its_shards_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 data-parallel ranks are no multiple of 2 shards"):
-        training_shards(describe(config()), ParallelSizes(data=3), shards=2)
+        training_shards(describe(config(num_hidden_layers=2)), ParallelSizes(data=1, pipeline=4), 0)
 
 
 def rows(slices: list[dict[str, TensorSlice]], name: str, dim: int = 0) -> list[tuple[int, int]]:
@@ -156,7 +151,7 @@ def rows(slices: list[dict[str, TensorSlice]], name: str, dim: int = 0) -> list[
 def test_generation_shards_are_those_of_vllm() -> None:
     """250 words are padded to 256; 2 KV heads of 4 rows are shared by 4 ranks; o_proj is split in its columns."""
     model = describe(config("qwen3", tied=False, vocabulary=250, num_key_value_heads=2))
-    slices = generation_shards(model, ParallelSizes(data=1, tensor=4))
+    slices = [generation_shards(model, ParallelSizes(data=1, tensor=4), rank) for rank in range(4)]
     attention = "model.layers.0.self_attn."
     assert rows(slices, "lm_head.weight") == [(0, 64), (64, 128), (128, 192), (192, 250)]
     assert rows(slices, f"{attention}q_proj.weight") == [(0, 8), (8, 16), (16, 24), (24, 32)]
@@ -167,16 +162,18 @@ def test_generation_shards_are_those_of_vllm() -> None:
 
 
 def test_a_last_shard_may_be_all_padding() -> None:
-    slices = generation_shards(describe(config(vocabulary=70)), ParallelSizes(data=1, tensor=4))
+    model = describe(config(vocabulary=70))
+    slices = [generation_shards(model, ParallelSizes(data=1, tensor=4), rank) for rank in range(4)]
     assert rows(slices, "model.embed_tokens.weight") == [(0, 32), (32, 64), (64, 70), (70, 70)]
 
 
 def test_generation_stages_join_training_stages() -> None:
-    slices = generation_shards(describe(config(tied=False)), ParallelSizes(data=1, pipeline=4, generation_pipeline=2))
+    model, sizes = describe(config(tied=False)), ParallelSizes(data=1, pipeline=4, generation_pipeline=2)
+    slices = [generation_shards(model, sizes, rank) for rank in range(4)]
     layers = [sorted({name.split(".")[2] for name in held if "layers" in name}) for held in slices]
     assert layers == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
 
 
 def test_sizes_that_cannot_be_shared_equally_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout.tensorParallel: 3 ranks cannot share .*embed_tokens"):
-        generation_shards(describe(config()), ParallelSizes(data=1, tensor=3))
+        generation_shards(describe(config()), ParallelSizes(data=1, tensor=3), 0)

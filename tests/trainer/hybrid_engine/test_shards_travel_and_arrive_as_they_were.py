@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain, product
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,11 +17,13 @@ from torch.utils._pytree import tree_leaves
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
-from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, buckets
-from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
-from rlhf_trainer.hybrid_engine.reshard_plan import plan
+from rlhf_trainer.hybrid_engine.buckets import Step, loads, steps
+from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats
+from rlhf_trainer.hybrid_engine.hybrid_engine import BUCKET_BYTES
+from rlhf_trainer.hybrid_engine.layout import Parameter, describe
+from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice
-from tests.trainer.hybrid_engine.baselines import MODES, Mode, Transition, assembled, transition
+from tests.trainer.hybrid_engine.baselines import MODES, Mode, assembled, plans_of, transition
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
 
@@ -31,7 +35,18 @@ FEW_WORDS = describe(config("llama", tied=True, vocabulary=70))
 
 
 def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
-    return ParallelSizes(data=d, pipeline=p, tensor=t, generation_pipeline=p_g, generation_tensor=t_g)
+    """Weights are replicated over the data-parallel ranks."""
+    return ParallelSizes(data=d, pipeline=p, tensor=t, replicas=d, generation_pipeline=p_g, generation_tensor=t_g)
+
+
+Plans = Sequence[ReshardPlan]
+"""Of each rank."""
+
+
+def exchange_of(plans: Plans, dtype: torch.dtype, bucket_bytes: int) -> Exchange:
+    """This rank's, with buckets of one size."""
+    own, sizes = plans[dist.get_rank()], (bucket_bytes, bucket_bytes)
+    return Exchange(own, dtype=dtype, bucket_bytes=sizes, device=torch.device("cpu"))
 
 
 def full_weights(model: list[Parameter]) -> dict[str, Tensor]:
@@ -49,43 +64,43 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def moved(
-    model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int
-) -> tuple[ReshardStats, int, int]:
+def moved(model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes: int) -> tuple[ReshardStats, int, int]:
     """Two updates on this rank, both checked: what the second counted, and the elements the plan sends and receives."""
-    rank, full = dist.get_rank(), full_weights(model)
-    held = cut(full, way.plan.sources.get(rank, {}))
+    own, full = plans[dist.get_rank()], full_weights(model)
+    held = cut(full, own.held)
     before = {name: tensor.clone() for name, tensor in held.items()}
-    wanted = way.plan.destinations.get(rank, {})
-    exchange = Exchange(way.plan, model, dtype=dtype, buffer_bytes=buffer_bytes, device=torch.device("cpu"))
+    exchange = exchange_of(plans, dtype, bucket_bytes)
     for _ in range(2):
-        found = assembled(exchange.pieces(held), wanted, torch.empty(0, dtype=dtype))
-        assert same_bits(found, {name: tensor.to(dtype) for name, tensor in cut(full, wanted).items()})
-        assert exchange.checksums == {name: bit_sum(tensor) for name, tensor in found.items()}
+        found = assembled(exchange.pieces(held), own.wanted, torch.empty(0, dtype=dtype))
+        assert same_bits(found, {name: tensor.to(dtype) for name, tensor in cut(full, own.wanted).items()})
+        exchange.verify({name: bit_sum(tensor) for name, tensor in found.items()})
         assert same_bits(held, before)
-    return exchange.stats, way.plan.sent(rank), way.plan.received(rank)
+    return exchange.stats, own.sent(), own.received()
 
 
-CASES: dict[str, tuple[list[Parameter], ParallelSizes, int]] = {
-    "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2),
-    "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1),
-    "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1),
-    "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1),
-    "2-2-1 to 1-1": (TIED, layout(2, 2, 1, 1, 1), 1),
-    "1-2-2 sharded to 1-1": (ODD, layout(1, 2, 2, 1, 1), 2),
-    "1-4-2 to 1-2": (UNTIED, layout(1, 4, 2, 1, 2), 1),
-    "2-2-2 sharded to 1-2": (ODD, layout(2, 2, 2, 1, 2), 2),
-    "2-1-4 in 2 replicas to 2-1": (TIED, layout(2, 1, 4, 2, 1), 2),
+CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
+    "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2, 8),
+    "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1, 8),
+    "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1, 8),
+    "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1, 8),
+    "2-2-1 to 1-1": (TIED, layout(2, 2, 1, 1, 1), 1, 8),
+    "1-2-2 sharded to 1-1": (ODD, layout(1, 2, 2, 1, 1), 2, 8),
+    "1-4-2 to 1-2": (UNTIED, layout(1, 4, 2, 1, 2), 1, 8),
+    "2-2-2 sharded to 1-2": (ODD, layout(2, 2, 2, 1, 2), 2, 8),
+    "2-1-4 in 2 replicas to 2-1": (TIED, layout(2, 1, 4, 2, 1), 2, 8),
+    "2-4-1 to 1-2, a stage on each of 2 nodes": (UNTIED, layout(2, 4, 1, 1, 2), 1, 4),
+    "1-2-4 sharded to 1-1, over 4 nodes": (ODD, layout(1, 2, 4, 1, 1), 4, 2),
+    "4-1-2 to 2-1, over 4 nodes": (TIED, layout(4, 1, 2, 2, 1), 1, 1),
 }
 
 
-@pytest.mark.parametrize(("model", "sizes", "shards"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("model", "sizes", "shards", "per_node"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
-    model: list[Parameter], sizes: ParallelSizes, shards: int, dtype: torch.dtype
+    model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
 ) -> None:
-    way = transition("HybridFlow", model, sizes, shards=shards)
-    for traffic, sent, received in run_ranks(sizes.world_size, moved, model, way, dtype, 8192):
+    plans = transition("HybridFlow", model, sizes, shards=shards, per_node=per_node).plans
+    for traffic, sent, received in run_ranks(sizes.world_size, moved, model, plans, dtype, 2730):
         assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
         assert traffic.collectives >= 2
 
@@ -103,9 +118,10 @@ def every_layout(world: int) -> list[tuple[ParallelSizes, int]]:
 def moved_in_every_layout(model: list[Parameter], world: int) -> int:
     """Every layout in turn: how many there were."""
     for sizes, shards in every_layout(world):
-        way = transition("HybridFlow", model, sizes, shards=shards)
-        traffic, sent, received = moved(model, way, torch.bfloat16, 8192)
-        assert (traffic.sent, traffic.received) == (2 * sent, 2 * received), f"{sizes}, {shards} shards"
+        for per_node in (world // 2, world):
+            plans = transition("HybridFlow", model, sizes, shards=shards, per_node=per_node).plans
+            traffic, sent, received = moved(model, plans, torch.bfloat16, 2730)
+            assert (traffic.sent, traffic.received) == (2 * sent, 2 * received), f"{sizes}, {shards} shards"
     return len(every_layout(world))
 
 
@@ -123,34 +139,39 @@ def test_the_modes_side_by_side(mode: Mode) -> None:
     norms = sum(numel for name, numel in whole.items() if "norm" in name)
     weights = sum(whole.values()) - norms
     expected = {"HybridFlow": weights // 4, "HybridFlow-V": weights * 3 // 4, "DS-Chat": weights * 7 // 8 + norms // 2}
-    way = transition(mode, UNTIED, layout(1, 4, 2, 1, 2))
-    traffic = [counted for counted, _, _ in run_ranks(8, moved, UNTIED, way, torch.bfloat16, 1 << 20)]
+    plans = transition(mode, UNTIED, layout(1, 4, 2, 1, 2)).plans
+    traffic = [counted for counted, _, _ in run_ranks(8, moved, UNTIED, plans, torch.bfloat16, 1 << 20)]
     assert {counted.received for counted in traffic} == {2 * expected[mode]}
 
 
 def test_equal_layouts_call_no_collective() -> None:
-    way = transition("HybridFlow", TIED, layout(2, 2, 1, 2, 2))
-    for traffic, _, _ in run_ranks(4, moved, TIED, way, torch.float32, 8192):
+    plans = plans_of(TIED, layout(2, 2, 1, 2, 2))
+    for traffic, _, _ in run_ranks(4, moved, TIED, plans, torch.float32, 8192):
         assert traffic == ReshardStats()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_weights_reach_a_pool_that_does_not_train(shards: int) -> None:
-    """Ranks 0-3 train as 1-2-2, ranks 4-5 generate with t_g = 2; nobody does both."""
-    sources = dict(enumerate(training_shards(ODD, ParallelSizes(data=2, tensor=2), shards=shards)))
-    kept = generation_shards(ODD, ParallelSizes(data=1, tensor=2))
-    way = Transition(plan(sources, dict(enumerate(kept, 4))), kept)
-    traffic = [counted for counted, _, _ in run_ranks(6, moved, ODD, way, torch.bfloat16, 8192)]
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_reach_a_pool_that_does_not_train(replicas: int) -> None:
+    """Ranks 0-3 train as 1-2-2 on one node, ranks 4-5 generate with t_g = 2 on another; nobody does both."""
+    parties = Parties(
+        training=ParallelSizes(data=2, tensor=2, replicas=replicas),
+        sources=range(4),
+        generation=ParallelSizes(data=1, tensor=2),
+        destinations=range(4, 6),
+        nodes=[0, 0, 0, 0, 1, 1],
+    )
+    plans = [plan(ODD, parties, rank) for rank in range(6)]
+    traffic = [counted for counted, _, _ in run_ranks(6, moved, ODD, plans, torch.bfloat16, 2730)]
     assert [counted.received for counted in traffic[:4]] == [0] * 4
     assert [counted.received for counted in traffic[4:]] == [
-        2 * sum(part.numel for part in slices.values()) for slices in kept
+        2 * sum(part.numel for part in made.wanted.values()) for made in plans[4:]
     ]
 
 
-class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The largest tensor that any operation makes or looks at, and the bytes of all that were made."""
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The largest tensor that any operation makes or looks at, the bytes of all that were made, and values read."""
 
-    largest = new = 0
+    largest = new = reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -159,62 +180,91 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.largest = max(self.largest, leaf.untyped_storage().nbytes())
         if func in (torch.ops.aten.empty.memory_format, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
             self.new += made.nbytes
+        self.reads += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
         return made
 
 
 def allocated(
-    model: list[Parameter], way: Transition, dtype: torch.dtype, buffer_bytes: int
+    model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes: int
 ) -> tuple[int, int, ReshardStats]:
     """What the exchange allocates in an update: the largest tensor, all tensors together, and what it counts itself."""
-    held = cut(full_weights(model), way.plan.sources[dist.get_rank()])
-    exchange = Exchange(way.plan, model, dtype=dtype, buffer_bytes=buffer_bytes, device=torch.device("cpu"))
-    with Allocations() as allocations:  # type: ignore[no-untyped-call]
+    held = cut(full_weights(model), plans[dist.get_rank()].held)
+    exchange = exchange_of(plans, dtype, bucket_bytes)
+    with Operations() as operations:  # type: ignore[no-untyped-call]
         for _ in exchange.pieces(held):
             pass
-    return allocations.largest, allocations.new, exchange.stats
+    return operations.largest, operations.new, exchange.stats
 
 
 def test_no_rank_makes_a_tensor_that_is_larger_than_its_shards_or_its_buffers() -> None:
     """2-2-2 sharded to 1-2: the whole embedding has 16 KB in bfloat16; a rank generates with half of it."""
-    way = transition("HybridFlow", UNTIED, layout(2, 2, 2, 1, 2), shards=2)
-    for largest, new, traffic in run_ranks(8, allocated, UNTIED, way, torch.bfloat16, 12288):
+    plans = plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1))
+    for largest, new, traffic in run_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
         assert largest <= 8192  # what it trains of the embedding, 64 rows of 32 in float32
-        assert 8192 < new == traffic.buffers <= 12288
+        assert 8192 < new == traffic.buffers <= 12288 + 128  # parts end with a row
+
+
+def test_over_nodes_there_are_three_buffers() -> None:
+    plans = plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1), per_node=4)
+    for _, new, traffic in run_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
+        assert 2 * (4096 + 64) + 2048 < new == traffic.buffers <= 16384 + 192
 
 
 def test_what_a_rank_has_already_is_cast_in_parts_too() -> None:
     """No rank trades, and each casts the whole embedding."""
-    way = transition("HybridFlow", UNTIED, layout(1, 1, 2, 1, 1))
-    for _, new, traffic in run_ranks(2, allocated, UNTIED, way, torch.bfloat16, 12288):
+    plans = plans_of(UNTIED, layout(1, 1, 2, 1, 1))
+    for _, new, traffic in run_ranks(2, allocated, UNTIED, plans, torch.bfloat16, 4096):
         assert new == traffic.buffers == 4096
         assert traffic.collectives == 0
 
 
-def test_smaller_buffers_take_more_collectives_and_less_memory() -> None:
-    way = transition("HybridFlow", UNTIED, layout(1, 4, 1, 1, 2))
-    (*_, small), *_ = run_ranks(4, allocated, UNTIED, way, torch.float32, 12288)
-    (*_, large), *_ = run_ranks(4, allocated, UNTIED, way, torch.float32, 1 << 20)
+def test_smaller_buckets_take_more_collectives_and_less_memory() -> None:
+    """The parameters of all layers, the embedding and the head lie in one bucket if they fit."""
+    plans = plans_of(UNTIED, layout(1, 4, 1, 1, 2))
+    (*_, small), *_ = run_ranks(4, allocated, UNTIED, plans, torch.float32, 4096)
+    (*_, large), *_ = run_ranks(4, allocated, UNTIED, plans, torch.float32, 1 << 20)
     assert small.received == large.received
-    assert small.collectives > large.collectives == 4 + 2 + 1  # layers, both ends, the checksums
+    assert small.collectives > large.collectives == 1
     assert small.buffers < large.buffers
 
 
-def corrupted(model: list[Parameter], way: Transition, corrupt_rank: int) -> str:
-    """Flip one bit of what a rank sends in its third collective: the sentence of the error on this rank."""
-    held = cut(full_weights(model), way.plan.sources[dist.get_rank()])
-    exchange = Exchange(way.plan, model, dtype=torch.bfloat16, buffer_bytes=3 << 14, device=torch.device("cpu"))
+def values_read(model: list[Parameter], plans: Plans) -> int:
+    """How often a reshard waits for a value of the device."""
+    own = plans[dist.get_rank()]
+    held = cut(full_weights(model), own.held)
+    exchange = exchange_of(plans, torch.bfloat16, 4096)
+    kept = {name: bit_sum(tensor.to(torch.bfloat16)) for name, tensor in cut(full_weights(model), own.wanted).items()}
+    with Operations() as operations:  # type: ignore[no-untyped-call]
+        for _ in exchange.pieces(held):
+            pass
+        exchange.verify(kept)
+    return int(operations.reads)
+
+
+def test_one_value_is_read_from_the_device_however_many_layers_there_are() -> None:
+    plans = plans_of(UNTIED, replace(layout(1, 2, 2, 1, 1), replicas=1), per_node=2)
+    assert run_ranks(4, values_read, UNTIED, plans) == [1] * 4
+
+
+def corrupted(model: list[Parameter], plans: Plans, corrupt_rank: int, what: str) -> str:
+    """Flip one bit of what a rank sends in its fourth collective, or keeps: the sentence of the error on this rank."""
+    own = plans[dist.get_rank()]
+    held = cut(full_weights(model), own.held)
+    exchange = exchange_of(plans, torch.bfloat16, 1 << 14)
     calls, real = [], dist.all_to_all_single
 
     def flipping(received: Tensor, sent: Tensor, *rest: Any, **options: Any) -> Any:
         calls.append(1)
-        if len(calls) == 3 and dist.get_rank() == corrupt_rank:
+        if len(calls) == 4 and dist.get_rank() == corrupt_rank and what == "sent":
             sent[-1] ^= 1
         return real(received, sent, *rest, **options)
 
     setattr(dist, "all_to_all_single", flipping)  # noqa: B010 mypy takes no assignment to a function
     try:
-        for _ in exchange.pieces(held):
-            pass
+        kept = assembled(exchange.pieces(held), own.wanted, torch.empty(0, dtype=torch.bfloat16))
+        if dist.get_rank() == corrupt_rank and what == "kept":
+            kept["model.norm.weight"].view(torch.int16)[5] ^= 1
+        exchange.verify({name: bit_sum(tensor) for name, tensor in kept.items()})
     except NumericsError as error:
         return str(error)
     finally:
@@ -222,43 +272,83 @@ def corrupted(model: list[Parameter], way: Transition, corrupt_rank: int) -> str
     return ""
 
 
-def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_that_trade() -> None:
+def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_ranks() -> None:
     """1-2-2 to 1-1: ranks 0 and 1 trade, and 2 and 3 do."""
-    way = transition("HybridFlow", UNTIED, layout(1, 2, 2, 1, 1))
-    sentence = "model.layers.1.mlp.down_proj.weight: what rank 2 received of it is not what rank 3 sent (checksum)"
-    assert run_ranks(4, corrupted, UNTIED, way, 3) == ["", "", sentence, sentence]
+    plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
+    sentence = "what rank 2 received of it is not what rank 3 sent (checksum)"
+    (said,) = set(run_ranks(4, corrupted, UNTIED, plans, 3, "sent"))
+    name, _, rest = said.partition(": ")
+    assert name in {parameter.name for parameter in UNTIED}
+    assert rest == sentence
 
 
-def shape_of_another_layout(model: list[Parameter], way: Transition) -> str:
-    full = full_weights(model)
-    exchange = Exchange(way.plan, model, dtype=torch.float32, buffer_bytes=4096, device=torch.device("cpu"))
+def test_a_bit_that_a_generator_does_not_keep_is_named_with_its_parameter_and_rank_on_all_ranks() -> None:
+    plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
+    sentence = "model.norm.weight: the generator of rank 3 keeps other bits than arrived (checksum)"
+    assert run_ranks(4, corrupted, UNTIED, plans, 3, "kept") == [sentence] * 4
+
+
+def shape_of_another_layout(model: list[Parameter], plans: Plans) -> str:
+    exchange = exchange_of(plans, torch.float32, 4096)
     with pytest.raises(AssertionError) as error:
-        next(exchange.pieces(full))
+        next(exchange.pieces(full_weights(model)))
     return str(error.value)
 
 
 def test_weights_of_another_layout_are_refused() -> None:
-    way = transition("HybridFlow", UNTIED, layout(1, 2, 1, 1, 1))
-    sentences = run_ranks(2, shape_of_another_layout, UNTIED, way)
+    plans = plans_of(UNTIED, layout(1, 2, 1, 1, 1))
+    sentences = run_ranks(2, shape_of_another_layout, UNTIED, plans)
     assert "model.embed_tokens.weight: rank 1 holds (256, 32), not TensorSlice(starts=(128, 0)" in sentences[1]
 
 
-def test_buckets_end_with_their_layer_and_all_ranks_cut_them_alike() -> None:
-    way = transition("HybridFlow", UNTIED, layout(2, 2, 1, 1, 1))
-    found = [buckets(way.plan, UNTIED, rank, 2000) for rank in range(4)]
-    assert all([bucket.exchanged for bucket in other] == [bucket.exchanged for bucket in found[0]] for other in found)
-    names = [list(dict.fromkeys(move.name for move in bucket.needed)) for bucket in found[0]]
-    assert list(dict.fromkeys(chain.from_iterable(names))) == [parameter.name for parameter in UNTIED]
-    assert all(len({name.split(".")[2] for name in bucket}) == 1 for bucket in names if "layers" in bucket[0])
-    assert max(map(len, names)) > 1
+def steps_of(plans: Plans, least: int, most: int) -> list[list[Step]]:
+    """The steps of each rank."""
+    of_all = torch.stack([loads(made) for made in plans])
+    return [steps(made, of_all, (least, most)) for made in plans]
 
 
-def test_no_rank_sends_and_gets_more_in_a_bucket_than_the_limit() -> None:
+def test_all_ranks_cut_alike_and_what_one_sends_another_expects() -> None:
+    for per_node in (2, 4):
+        found = steps_of(plans_of(UNTIED, layout(2, 2, 1, 1, 1), per_node=per_node), 700, 700)
+        assert len({len(each) for each in found}) == 1
+        for step in zip(*found, strict=True):
+            assert len({each.is_exchanged for each in step}) == 1
+            for source, destination in product(range(4), repeat=2):
+                sent = [part for part in step[source].sends if part[1].destination == destination]
+                assert sent == [part for part in step[destination].receives if part[1].source == source]
+
+
+def test_stages_send_by_turns() -> None:
+    """2-1-1 to 1-1: in each step but those of the ends both ranks send."""
+    found = steps_of(plans_of(UNTIED, layout(2, 1, 1, 1, 1)), 4000, 4000)
+    assert len(found[0]) > 8
+    assert all(step.sends and step.receives for step in found[0][:-1])
+
+
+def test_no_rank_sends_and_gets_more_in_a_step_than_the_limit() -> None:
     """The embedding is larger, so it comes in parts."""
-    way = transition("HybridFlow", UNTIED, layout(2, 2, 2, 1, 2), shards=2)
-    for rank in range(8):
-        found = buckets(way.plan, UNTIED, rank, 2048)
-        loads = [sum(move.slice.numel for move in (*bucket.sends, *bucket.receives)) for bucket in found]
-        assert 1024 < max(loads) <= 2048
-        parts = [bucket for bucket in found if any("embed_tokens" in move.name for move in bucket.sends)]
-        assert len(parts) > 1 or rank % 4 > 1
+    for found in steps_of(plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1)), 2048, 2048):
+        assert 1024 < max(step.numel for step in found) <= 2048 + 64  # parts end with a row
+        assert sum(any("embed_tokens" in name for name, _ in step.needed) for step in found) > 1
+
+
+QWEN_7B: dict[str, Any] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+
+
+def test_a_reshard_of_7b_takes_64_collectives_at_most_and_bounded_buffers() -> None:
+    """8 ranks on one node and on two; the last two collectives compare checksums."""
+    model = describe(config("qwen2", tied=False, vocabulary=152064, **QWEN_7B))
+    least, most = (size // 2 for size in BUCKET_BYTES)  # elements of bfloat16
+    layouts = [layout(1, 4, 2, 1, 2), layout(2, 4, 1, 1, 2), layout(4, 2, 1, 1, 1), ParallelSizes(data=8)]
+    for sizes, per_node in product(layouts, (4, 8)):
+        found = steps_of(plans_of(model, sizes, per_node=per_node), least, most)
+        collectives = sum(step.is_exchanged for step in found[0])
+        assert (0 if sizes.replicas == 2 else 48) <= collectives <= 62, f"{sizes!r}, {per_node} ranks a node"
+        assert max(step.numel for each in found for step in each) <= most

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.spec import Rollout
@@ -27,7 +28,7 @@ class PlainSampler(GeneratorStandIn):
         self._temperature, self._eos_token = rollout.temperature, eos_token
 
     @torch.no_grad()
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """Replace the weights of the model, which this rank holds whole."""
         sums = super().load_weights(pieces, holds)
         for name, parameter in self._model.named_parameters():

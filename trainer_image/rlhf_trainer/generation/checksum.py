@@ -9,12 +9,12 @@ from torch import Tensor
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
-def bit_sum(tensor: Tensor) -> int:
-    """The sum of all elements' bit patterns, read as signed integers; sums of disjoint slices add up to the whole's.
+def bit_sum(tensor: Tensor) -> Tensor:
+    """The sum of all elements' bit patterns, read as signed integers: int64, on the tensor's device, not waited for.
 
-    float32, bfloat16 or float16.
+    Sums of disjoint slices add up to the whole's, modulo 2^64. float32, bfloat16 or float16.
     """
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     if bits.device.type == "cpu":  # numpy is faster; by `bits.numpy()` it would forbid the storage to be resized
-        return int(np.from_dlpack(bits).sum(dtype="int64"))
-    return int(bits.sum(dtype=torch.int64))
+        return torch.as_tensor(np.from_dlpack(bits).sum(dtype="int64"))
+    return bits.sum(dtype=torch.int64)

@@ -22,11 +22,12 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
 @torch.no_grad()
-def update(model: nn.Module, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+def update(model: nn.Module, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
     """Replace all weights of this rank; returns the `bit_sum` of what was written, by parameter.
 
-    `pieces` come in layer order; `holds` says which shard of each parameter this rank shall hold. TrainerError with
-    the parameter's name if vLLM keeps another shard, or if an element is missing, comes twice or is not this rank's.
+    On CPU a module is packed after its last piece; those between need memory for both. `holds` says which shard of
+    each parameter this rank shall hold. TrainerError with the parameter's name if vLLM keeps another shard, if elements
+    are missing or are not this rank's, or if a piece comes twice.
     """
     locations = locations_of(model)
     _require_same(holds, {name: location.shard for name, location in locations.items()})
@@ -50,40 +51,39 @@ class _WeightUpdate:
         self._names: dict[nn.Module, list[str]] = {}
         for name, location in locations.items():
             self._names.setdefault(location.module, []).append(name)
-        self._written: dict[str, list[TensorSlice]] = {name: [] for name in locations}
+        self._written: set[tuple[str, TensorSlice]] = set()
+        self._missing = {name: location.shard.numel for name, location in locations.items()}
         self._open: set[nn.Module] = set()
-        self._sums: dict[str, int] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def write(self, name: str, part: TensorSlice, tensor: Tensor) -> None:
         """Copy one slice to its location; the last slice of a module makes the module ready for use."""
         if name not in self._locations:
             raise TrainerError(f"{name}: a piece of it came, and vLLM holds none on this rank")
-        location, written = self._locations[name], self._written[name]
+        location = self._locations[name]
         if part.intersection(location.shard) != part:
             raise TrainerError(f"{name}: the piece {part} does not lie in {location.shard}, which this rank holds")
-        if any(part.intersection(earlier) for earlier in written):
+        if (name, part) in self._written or part.numel > self._missing[name]:
             raise TrainerError(f"{name}: elements of {part} were written before in the same update")
         if location.module not in self._open:
             self._open.add(location.module)
             _make_room(location.module, {self._locations[each].attribute for each in self._names[location.module]})
         location.view()[part.within(location.shard)].copy_(tensor)
-        written.append(part)
-        if not any(map(self._missing, self._names[location.module])):
+        self._written.add((name, part))
+        self._missing[name] -= part.numel
+        if not any(self._missing[each] for each in self._names[location.module]):
             self._close(location.module)
 
-    def finish(self) -> dict[str, int]:
+    def finish(self) -> dict[str, Tensor]:
         """The bit sum of each parameter; TrainerError if elements are missing."""
-        for name in self._locations:
-            if missing := self._missing(name):
+        for name, missing in self._missing.items():
+            if missing:
                 total = self._locations[name].shard.numel
                 raise TrainerError(f"{name}: {missing} of {total} elements did not come with the update")
         for module, names in self._names.items():
             if names[0] not in self._sums:  # this rank's rows of the vocabulary are all padding
                 self._close(module)
         return self._sums
-
-    def _missing(self, name: str) -> int:
-        return self._locations[name].shard.numel - sum(part.numel for part in self._written[name])
 
     def _close(self, module: nn.Module) -> None:
         for name in self._names[module]:

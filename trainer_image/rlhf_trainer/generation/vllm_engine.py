@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
@@ -101,16 +102,15 @@ class GenerationEngine:
         held: dict[str, TensorSlice] = self._call("held_shards")
         return held
 
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """Wake the weights, replace them in place and drop cached prefixes; the cache stays as it is.
 
-        `pieces` come in layer order; `holds` says which slice of each parameter this rank shall hold. Returns the
-        `bit_sum` of what was written, by parameter. TrainerError names a parameter of which an element is missing or
-        comes twice.
+        `holds` says which slice of each parameter this rank shall hold. Returns the `bit_sum` of what was written, by
+        parameter. TrainerError names a parameter of which an element is missing or a piece comes twice.
         """
         self._wake("weights")
         with torch.random.fork_rng():
-            sums: dict[str, int] = self._call("update_live_weights", pieces, holds)
+            sums: dict[str, Tensor] = self._call("update_live_weights", pieces, holds)
         self._engine.reset_prefix_cache()
         return sums
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from rlhf_trainer.generation.device_memory import Part
 from rlhf_trainer.generation.live_weights import update
 from rlhf_trainer.generation.sleep import FreedStorages, allocate, bytes_held, drop_packed, free
@@ -27,7 +29,7 @@ class WorkerExtension:
         """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
         return {name: location.shard for name, location in locations_of(self.get_model()).items()}
 
-    def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+    def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """See `live_weights.update`."""
         return update(self.get_model(), pieces, holds)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats
-from rlhf_trainer.hybrid_engine.layout import describe, generation_shards, training_shards
-from rlhf_trainer.hybrid_engine.reshard_plan import addresses, plan
+from rlhf_trainer.hybrid_engine.layout import describe
+from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import collective_timeout, device_here
+from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
-BUFFER_BYTES = 256 * 2**20
-"""The most that the exchange's buffers take on a rank."""
+BUCKET_BYTES = 16 * 2**20, 512 * 2**20
+"""The least and the most that the buckets of a small and of a large model hold."""
 
 
 class HybridEngine:
@@ -26,37 +27,30 @@ class HybridEngine:
 
     def __init__(self, model: ShardedModel, generator: GenerationEngine, *, trust_remote_code: bool) -> None:
         """All ranks of the pool make it together. Weights are sent in the model's compute type, the generator's."""
-        layout = model.mesh.layout
         parameters = describe(inner(model.module).config, trust_remote_code=trust_remote_code)
-        held = generation_shards(parameters, layout)
-        reshard_plan = plan(
-            dict(enumerate(training_shards(parameters, layout, shards=layout.shards))),
-            dict(enumerate(held)),
-            addresses(layout, shards=layout.shards),
-        )
+        parties = Parties.replica(model.mesh.layout, _nodes(), dist.get_rank())
         self._model, self._generator = model, generator
-        self._held = held[dist.get_rank()]
+        self._plan = plan(parameters, parties, dist.get_rank())
         self._exchange = Exchange(
-            reshard_plan,
-            parameters,
-            dtype=model.compute_dtype,
-            buffer_bytes=BUFFER_BYTES,
-            device=device_here(),
-            timeout=collective_timeout(),
+            self._plan, dtype=model.compute_dtype, bucket_bytes=BUCKET_BYTES, device=device_here()
         )
 
     def to_generation(self) -> ReshardStats:
         """Give the generator the current weights; returns what that moved. All ranks call it together.
 
-        NumericsError, with the parameter and the rank, if the bits that the generator keeps are not those that arrived.
+        NumericsError, with the parameter and the ranks, if the bits that arrived are not those that were sent, or the
+        bits that a generator keeps not those that arrived.
         """
         weights = {name: _local(parameter) for name, parameter in named_parameters(self._model)}
-        written = self._generator.load_weights(self._exchange.pieces(weights), self._held)
-        for name, total in self._exchange.checksums.items():
-            if written.get(name) != total:
-                rank = dist.get_rank()
-                raise NumericsError(f"{name}: the generator of rank {rank} keeps other bits than arrived (checksum)")
+        self._exchange.verify(self._generator.load_weights(self._exchange.pieces(weights), self._plan.wanted))
         return self._exchange.stats
+
+
+def _nodes() -> list[int]:
+    """rank -> number of its node; a process of a node has its host name."""
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return list(map(hosts.index, hosts))
 
 
 def engine_groups(layout: ParallelSizes) -> list[list[int]]:

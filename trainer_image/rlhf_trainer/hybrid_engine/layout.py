@@ -6,7 +6,7 @@ A model is a list of `Parameter`s under the names and shapes of Hugging Face; no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -99,62 +99,44 @@ def _pattern(path: str) -> str:
     return re.escape(path).replace(r"\*", r"\d+")
 
 
-def training_shards(model: Sequence[Parameter], layout: ParallelSizes, *, shards: int) -> list[Shards]:
-    """What every rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
+def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
+    """What a rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
 
-    The d data-parallel ranks are d / `shards` replicas (HSDP) of `shards` FSDP shards; shard s of replica r is data
-    index r * shards + s. Torch's DTensor and FSDP2 split as torch.chunk does: the last parts are shorter or empty.
+    The d data-parallel ranks are `replicas` (HSDP) of `shards` FSDP shards; shard s of replica r is data index
+    r * shards + s.
     """
-    if layout.data % shards:
-        raise ValueError(f"{layout.data} data-parallel ranks are no multiple of {shards} shards")
-    stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
-    held = []
-    for rank in range(layout.world_size):
-        at = layout.coordinates(rank)
-        mine = {}
-        for parameter in model:
-            if at["pipeline"] not in stages[parameter.name]:
-                continue
-            part = TensorSlice.whole(parameter.shape)
-            if parameter.tensor_dim is not None:
-                part = chunk(part, parameter.tensor_dim, at["tensor"], layout.tensor)
-            mine[parameter.name] = chunk(part, 0, at["data"] % shards, shards)
-        held.append(mine)
-    return held
+    at, stages = sizes.coordinates(rank), stages_of(model, sizes.pipeline)
+    return {
+        parameter.name: training_slice(parameter, sizes, at["tensor"], at["data"] % sizes.shards)
+        for parameter in model
+        if at["pipeline"] in stages[parameter.name]
+    }
 
 
-def generation_shards(model: Sequence[Parameter], layout: ParallelSizes) -> list[Shards]:
-    """What every rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
+def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
+    """What a rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
 
     ConfigError if t_g ranks cannot share a parameter equally.
     """
-    width = layout.pipeline // layout.generation_pipeline
-    stages = {parameter.name: _stages(parameter, _layers(model), layout.pipeline) for parameter in model}
-    held = []
-    for rank in range(layout.world_size):
-        at = layout.coordinates(rank)
-        stage, shard = at["generation_pipeline"], at["generation_tensor"]
-        held.append(
-            {
-                parameter.name: _generation_shard(parameter, shard, layout.generation_tensor)
-                for parameter in model
-                if not stages[parameter.name].isdisjoint(range(stage * width, (stage + 1) * width))
-            }
-        )
-    return held
+    at, stages = sizes.coordinates(rank), generation_stages_of(model, sizes)
+    return {
+        parameter.name: generation_slice(parameter, sizes, at["generation_tensor"])
+        for parameter in model
+        if at["generation_pipeline"] in stages[parameter.name]
+    }
 
 
-def chunk(whole: TensorSlice, dim: int, index: int, count: int) -> TensorSlice:
-    """Part `index` of a slice that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
-    first, stop = whole.starts[dim], whole.stops[dim]
-    size = -(-(stop - first) // count)
-    start = min(first + index * size, stop)
-    return whole.cut(dim, start, min(start + size, stop))
+def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
+    """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split as torch.chunk does."""
+    part = TensorSlice.whole(parameter.shape)
+    if parameter.tensor_dim is not None:
+        part = chunk(part, parameter.tensor_dim, tensor, sizes.tensor)
+    return chunk(part, 0, shard, sizes.shards)
 
 
-def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> TensorSlice:
-    """Shard `shard` of `tensor` of a parameter, as vLLM splits it."""
-    whole = TensorSlice.whole(parameter.shape)
+def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:
+    """Tensor-parallel shard `shard` of t_g, as vLLM splits. ConfigError if t_g ranks cannot share it equally."""
+    whole, tensor = TensorSlice.whole(parameter.shape), sizes.generation_tensor
     if parameter.tensor_dim is None or tensor == 1:
         return whole
     parts = min(tensor, parameter.heads or tensor)
@@ -166,16 +148,28 @@ def _generation_shard(parameter: Parameter, shard: int, tensor: int) -> TensorSl
     return whole.cut(parameter.tensor_dim, min(part * size, whole.stops[parameter.tensor_dim]), (part + 1) * size)
 
 
-def _layers(model: Iterable[Parameter]) -> int:
-    return 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
+def chunk(whole: TensorSlice, dim: int, index: int, count: int) -> TensorSlice:
+    """Part `index` of a slice that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
+    first, stop = whole.starts[dim], whole.stops[dim]
+    size = -(-(stop - first) // count)
+    start = min(first + index * size, stop)
+    return whole.cut(dim, start, min(start + size, stop))
 
 
-def _stages(parameter: Parameter, layers: int, pipeline: int) -> set[int]:
-    """The pipeline stages that hold a parameter."""
+def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[int]]:
+    """The pipeline stages that hold each parameter. ConfigError if they are more than the layers."""
+    layers = 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
     if pipeline > layers > 0:
         raise ConfigError(
             f"spec.models.actor.parallelism.pipeline: {pipeline} stages are more than the {layers} layers"
         )
-    ends = {"first": 0, "last": pipeline - 1}
-    stage_of = [stage for stage, rows in enumerate(blocks(layers, pipeline)) for _ in rows]
-    return {stage_of[at] if isinstance(at, int) else ends[at] for at in parameter.positions}
+    stage_at: dict[LayerPosition, int] = {"first": 0, "last": pipeline - 1}
+    stage_at.update((layer, stage) for stage, rows in enumerate(blocks(layers, pipeline)) for layer in rows)
+    return {parameter.name: frozenset(map(stage_at.__getitem__, parameter.positions)) for parameter in model}
+
+
+def generation_stages_of(model: Sequence[Parameter], sizes: ParallelSizes) -> dict[str, frozenset[int]]:
+    """The generation stages that hold each parameter."""
+    width = sizes.pipeline // sizes.generation_pipeline
+    training = stages_of(model, sizes.pipeline)
+    return {name: frozenset(stage // width for stage in stages) for name, stages in training.items()}

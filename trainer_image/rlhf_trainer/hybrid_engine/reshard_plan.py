@@ -1,27 +1,34 @@
-"""Which rank sends which part of a parameter to which, so that each gets what it lacks and nothing else."""
+"""What one rank sends, forwards and receives, so that each gets what it lacks and each byte enters a node once.
+
+A rank works out its own moves only, and for each way of cutting a parameter once: the layers of a model are cut alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.hybrid_engine.layout import Shards
+from rlhf_api.parallel_sizes import Axis, ParallelSizes
+from rlhf_trainer.hybrid_engine.layout import (
+    Parameter,
+    Shards,
+    generation_shards,
+    generation_slice,
+    generation_stages_of,
+    stages_of,
+    training_shards,
+    training_slice,
+)
 from rlhf_trainer.tensor_slice import TensorSlice
 
-Address = tuple[int, ...]
-"""Where a rank is, outermost level first; the more leading levels two ranks share, the nearer they are."""
-Need = tuple[int, TensorSlice, tuple[int, ...]]
-"""(destination, the part that it needs, the nearest ranks that hold that part)."""
+Ranks = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """A part of a parameter that a rank gets from another rank, or has itself."""
 
-    name: str
     slice: TensorSlice
     source: int
     destination: int
@@ -33,107 +40,173 @@ class Move:
 
 
 @dataclass(frozen=True)
-class ReshardPlan:
-    """All moves, in the order of the sources' parameters, and the shards that ranks hold before and after."""
+class Moves:
+    """What one rank does with a parameter: it takes what it holds, then trades across nodes, then within its node."""
 
-    moves: tuple[Move, ...]
-    sources: Mapping[int, Shards]
-    destinations: Mapping[int, Shards]
-
-    def received(self, rank: int) -> int:
-        """Elements that a rank gets from others."""
-        return sum(move.slice.numel for move in self.moves if move.destination == rank and not move.is_own)
-
-    def sent(self, rank: int) -> int:
-        """Elements that a rank sends to others; those sent to two ranks count twice."""
-        return sum(move.slice.numel for move in self.moves if move.source == rank and not move.is_own)
+    own: Move | None
+    across: tuple[Move, ...]
+    within: tuple[Move, ...]
+    """Also of what has come from other nodes."""
 
     @cached_property
-    def exchange_groups(self) -> list[tuple[int, ...]]:
-        """The smallest sets of ranks that exchange among themselves only, each sorted. A rank that sends and receives
-        nothing is in none."""
-        group_of: dict[int, set[int]] = {}
-        for pair in {(move.source, move.destination) for move in self.moves if not move.is_own}:
-            merged = group_of.get(pair[0], {pair[0]}) | group_of.get(pair[1], {pair[1]})
-            group_of.update(dict.fromkeys(merged, merged))
-        return sorted({tuple(sorted(group)) for group in group_of.values()})
+    def traffic(self) -> tuple[int, int]:
+        """Elements that the rank sends and receives across nodes, and within its node."""
+        return sum(move.slice.numel for move in self.across), sum(move.slice.numel for move in self.within)
 
 
-def addresses(layout: ParallelSizes, *, shards: int) -> dict[int, Address]:
-    """rank -> (replica of the model, generation stage, generation shard).
+@dataclass(frozen=True)
+class ReshardPlan:
+    """What one rank does."""
 
-    Ranks whose addresses begin alike train the parts of the same generation shard.
+    rank: int
+    held: Shards
+    """Its training shards."""
+    wanted: Shards
+    """Its generation shards."""
+    moves: Mapping[str, Moves]
+    """By parameter: all of the model, in its order, on every rank."""
+    spans: Sequence[tuple[float, float]]
+    """Where each parameter lies in the stages that hold it, of 1."""
+
+    def received(self) -> int:
+        """Elements that the rank gets from others."""
+        return sum(move.slice.numel for move in self.exchanged() if move.destination == self.rank)
+
+    def sent(self) -> int:
+        """Elements that the rank sends to others; those sent to two ranks count twice."""
+        return sum(move.slice.numel for move in self.exchanged() if move.source == self.rank)
+
+    def exchanged(self) -> Iterator[Move]:
+        """All that the rank sends and receives."""
+        return (move for moves in self.moves.values() for move in (*moves.across, *moves.within))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parties:
+    """The ranks that give and those that get: a replica of the model, or a pool that trains and one that generates."""
+
+    training: ParallelSizes
+    sources: range
+    """The ranks of `training`, of one replica or more, in its order."""
+    generation: ParallelSizes
+    destinations: range
+    nodes: Sequence[int]
+    """rank -> number of its node."""
+
+    @classmethod
+    def replica(cls, sizes: ParallelSizes, nodes: Sequence[int], rank: int) -> Parties:
+        """The ranks that hold the model once together with this one; they generate too."""
+        size = sizes.shards * sizes.pipeline * sizes.tensor
+        ranks = range(rank - rank % size, rank - rank % size + size)
+        return cls(training=sizes, sources=ranks, generation=sizes, destinations=ranks, nodes=nodes)
+
+    @cached_property
+    def training_places(self) -> dict[int, dict[Axis, int]]:
+        return {rank: self.training.coordinates(place) for place, rank in enumerate(self.sources)}
+
+    @cached_property
+    def generation_places(self) -> dict[int, dict[Axis, int]]:
+        return {rank: self.generation.coordinates(place) for place, rank in enumerate(self.destinations)}
+
+
+def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan:
+    """The moves of a rank. It takes from itself what it holds; the rest from ranks of its node that hold it.
+
+    What no rank of a node holds and several need is sent to one of them, who forwards it to the others.
+    ConfigError if the sizes do not fit the model.
     """
-    found: dict[int, Address] = {}
-    for rank in range(layout.world_size):
-        at = layout.coordinates(rank)
-        found[rank] = (at["data"] // shards, at["generation_pipeline"], at["generation_tensor"])
+    stages = stages_of(model, parties.training.pipeline)
+    generation_stages = generation_stages_of(model, parties.generation)
+    alike: dict[tuple[object, ...], Moves] = {}
+    moves = {}
+    for parameter in model:
+        stage, target = stages[parameter.name], generation_stages[parameter.name]
+        cut = (parameter.shape, parameter.tensor_dim, parameter.heads, parameter.multiple, stage, target)
+        if cut not in alike:
+            holders = _holders(parameter, parties, stage)
+            alike[cut] = _moves(holders, _wanting(parameter, parties, target), parties.nodes, rank)
+        moves[parameter.name] = alike[cut]
+    is_source, is_destination = rank in parties.sources, rank in parties.destinations
+    return ReshardPlan(
+        rank,
+        training_shards(model, parties.training, parties.sources.index(rank)) if is_source else {},
+        generation_shards(model, parties.generation, parties.destinations.index(rank)) if is_destination else {},
+        moves,
+        _spans(model, stages),
+    )
+
+
+def _spans(model: Sequence[Parameter], stages: Mapping[str, frozenset[int]]) -> list[tuple[float, float]]:
+    total = dict.fromkeys(stages.values(), 0)
+    bounds = []
+    for parameter in model:
+        start = total[stages[parameter.name]]
+        total[stages[parameter.name]] += TensorSlice.whole(parameter.shape).numel
+        bounds.append((start, total[stages[parameter.name]]))
+    totals = [total[stages[parameter.name]] for parameter in model]
+    return [(start / whole, stop / whole) for (start, stop), whole in zip(bounds, totals, strict=True)]
+
+
+def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> list[tuple[TensorSlice, Ranks]]:
+    """Each slice of a parameter in training, and who holds it; the slices are disjoint."""
+    found: dict[tuple[int, int], Ranks] = {}
+    for rank, at in parties.training_places.items():
+        if at["pipeline"] in stages:
+            tensor = 0 if parameter.tensor_dim is None else at["tensor"]
+            found.setdefault((tensor, at["data"] % parties.training.shards), []).append(rank)
+    return [(training_slice(parameter, parties.training, *place), ranks) for place, ranks in found.items()]
+
+
+def _wanting(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
+    """Each slice of a parameter in generation, and who needs it on each node; the slices are disjoint."""
+    slices = [
+        generation_slice(parameter, parties.generation, shard) for shard in range(parties.generation.generation_tensor)
+    ]
+    found: dict[TensorSlice, dict[int, Ranks]] = {}
+    for rank, at in parties.generation_places.items():
+        if at["generation_pipeline"] in stages:
+            on_nodes = found.setdefault(slices[at["generation_tensor"]], {})
+            on_nodes.setdefault(parties.nodes[rank], []).append(rank)
     return found
 
 
-def plan(
-    sources: Mapping[int, Shards], destinations: Mapping[int, Shards], near: Mapping[int, Address] | None = None
-) -> ReshardPlan:
-    """The moves that give every destination its shards, each element once.
-
-    A rank takes from itself what it holds, and the rest from the nearest ranks that hold it; of equally near ones from
-    the one that has sent least. The sources' slices of a parameter must be equal or disjoint, as those of a training
-    layout are: ValueError if they overlap, or if nobody holds a part of what is needed.
-    """
-    near = near or {}
-    sent = dict.fromkeys(sources, 0)
-    moves = []
-    known: dict[tuple[object, ...], list[Need]] = {}  # layers are cut alike, so one is worked out for all
-    for name in dict.fromkeys(name for shards in (*sources.values(), *destinations.values()) for name in shards):
-        held = tuple((rank, shards[name]) for rank, shards in sources.items() if name in shards)
-        wanted = tuple((rank, shards[name]) for rank, shards in destinations.items() if name in shards)
-        if (held, wanted) not in known:
-            known[held, wanted] = list(_needs(name, held, wanted, near))
-        for destination, part, holders in known[held, wanted]:
-            source = min(holders, key=lambda holder: (sent[holder], holder))
-            moves.append(Move(name, part, source, destination))
-            if source != destination:
-                sent[source] += part.numel
-    return ReshardPlan(tuple(moves), sources, destinations)
-
-
-def _needs(
-    name: str,
-    held: Sequence[tuple[int, TensorSlice]],
-    wanted: Sequence[tuple[int, TensorSlice]],
-    near: Mapping[int, Address],
-) -> Iterator[Need]:
-    """The parts of a parameter that each destination needs, and which ranks may send them."""
-    holders: dict[TensorSlice, list[int]] = {}
-    for rank, part in held:
-        if part.numel:
-            holders.setdefault(part, []).append(rank)
-    if any(one.intersection(other) for one, other in combinations(holders, 2)):
-        raise ValueError(f"{name}: the sources hold slices that overlap")
-    for destination, target in wanted:
-        found = 0
-        for part, ranks in holders.items():
-            if common := part.intersection(target):
-                found += common.numel
-                yield destination, common, _nearest(destination, ranks, near)
-        if found != target.numel:
-            raise ValueError(f"{name}: rank {destination} needs {target.numel} elements, and the sources hold {found}")
+def _moves(
+    holders: Sequence[tuple[TensorSlice, Ranks]],
+    wanting: Mapping[TensorSlice, Mapping[int, Ranks]],
+    nodes: Sequence[int],
+    rank: int,
+) -> Moves:
+    """The moves of a rank, each round in an order that source and destination agree on."""
+    here = nodes[rank]
+    own: Move | None = None
+    across: list[Move] = []
+    within: list[Move] = []
+    for (held, sources), (target, needing) in ((cell, part) for cell in holders for part in wanting.items()):
+        is_wanted = rank in needing.get(here, ())
+        part = held.intersection(target) if is_wanted or rank in sources else None
+        if part is None:
+            continue
+        if is_wanted and rank in sources:
+            own = Move(part, rank, rank)
+        seen = needing if rank in sources else {here: needing[here]}
+        for node, ranks in seen.items():
+            entering, forwarded = _moves_into(
+                node, part, sources, [each for each in ranks if each not in sources], nodes
+            )
+            across += [move for move in entering if rank in (move.source, move.destination)]
+            within += [move for move in forwarded if rank in (move.source, move.destination)]
+    return Moves(own, tuple(across), tuple(within))
 
 
-def _nearest(destination: int, ranks: Iterable[int], near: Mapping[int, Address]) -> tuple[int, ...]:
-    """Those of the ranks that are nearest to the destination; only itself if it is among them."""
-    ranks = list(ranks)
-    if destination in ranks:
-        return (destination,)
-    shared = {rank: _shared(near.get(rank, ()), near.get(destination, ())) for rank in ranks}
-    return tuple(rank for rank in ranks if shared[rank] == max(shared.values()))
-
-
-def _shared(one: Address, other: Address) -> int:
-    """How many leading levels two addresses share."""
-    length = 0
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
-            break
-        length += 1
-    return length
+def _moves_into(
+    node: int, part: TensorSlice, holders: Ranks, lacking: Ranks, nodes: Sequence[int]
+) -> tuple[list[Move], list[Move]]:
+    """(at most one move from another node, moves inside the node) that give a part to those of a node who lack it."""
+    inside = [rank for rank in holders if nodes[rank] == node]
+    entering: list[Move] = []
+    if lacking and not inside:
+        source = holders[node % len(holders)]
+        inside = [lacking[source % len(lacking)]]  # so the parts of several sources enter by several ranks
+        entering = [Move(part, source, inside[0])]
+    others = (rank for rank in lacking if rank not in inside)
+    return entering, [Move(part, inside[place % len(inside)], rank) for place, rank in enumerate(others)]

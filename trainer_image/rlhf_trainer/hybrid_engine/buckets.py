@@ -1,0 +1,144 @@
+"""Cuts what a rank moves into buckets, each exchanged at once; all ranks of the world cut alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from rlhf_trainer.hybrid_engine.layout import chunk
+from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
+
+Part = tuple[str, Move]
+"""(name of a parameter, a part of it that a rank gets)."""
+Cut = tuple[int, int, int]
+"""(number of a parameter, which part of it, of how many)."""
+BUCKETS = 48
+"""About as many as a large model has."""
+GRAIN = 4
+"""A parameter that would fill more than a bucket / GRAIN is cut, so that buckets are well filled."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective, and what a rank has when it is over."""
+
+    sends: tuple[Part, ...]
+    """What this rank sends to others, by destination."""
+    receives: tuple[Part, ...]
+    """What it receives from others, by source."""
+    needed: tuple[Part, ...]
+    """What its generation shard takes, parameter by parameter: its own, or come in this step or the one before."""
+    is_exchanged: bool
+    """Whether any rank of the world sends anything; if so all of them call the collective."""
+
+    @property
+    def numel(self) -> int:
+        """Elements that this rank's buffer holds."""
+        return numel(self.sends) + numel(self.receives)
+
+
+def loads(plan: ReshardPlan) -> Tensor:
+    """Elements of each parameter that a rank sends and receives across nodes, and within: int64 [parameters, 2]."""
+    return torch.tensor([moves.traffic for moves in plan.moves.values()], dtype=torch.int64)
+
+
+def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> list[Step]:
+    """The steps of a rank. Where ranks lie on several nodes, step k sends bucket k across and forwards bucket k - 1.
+
+    loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of what the
+    busiest rank sends and receives, within the bounds `bucket` (elements); as rows are not split, a part of a parameter
+    may be larger than its share by a row of each move.
+    """
+    busiest, used, (least, most) = loads_of_all.sum(2), loads_of_all.amax(0) > 0, bucket
+    limit = min(max(int(busiest.sum(1).max()) // BUCKETS, least), most)
+    buckets = list(_buckets(_cuts(plan, busiest, limit), loads_of_all, limit))
+    parts = list(_parts(plan, buckets, limit))
+    crosses, trades = ([bool(used[[at for at, _, _ in bucket], place].any()) for bucket in buckets] for place in (0, 1))
+    if not any(crosses):
+        return [
+            _step(plan.rank, within, needed, is_used)
+            for (needed, _, within), is_used in zip(parts, trades, strict=True)
+        ]
+    nothing: tuple[list[Part], list[Part], list[Part]] = ([], [], [])
+    return [
+        _step(plan.rank, across + within, needed, is_entering or is_forwarded)
+        for (_, across, _), (needed, _, within), is_entering, is_forwarded in zip(
+            [*parts, nothing], [nothing, *parts], [*crosses, False], [False, *trades], strict=True
+        )
+    ]
+
+
+def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
+    """All parts of all parameters; those of different stages by turns, so that every stage sends all the time."""
+    found = []
+    for parameter, (load, (start, stop)) in enumerate(zip(traffic.amax(0).tolist(), plan.spans, strict=True)):
+        count = max(1, -(-load * GRAIN // limit))
+        found += [(start + (stop - start) * index / count, (parameter, index, count)) for index in range(count)]
+    return [cut for _, cut in sorted(found)]
+
+
+def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[Cut]]:
+    """The cuts in their order, as many in a bucket as no rank has too much of, alone or with what it then forwards."""
+    bucket: list[Cut] = []
+    before = total = torch.zeros_like(traffic[:, 0])
+    for cut in cuts:
+        share = -(-traffic[:, cut[0]] // cut[2])
+        across, within = (total + share).T
+        if bucket and int(torch.maximum(across + within, across + before[:, 1]).max()) > limit:
+            yield bucket
+            bucket, before, total = [], total, torch.zeros_like(total)
+        bucket.append(cut)
+        total = total + share
+    if bucket:
+        yield bucket
+
+
+def _parts(
+    plan: ReshardPlan, buckets: Iterable[Sequence[Cut]], limit: int
+) -> Iterator[tuple[list[Part], list[Part], list[Part]]]:
+    """(what this rank needs, what it trades across nodes, what it trades within its node) of each bucket."""
+    names = list(plan.moves)
+
+    @cache  # layers are cut alike
+    def cut_alike(moves: tuple[Move, ...], index: int, count: int) -> list[Move]:
+        return [part for move in moves for part in _cut(move, index, count)]
+
+    for bucket in buckets:
+        needed: list[Part] = []
+        rounds: tuple[list[Part], list[Part]] = ([], [])
+        for parameter, index, count in bucket:
+            name, moves = names[parameter], plan.moves[names[parameter]]
+            if moves.own and index == 0:  # it is in no bucket's buffer, and cut only for that in which it is cast
+                pieces = -(-moves.own.slice.numel // limit)
+                needed += [(name, part) for piece in range(pieces) for part in _cut(moves.own, piece, pieces)]
+            for each, found in zip((moves.across, moves.within), rounds, strict=True):
+                parts = [(name, part) for part in cut_alike(each, index, count)]
+                found.extend(parts)
+                needed += [part for part in parts if part[1].destination == plan.rank]
+        yield needed, *rounds
+
+
+def _step(rank: int, parts: Sequence[Part], needed: Sequence[Part], is_exchanged: bool) -> Step:
+    return Step(
+        tuple(sorted((part for part in parts if part[1].source == rank), key=lambda part: part[1].destination)),
+        tuple(sorted((part for part in parts if part[1].destination == rank), key=lambda part: part[1].source)),
+        tuple(needed),
+        is_exchanged,
+    )
+
+
+def _cut(move: Move, index: int, count: int) -> list[Move]:
+    """Part `index` of `count` of a move along its longest dim; none where there are fewer rows."""
+    if count == 1:
+        return [move]
+    part = chunk(move.slice, move.slice.shape.index(max(move.slice.shape)), index, count)
+    return [replace(move, slice=part)] if part.numel else []
+
+
+def numel(parts: Iterable[Part]) -> int:
+    """Elements of some parts."""
+    return sum(move.slice.numel for _, move in parts)
