@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf_api.files import load
 from rlhf_trainer.generation.vllm_engine import Response
@@ -32,7 +33,7 @@ class Watching(GeneratorStandIn):
         self.events: list[Event] = []
         self.actor: Any = None
 
-    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, int]:
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         sums = super().load_weights(pieces, holds)
         self._note("weights")
         return sums
