@@ -89,6 +89,28 @@ class ModelMesh:
         """The rows of the whole batch, float64 [B]; see `rows_of_all_ranks`."""
         return rows_of_all_ranks(values, start, self._data_group)
 
+    @property
+    def data_rank(self) -> int:
+        """This rank's index among the ranks that hold different rows."""
+        return dist.get_rank(self._data_group)
+
+    def of_all(self, values: Tensor) -> Tensor:
+        """The values [n] of each rank that holds different rows: [ranks, n], on the CPU."""
+        given = values.to(device_here())
+        every = given.new_empty(self.layout.data * len(given))
+        dist.all_gather_into_tensor(every, given, group=self._data_group)
+        return every.view(self.layout.data, len(given)).cpu()
+
+    def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send as many neighbouring rows [B, ...] to each rank that holds different rows, and receive as many of each.
+
+        The result is where `rows` is.
+        """
+        given = rows.to(device_here())
+        arrived = given.new_empty((sum(received), *given.shape[1:]))
+        dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self._data_group)
+        return arrived.to(rows.device)
+
     def from_last_stage(self, values: Tensor) -> Tensor:
         """Broadcast the last stage's values to all stages; the others may pass anything of that shape."""
         if self.layout.pipeline == 1:

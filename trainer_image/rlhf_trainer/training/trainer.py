@@ -13,6 +13,7 @@ from rlhf_api.spec import Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.accumulation import GradientSync
+from rlhf_trainer.training.balance import Dealt, RowCosts
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
@@ -47,11 +48,15 @@ class ModelRunner:
         self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
-        self._token_budget = token_budget
+        self._token_budget, self._costs = token_budget, RowCosts(model)
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
+    def deal(self, fields: Fields, texts_of: TextsFunction) -> Dealt:
+        """Which rank computes which rows, so that data-parallel ranks have about the same FLOPs."""
+        return Dealt(torch.stack([self._costs.of(text.lengths) for text in texts_of(fields)]).sum(0), self.mesh)
+
     def split(self, fields: Fields, texts_of: TextsFunction) -> list[MicroBatch]:
-        """The micro-batches of this rank's rows, as many on every rank, because each runs collectives.
+        """The micro-batches of the rows that this rank computes, as many on every rank: each runs collectives.
 
         fields: [B, T] (cut to the longest row of the micro-batch) or [B].
         A rank with too few gets micro-batches of one token whose fields are all 0, so that their masked loss is 0.
@@ -89,15 +94,20 @@ class ModelRunner:
 
         Every stage of a pipeline gets the result.
         """
-        wide = [field for field in fields.values() if field.dim() > 1]
-        width = max(field.shape[1] for field in wide)
-        result = torch.zeros((len(wide[0]), width), dtype=torch.float32)
+        dealt = self.deal(fields, texts_of)
+        held, wide = widest(fields), widest(computed := dealt.rows(fields))
+        result = torch.zeros(wide.shape, dtype=torch.float32)
         with self.offloader.in_use():
-            micros = self.split(fields, texts_of)
+            micros = self.split(computed, texts_of)
             for micro, output in zip(micros, self._passes.forward(micros, compute), strict=False):
-                kept = output[: len(micro.rows), :width].float().cpu()
+                kept = output[: len(micro.rows), : wide.shape[1]].float().cpu()
                 result[micro.rows, : kept.shape[1]] = kept
-        return self.mesh.from_last_stage(result)
+        return dealt.back(self.mesh.from_last_stage(result))[:, : held.shape[1]]
+
+
+def widest(fields: Fields) -> Tensor:
+    """The field of most columns."""
+    return max((field for field in fields.values() if field.dim() > 1), key=lambda field: field.shape[1])
 
 
 class Trainer(ModelRunner):
@@ -145,7 +155,8 @@ class Trainer(ModelRunner):
         more than `max_skipped_updates` times in a row. All ranks decide the same.
         """
         with self.offloader.in_use(moments=True):
-            return self._update(self.split(fields, texts_of), loss, step=step)
+            computed = self.deal(fields, texts_of).rows(fields)
+            return self._update(self.split(computed, texts_of), loss, step=step)
 
     def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
         ranks = self.mesh.layout.data

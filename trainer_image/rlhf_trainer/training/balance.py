@@ -1,0 +1,95 @@
+"""Deals a batch's rows anew over a model's data-parallel ranks, so that each computes about as much."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import pad
+
+from rlhf_trainer.training.mesh import ModelMesh
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.sharding import ShardedModel
+from rlhf_trainer.types import Fields
+
+
+class RowCosts:
+    """What a model's layers compute for a row, but for a constant: its FLOPs / (2 x layers)."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        config = inner(model.module).config
+        layer = next(each for each in model.module.modules() if isinstance(each, FSDPModule) and each != model.module)
+        self._parameters = sum(parameter.numel() for parameter in layer.parameters())
+        heads = config.num_attention_heads
+        self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+    def of(self, lengths: Tensor) -> Tensor:
+        """int64 [B], of rows with so many tokens: products with parameters, and causal attention to half the square."""
+        costs: Tensor = lengths * (self._parameters + self._attention * lengths)
+        return costs
+
+
+class Dealt:
+    """The rows of a batch, each at the rank that computes it; the results go back to the ranks that hold the rows."""
+
+    def __init__(self, costs: Tensor, mesh: ModelMesh) -> None:
+        """costs: int64 [B], of this rank's rows. All data-parallel ranks make it together, and decide the same."""
+        self._mesh = mesh
+        ranks = deal(_of_all(costs, mesh)) if mesh.layout.data > 1 else [[0] * len(costs)]
+        here = mesh.data_rank
+        self._moves = any(rank != owner for owner, owned in enumerate(ranks) for rank in owned)
+        self._order = torch.tensor(sorted(range(len(costs)), key=ranks[here].__getitem__), dtype=torch.int64)
+        self._sent = [ranks[here].count(rank) for rank in range(len(ranks))]
+        self._received = [owned.count(here) for owned in ranks]
+
+    def rows(self, fields: Fields) -> Fields:
+        """The fields, [B, T] or [B], of the rows that this rank computes; T becomes the widest of all ranks."""
+        if not self._moves:
+            return fields
+        tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
+        widths = self._mesh.of_all(torch.tensor([table.shape[1] for table in tables])).amax(0).tolist()
+        tables = [pad(table, (0, width - table.shape[1])) for table, width in zip(tables, widths, strict=True)]
+        packed = torch.cat([table[self._order].view(torch.uint8) for table in tables], dim=1)
+        sizes = [width * table.element_size() for table, width in zip(tables, widths, strict=True)]
+        parts = torch.split(self._mesh.exchange_rows(packed, self._sent, self._received), sizes, dim=1)
+        dense = torch.contiguous_format  # as a view of another type must be
+        arrived = [part.clone(memory_format=dense).view(table.dtype) for part, table in zip(parts, tables, strict=True)]
+        return {
+            name: table if field.dim() > 1 else table[:, 0]
+            for (name, field), table in zip(fields.items(), arrived, strict=True)
+        }
+
+    def back(self, results: Tensor) -> Tensor:
+        """The results [B, T] of the rows that this rank holds, from those of the rows that it computed."""
+        if not self._moves:
+            return results
+        restored = results.new_empty((len(self._order), results.shape[1]))
+        restored[self._order] = self._mesh.exchange_rows(results, self._received, self._sent)
+        return restored
+
+
+def deal(costs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The rank that computes each row, for the rows of each rank; costs: of these rows.
+
+    The largest row first, each goes to the rank that has least so far (longest processing time first: Graham 1969); the
+    largest sum is at most 4/3 of the best one. All rows stay where they are if that is as good.
+    """
+    least = [(0, rank) for rank in range(len(costs))]
+    stay = [[owner] * len(owned) for owner, owned in enumerate(costs)]
+    ranks = [list(owned) for owned in stay]
+    rows = [(cost, owner, row) for owner, owned in enumerate(costs) for row, cost in enumerate(owned)]
+    for cost, owner, row in sorted(rows, key=lambda each: -each[0]):
+        work, rank = least[0]
+        heapq.heapreplace(least, (work + cost, rank))
+        ranks[owner][row] = rank
+    return ranks if max(least)[0] < max(map(sum, costs)) else stay
+
+
+def _of_all(costs: Tensor, mesh: ModelMesh) -> list[list[int]]:
+    """The costs of the rows of each data-parallel rank."""
+    counts = mesh.of_all(torch.tensor([len(costs)]))[:, 0].tolist()
+    every = mesh.of_all(pad(costs, (0, max(counts) - len(costs))))
+    return [own[:count].tolist() for own, count in zip(every, counts, strict=True)]
