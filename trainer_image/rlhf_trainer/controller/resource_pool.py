@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -13,6 +13,15 @@ from rlhf_api.names import POOL_RESOURCE
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
+
+
+def threads_per_gpu(nodes: Sequence[Mapping[str, Any]]) -> int:
+    """Threads of a GPU's process: the cores of a node by its GPUs, of the node that has fewest.
+
+    nodes: as `ray.nodes()` describes them. Without a setting Ray gives a process as many as the CPUs it asks for, 1.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"] and "GPU" in node["Resources"]]
+    return max(1, min((int(each.get("CPU", 1) // each["GPU"]) for each in resources), default=1))
 
 
 class ResourcePool:
