@@ -21,8 +21,10 @@ from transformers import AutoConfig
 import rlhf_trainer
 from rlhf_api.spec import Rollout
 from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
+from rlhf_trainer.generation.vllm_engine import response_seed
 
 GPUS = 8
+ROWS = 4
 ANSWERS: dict[str, Any] = {
     "nvmlInit": None,
     "nvmlShutdown": None,
@@ -85,6 +87,20 @@ def accepted(folder: str, shards: int, stages: int) -> dict[str, Any]:
     }
 
 
+def drawn(rows: list[int], *, later: int = 0) -> list[int]:
+    """The tokens that the sampler's kernel draws for these rows of a batch, by Triton's interpreter."""
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    count, vocabulary = len(rows), 3000
+    logits = torch.randn(ROWS, vocabulary, generator=torch.Generator().manual_seed(0))[rows]
+    seeds = torch.tensor([response_seed(7, 1, row) for row in rows])
+    positions = torch.tensor(rows) + 10 + later
+    places = torch.arange(count, dtype=torch.int32)
+    alike = {"apply_temperature": False, "is_drafting": False}
+    tokens: list[int] = gumbel_sample(logits, places, torch.ones(count), seeds, positions, **alike).tolist()
+    return tokens
+
+
 def imported() -> int:
     """The number of the trainer's modules, all of which are imported."""
     names = [module.name for module in pkgutil.walk_packages(rlhf_trainer.__path__, "rlhf_trainer.")]
@@ -114,6 +130,7 @@ def main() -> None:
         "platform": type(current_platform).__name__,
         "configurations": [accepted(folder, shards, stages) for shards, stages in sizes],
         "modules": imported(),
+        "drawn": [drawn([0, 1, 2, 3]), drawn([3, 2]), drawn([0, 1]), drawn([0, 1, 2, 3], later=1)],
         "custom all-reduce": custom_all_reduce(meeting),
     }
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

@@ -70,7 +70,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
     subprocess.run(compiler, input=source, text=True, check=True)
     Qwen2Config(**QWEN_7B, architectures=["Qwen2ForCausalLM"]).save_pretrained(folder)
-    variables = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": f"{wheel()}:{ROOT}", "LOCAL_RANK": "0"}
+    variables = {
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": f"{wheel()}:{ROOT}",
+        "LOCAL_RANK": "0",
+        "TRITON_INTERPRET": "1",
+    }
     command = [sys.executable, "-m", fake_cuda_node.__name__, str(folder), str(folder / "meeting"), json.dumps(SIZES)]
     ranks = [
         subprocess.Popen(
@@ -114,6 +119,9 @@ def test_seeded_responses_are_drawn_all_at_once_but_in_pipelines(answers: list[d
     for answer in answers:
         drawn = [made["vectorised sampler"] for made in answer["configurations"]]
         assert drawn == [stages == 1 for _, stages in SIZES]
+        whole, last, first, later = answer["drawn"]
+        assert whole == [*first, *reversed(last)], "the noise of a row is its own, whatever rows are beside it"
+        assert all(token != other for token, other in zip(whole, later, strict=True))
 
 
 def test_the_lock_is_what_the_packages_resolve_to() -> None:
