@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from rlhf_trainer.generation.checksum import bit_sum
 
@@ -37,3 +38,10 @@ def test_a_tensor_can_leave_its_memory_afterwards(dtype: torch.dtype) -> None:
     weight = torch.nn.Parameter(torch.randn(6, 10).to(dtype))
     bit_sum(weight)
     weight.data.untyped_storage().resize_(0)
+
+
+def test_a_sum_on_a_gpu_is_not_waited_for() -> None:
+    """A fake tensor of a GPU has no value that could be read."""
+    with FakeTensorMode():
+        total = bit_sum(torch.empty(6, 10, dtype=torch.bfloat16, device="cuda"))
+    assert (total.device.type, total.dtype, total.shape) == ("cuda", torch.int64, ())
