@@ -112,7 +112,7 @@ class Parties:
 def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan:
     """The moves of a rank. It takes from itself what it holds; the rest from ranks of its node that hold it.
 
-    What no rank of a node holds and several need is sent to one of them, who forwards it to the others.
+    What no rank of a node holds and several need is sent to one of them, which forwards it to the others.
     ConfigError if the sizes do not fit the model.
     """
     stages = stages_of(model, parties.training.pipeline)
