@@ -10,40 +10,19 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.storage import open_storage, storage_errors
 
 COMPLETE, STATE = "COMPLETE", "state.json"
 PREFIX = "step-"
 PROBE = ".probe"
-
-
-def open_storage(uri: str) -> tuple[AbstractFileSystem, str]:
-    """(file system, path in it) of a folder or a URL; credentials and endpoints come from the environment."""
-    files, path = url_to_fs(uri, use_listings_cache=False)
-    return files, path.rstrip("/")
-
-
-@contextmanager
-def storage_errors(uri: str) -> Iterator[None]:
-    """Turn any error of the storage in the block into an EnvironmentProblem that names the address."""
-    try:
-        yield
-    except ImportError as error:
-        raise EnvironmentProblem(f"{uri}: needs a package that is not installed: {error}") from error
-    except Exception as error:  # each kind of storage raises errors of its own
-        reason = " ".join(str(error).split())[:300]
-        raise EnvironmentProblem(f"{uri}: {type(error).__name__}: {reason}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,17 +201,3 @@ class UploadFolder:
                     self._files.put_file(str(file), f"{self._path}/{file.relative_to(self.folder).as_posix()}")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-@contextmanager
-def downloaded(uri: str) -> Iterator[Path]:
-    """The folder of an address on this machine's disk, while the block runs."""
-    with storage_errors(uri):
-        files, path = open_storage(uri)
-    if isinstance(files, LocalFileSystem):
-        yield Path(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="rlhf-checkpoint-") as folder:
-        with storage_errors(uri):
-            files.get(f"{path}/", f"{folder}/", recursive=True)
-        yield Path(folder)

@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 
 from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.cli import app
-from rlhf_trainer.training.state import whole_weights
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 from tests.trainer.chain.leftovers import MARK, marked
+from tests.trainer.weights import whole_weights
 
 PPO = "helpful-ppo"
 MACHINE = ("time/", "tokens_per_second", "bytes/reshard")
@@ -130,7 +130,7 @@ def assert_same_bits(output: Path, whole: Path) -> None:
     assert saved == other
     last = [CheckpointStore(str(folder / PPO / "checkpoints")).newest() for folder in (output, whole)]
     for role in ("actor", "critic"):
-        mine, theirs = (whole_weights(Path(found.uri) / role) for found in last if found)
+        mine, theirs = (whole_weights(f"{found.uri}/{role}") for found in last if found)
         assert mine
         assert all(mine[name].equal(theirs[name]) for name in theirs)
     samples = [(folder / PPO / "samples.jsonl").read_text() for folder in (output, whole)]

@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trainer.generation.vllm_engine import Response, response_seed
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.sharding import shard
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build
 from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import full_weights
 
 NEW_TOKENS, END = 24, 2
 TOO_CLOSE = 1e-4
@@ -39,7 +40,7 @@ def generate_with_updates(folders: list[str]) -> dict[str, Any]:
         before = torch.random.get_rng_state()
         sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
         holds = engine.held_shards()
-        engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded)), holds)
+        engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded).items()), holds)
         engine.wake_cache()
         seeds = [response_seed(7, 1, row) for row in range(64)]
         responses[f"{place} greedy"] = engine.generate(prompts(), seeds, max_tokens=NEW_TOKENS, greedy=True)

@@ -10,13 +10,13 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.sharding import shard, weights_on_first_rank
-from rlhf_trainer.training.state import whole_weights
+from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.weights import weights_on_first_rank, whole_weights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -66,7 +66,7 @@ def load_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tens
     trainer = trainer_of(model, layout, recompute=True)
     train(trainer, range(1, 2))  # something to be forgotten
     torch.manual_seed(0)
-    trainer.state.load(Path(folder))
+    trainer.state.load(folder)
     loaded = weights_on_first_rank(trainer.model)
     drawn = torch.rand(1)
     return loaded, train(trainer, range(3, 5)), drawn
@@ -104,7 +104,7 @@ def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: ParallelSize
 
 def test_the_weights_can_be_read_without_ranks_and_without_pickle(saved: Saved) -> None:
     _, folder, _, before = saved
-    found = whole_weights(Path(folder))
+    found = whole_weights(folder)
     assert sorted(found) == sorted(before[0][0])
     for name, weight in before[0][0].items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=0)

@@ -18,11 +18,12 @@ from rlhf_trainer.training import accumulation
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
-from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.weights import full_weights
 
 LENGTHS = torch.tensor([7, 5, 6, 8])
 LAYERS = 4
@@ -105,7 +106,7 @@ def learnt(folder: str, layout: ParallelSizes, token_budget: int, memory_share: 
     operations = Operations()
     with operations:
         norms.append(update(trainer, 2))
-    return operations.seen, norms, {name: weight.clone() for name, weight in full_weights(trainer.model)}
+    return operations.seen, norms, full_weights(trainer.model)
 
 
 MUCH, NONE = 1.0, -1.0

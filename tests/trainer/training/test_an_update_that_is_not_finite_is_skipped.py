@@ -9,7 +9,6 @@ from torch import Tensor
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.head import Likelihood
-from rlhf_trainer.training.sharding import full_weights
 from rlhf_trainer.types import Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
@@ -17,6 +16,7 @@ from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import full_weights
 
 TOKENS = torch.arange(3, 19).reshape(2, 8)
 DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}}
@@ -57,7 +57,7 @@ def updates(folder: str, kinds: list[str], most: int) -> tuple[list[Report], dic
             reports.append(recorder.drain())
     except NumericsError as error:
         ended = str(error)
-    return reports, {name: weight.clone() for name, weight in full_weights(trainer.model)}, ended
+    return reports, full_weights(trainer.model), ended
 
 
 def run(folder: str, kinds: list[str], most: int = 1) -> tuple[list[float], dict[str, Tensor], list[str], list[str]]:

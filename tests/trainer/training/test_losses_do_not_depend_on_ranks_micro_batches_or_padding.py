@@ -16,7 +16,6 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import Report, merge, recorder
-from rlhf_trainer.training.sharding import weights_on_first_rank
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
@@ -30,6 +29,7 @@ from tests.trainer.jobs import job
 from tests.trainer.ranks import run_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import FAMILIES, divisible_config, save_tiny
+from tests.trainer.weights import weights_on_first_rank
 
 ROWS, PROMPT = 8, 4
 NOISE = (

@@ -14,12 +14,13 @@ from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.save import save_model
-from rlhf_trainer.training.sharding import ShardedModel, full_weights, shard
+from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import full_weights
 
 KINDS: tuple[Offload, ...] = get_args(Offload)
 
@@ -82,19 +83,19 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
         seen.append(held())
         with trainer.offloader.in_use(moments=True):
             seen.append(held())
-        weights = {name: weight.clone() for name, weight in full_weights(trainer.model)}
+        weights = full_weights(trainer.model)
     seen.append(held())
     with trainer.offloader.in_use(moments=True):
         trainer.state.begin_save(Path(output) / "checkpoint", then=lambda: None)
     train(range(4, 6))
     trainer.state.end_save()
     with trainer.offloader.in_use(moments=True):
-        trainer.state.load(Path(output) / "checkpoint")
+        trainer.state.load(f"{output}/checkpoint")
     recorder.drain()
     train(range(4, 7))
     measured = recorder.drain().maxima["idle_bytes/actor"]
     with trainer.offloader.in_use():
-        restored = {name: weight.clone() for name, weight in full_weights(trainer.model)}
+        restored = full_weights(trainer.model)
         tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
         save_model(trainer.model, tokenizer, Path(output) / "model")
     return Seen(outputs, weights, restored, seen, measured)
@@ -141,7 +142,7 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
     ]
     here, away = (engine.infer({"tokens": tokens}, all_tokens, log_probs) for engine in engines)
     try:
-        next(full_weights(engines[1].model))
+        full_weights(engines[1].model)
         readable = True
     except AssertionError:
         readable = False

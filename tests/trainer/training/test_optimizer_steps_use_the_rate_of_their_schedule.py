@@ -10,12 +10,13 @@ from torch import Tensor
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.sharding import full_weights, shard
+from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import full_weights
 
 HALF_ROOT = math.sqrt(0.5)
 """cos(pi / 4)"""
@@ -57,9 +58,9 @@ def largest_moves(folder: str, settings: Optimizer, steps: int) -> list[float]:
 
     moves = []
     for step in range(1, steps + 1):
-        before = {name: weight.clone() for name, weight in full_weights(trainer.model)}
+        before = full_weights(trainer.model)
         trainer.update({"tokens": torch.arange(3, 9).reshape(1, 6)}, all_tokens, loss, step=step)
-        after = dict(full_weights(trainer.model))
+        after = full_weights(trainer.model)
         moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
     return moves
 

@@ -96,9 +96,3 @@ def test_only_sft_starts_from_a_folder_without_weights() -> None:
     folder = str(EXAMPLE_MODEL)
     with pytest.raises(DataError, match="has no weights"):
         load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
-    first, again, other = (
-        load_language_model(folder, seed=seed, trust_remote_code=False, revision=None, may_initialise=True).causal_lm
-        for seed in (0, 0, 1)
-    )
-    assert torch.equal(first(TOKENS).logits, again(TOKENS).logits)
-    assert not torch.equal(first(TOKENS).logits, other(TOKENS).logits)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from huggingface_hub import save_torch_state_dict
+import torch
+from transformers import PreTrainedConfig
 
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint import CheckpointStore, downloaded, storage_errors
-from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder
-from rlhf_trainer.training.state import whole_weights
+from rlhf_trainer.checkpoint import CheckpointStore
+from rlhf_trainer.storage import open_storage, storage_errors
+from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder, write_weights
+from rlhf_trainer.training.state import saved_weights
 
 
 def export(uri: str, folder: Path) -> None:
@@ -27,9 +28,11 @@ def export(uri: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = found[name].state()["model"]
-    with downloaded(f"{found[name].uri}/{role}") as saved:
+    saved = f"{found[name].uri}/{role}"
+    weights = saved_weights(saved)
+    with atomic_folder(folder.resolve()) as unfinished:
         with storage_errors(uri):
-            weights = whole_weights(saved)
-        with atomic_folder(folder.resolve()) as unfinished:
-            shutil.copytree(saved / CONFIG_FOLDER, unfinished, dirs_exist_ok=True)
-            save_torch_state_dict(weights, unfinished)
+            files, path = open_storage(saved)
+            files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
+        config = PreTrainedConfig.from_pretrained(unfinished)
+        write_weights(weights, config.dtype or torch.float32, unfinished)

@@ -1,7 +1,11 @@
-"""Loads tokenizer, config and weights of a model folder."""
+"""Tokenizer, config and weights of a model folder; weights are found, and read when they are sharded."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,18 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor
+from rlhf_trainer.training.drawing import Drawing, OnMeta
 from rlhf_trainer.training.models import LanguageModel, Scorer
 
 WEIGHT_FILES = "*.safetensors"
@@ -58,35 +69,34 @@ def has_weights(folder: str) -> bool:
 def load_language_model(
     folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, may_initialise: bool = False
 ) -> LanguageModel:
-    """A causal language model with float32 weights.
+    """A causal language model, float32 on the meta device; `shard` fills the shards of a rank.
 
     A folder without weights is initialised from `seed` where the caller allows it, and is a DataError elsewhere.
     """
+    config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     torch.manual_seed(seed)
-    if has_weights(folder):
-        model = _loaded(
-            AutoModelForCausalLM,
-            folder,
-            trust_remote_code=trust_remote_code,
-            revision=revision,
-            dtype=torch.float32,
-            use_safetensors=True,
-        )
-    elif may_initialise:
-        config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    else:
-        raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
-    return LanguageModel(model)
+    if not has_weights(folder):
+        if not may_initialise:
+            raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
+        source_dtype = config.dtype or torch.float32
+        with Drawing() as drawing:
+            model = _made(AutoModelForCausalLM, folder, config, trust_remote_code, revision)
+        model.config.dtype = source_dtype
+        return LanguageModel(model, {name: drawing.of(w) for name, w in model.named_parameters() if w.is_meta})
+    model, weights = _unread(AutoModelForCausalLM, folder, config, trust_remote_code, revision)
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(folder, revision=revision)
+    _require_all(model, weights, folder)
+    return LanguageModel(model, weights)
 
 
 def load_scorer(
     folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, path: str, may_add_head: bool = True
 ) -> Scorer:
-    """A scorer with float32 weights, from a reward model or, with a new head drawn from `seed`, a language model.
+    """A scorer, float32 on the meta device, from a reward model or, with a head drawn from `seed`, a language model.
 
-    Raises ConfigError, naming `path` in the manifest, for a model with more than one label, and for a language model
-    where no head may be added.
+    `shard` fills the shards of a rank. Raises ConfigError, naming `path` in the manifest, for a model with more than
+    one label, and for a language model where no head may be added.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
@@ -98,27 +108,102 @@ def load_scorer(
         raise ConfigError(
             f"{path}: {folder} is a language model without a trained score head; train a RewardModel first"
         )
+    config.num_labels = 1
     torch.manual_seed(seed)
-    model = _loaded(
-        AutoModelForSequenceClassification,
-        folder,
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-        num_labels=1,
-        dtype=torch.float32,
-        use_safetensors=True,
-    )
+    model, weights = _unread(AutoModelForSequenceClassification, folder, config, trust_remote_code, revision)
     if not hasattr(model, "score"):
         raise ConfigError(
             f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic"
         )
-    return Scorer(model)
+    drawn = set()
+    if not is_classifier:
+        model._init_weights(model.score.to_empty(device="cpu"))  # noqa: SLF001 there is no public name
+        drawn = {f"score.{name}" for name, _ in model.score.named_parameters()}
+    _require_all(model, weights, folder, drawn=drawn)
+    return Scorer(model, weights)
+
+
+def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:
+    """A model of a config in float32; within `OnMeta` it takes no memory."""
+    code = {"code_revision": revision} if trust_remote_code and hasattr(config, "auto_map") else {}
+    with _one_sentence(folder):
+        model = factory.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code, **code)
+    if computed := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise ConfigError(f"{folder}: {type(model).__name__} does not compute its buffer {computed[0]} when it is made")
+    return model
+
+
+def _unread(
+    factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None
+) -> tuple[Any, dict[str, StoredTensor]]:
+    """A model on the meta device and where its parameters are stored; its config names the type they are stored in."""
+    source_dtype = config.dtype
+    with OnMeta():
+        model = _made(factory, folder, config, trust_remote_code, revision)
+    with _one_sentence(folder):
+        stored = stored_weights(model, folder, revision)
+        model.config.dtype = source_dtype or next(iter(stored.values())).dtype
+    return model, stored
+
+
+def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
+    """Where the parameters of a model are in the files of its folder, by their names in the model.
+
+    Files of a local folder are opened at once, so that every rank sees what is wrong; those of the hub when a rank
+    needs them, which downloads them. OSError or SafetensorError where a file is missing or damaged; ValueError where
+    the model's class makes its parameters of other tensors.
+    """
+    place = partial(cached_file, folder, revision=revision)
+    index = place(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    names_by_file: dict[str, list[str]] = {}
+    if index is None or Path(folder, SAFE_WEIGHTS_NAME).is_file():
+        names_by_file[SAFE_WEIGHTS_NAME] = []
+    else:
+        for name, file in json.loads(Path(index).read_text()).get("weight_map", {}).items():
+            names_by_file.setdefault(file, []).append(name)
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    expected, found = model.state_dict(), {}
+    for name_of_file, names in names_by_file.items():
+        file = LocalFile(partial(place, name_of_file))
+        in_file = file.names() if not names or Path(folder).is_dir() else names
+        for name in in_file:
+            own, made_of = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
+            if own in expected and made_of is not None:
+                raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
+            found[own] = StoredTensor([Piece(file, name)])
+    for target, source in model.all_tied_weights_keys.items():
+        if source not in found and target in found:
+            found[source] = found[target]
+    return found
+
+
+def _require_all(
+    model: PreTrainedModel, weights: Mapping[str, StoredTensor], folder: str, *, drawn: Collection[str] = ()
+) -> None:
+    """DataError where a parameter is missing or has another shape; files of the hub are checked when they are read."""
+    for name, parameter in model.named_parameters():
+        if name in drawn:
+            continue
+        if name not in weights:
+            raise DataError(f"{folder}: the weights lack {name}")
+        if Path(folder).is_dir() and weights[name].shape != parameter.shape:
+            stored, own = list(weights[name].shape), list(parameter.shape)
+            raise DataError(f"{folder}: {name} is {stored} in the weights, and {own} by config.json")
 
 
 def _loaded(factory: Any, folder: str, **options: Any) -> Any:
     """`from_pretrained`; its errors become DataErrors of one sentence."""
-    try:
+    with _one_sentence(folder):
         return factory.from_pretrained(folder, **options)
+
+
+@contextmanager
+def _one_sentence(folder: str) -> Iterator[None]:
+    """Turn errors of transformers, files and the hub in the block into DataErrors of one sentence."""
+    try:
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.stored_tensors import TensorSource
 from rlhf_trainer.training.head import Likelihood, likelihood
 from rlhf_trainer.training.model_input import ModelInput
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings in config.json by which Gemma, Cohere and Granite change the logits after the head."""
+Weights = Mapping[str, TensorSource]
+"""Where the values of a model's parameters are, by Hugging Face name."""
 
 
 class MissingLayer(nn.Module):
@@ -30,9 +34,10 @@ class Scorer(nn.Module):
     [rows, T, H] instead of tokens, and stages without the head return them.
     """
 
-    def __init__(self, classifier: PreTrainedModel) -> None:
+    def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None) -> None:
+        """weights: see `LanguageModel`."""
         super().__init__()
-        self.classifier = classifier
+        self.classifier, self.weights = classifier, weights
 
     def forward(self, given: Tensor, _: ModelInput) -> Tensor:
         hidden = _last_hidden_state(self.classifier, given)
@@ -48,15 +53,18 @@ class LanguageModel(nn.Module):
     gathers the head's weight for that long.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
-        """DataError for a model whose logits are more than its head's weight times the hidden states."""
+    def __init__(self, causal_lm: PreTrainedModel, weights: Weights | None = None) -> None:
+        """weights: what fills the parameters of a model on the meta device once they are sharded; None: nothing.
+
+        DataError for a model whose logits are more than its head's weight times the hidden states.
+        """
         super().__init__()
         head: Any = causal_lm.get_output_embeddings()
         changes = [name for name in LOGIT_CHANGES if getattr(causal_lm.config, name, None) not in (None, 1)]
         if changes or getattr(head, "bias", None) is not None:
             reason = " and ".join(changes) or "a bias of the head"
             raise DataError(f"{causal_lm.name_or_path}: the model changes logits by {reason}, which is not supported")
-        self.causal_lm = causal_lm
+        self.causal_lm, self.weights = causal_lm, weights
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor | Likelihood:
         hidden = _last_hidden_state(self.causal_lm, given)

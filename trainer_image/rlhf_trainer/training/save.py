@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.stored_tensors import LocalFile, TensorSource, saved_by_ranks, write_piece, write_tensors
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import ShardedModel, weights_on_first_rank
+from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters
+
+FILE_SIZE = "5GB"
 
 CONFIG_FOLDER = "huggingface"
 """Folder of a model's checkpoint in which `save_config_and_tokenizer` writes."""
 
 
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write config, weights (safetensors, gathered on rank 0) and tokenizer; the folder appears complete or not at all.
+    """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
 
-    EnvironmentProblem when it cannot be written. A collective.
+    Every rank writes what it holds, and puts some of the final files together from all ranks' pieces, in chunks. So
+    all ranks need to see the folder, which appears complete or not at all. EnvironmentProblem when it cannot be
+    written. A collective.
     """
-    weights = weights_on_first_rank(model)
-    if dist.get_rank() == 0:
-        with atomic_folder(folder) as unfinished:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
+        dist.barrier()
+        pieces, dtype = unfinished / "pieces", inner(model.module).config.dtype
+        with disk_errors("the model", folder):
+            pieces.mkdir(parents=True, exist_ok=True)
+            held = {name: held_piece(parameter.detach()) for name, parameter in named_parameters(model)}
+            kept = {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
+            write_piece(pieces / f"{rank}.safetensors", kept, dtype)
+            dist.barrier()
+            files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
+            write_weights(saved_by_ranks(files), dtype, unfinished, rank=rank, ranks=ranks)
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(pieces)
             save_config_and_tokenizer(model, tokenizer, unfinished)
-            save_torch_state_dict(weights, unfinished)
     dist.barrier()
+
+
+def write_weights(
+    sources: Mapping[str, TensorSource], dtype: torch.dtype, folder: Path, *, rank: int = 0, ranks: int = 1
+) -> None:
+    """Write the weights of a Hugging Face directory in files of at most `FILE_SIZE`: this rank's share of the files."""
+    sizes = {name: torch.empty(source.shape, dtype=dtype, device="meta") for name, source in sources.items()}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=FILE_SIZE)
+    for number, (file, names) in enumerate(split.filename_to_tensors.items()):
+        if number % ranks == rank:
+            write_tensors(folder / file, {name: sources[name] for name in names}, dtype, {"format": "pt"})
+    if split.is_sharded and rank == 0:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -51,7 +85,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
     EnvironmentProblem when it cannot be written.
     """
-    unfinished = folder.with_name(folder.name + ".unfinished")
+    unfinished = _unfinished(folder)
     try:
         with disk_errors("the model", folder):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -61,6 +95,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".unfinished")
 
 
 @contextmanager

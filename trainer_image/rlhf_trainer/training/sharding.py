@@ -1,23 +1,28 @@
-"""Shards a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and gathers whole weights."""
+"""Shards a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and fills each rank's shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.stored_tensors import TensorSource, read_into
+from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.mesh import ModelMesh
-from rlhf_trainer.training.models import has_copy_of_embedding, inner
+from rlhf_trainer.training.models import LanguageModel, Scorer, Weights, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.pipeline import keep_stage
 from rlhf_trainer.training.tensor_parallel import shard_tensors
@@ -29,14 +34,14 @@ _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 class ShardedModel:
     """What this rank holds of a model."""
 
-    module: nn.Module
-    """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
+    module: LanguageModel | Scorer
+    """Its parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
     mesh: ModelMesh
     compute_dtype: torch.dtype
 
 
 def shard(
-    model: nn.Module,
+    model: LanguageModel | Scorer,
     layout: ParallelSizes | None = None,
     *,
     compute_dtype: torch.dtype,
@@ -46,11 +51,16 @@ def shard(
     """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
 
     All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer. The
-    model computes in `compute_dtype` and reduces gradients in float32. steps_in_host: shards, their gradients and so
-    the optimizer's moments are in host memory (pinned for a GPU), from which FSDP2 copies a layer to the device.
+    model computes in `compute_dtype` and reduces gradients in float32; parameters that need no gradient are held in
+    `compute_dtype`. A model on the meta device gets memory for this rank's shards only, and then its values from
+    `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are in host memory (pinned
+    for a GPU), from which FSDP2 copies a layer to the device. DataError if the values cannot be read.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(compute_dtype)
     if mesh.layout.pipeline > 1:
         keep_stage(model, mesh)
     if mesh.layout.tensor > 1:
@@ -60,7 +70,6 @@ def shard(
         raise ConfigError(
             f"{type(inner(model)).__name__} does not say which modules are its layers, so it cannot be sharded"
         )
-    model.to(device_here())
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     if recompute_activations:
         apply_activation_checkpointing(
@@ -75,7 +84,19 @@ def shard(
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays
     fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
-    return ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
+    home = torch.device("cpu") if steps_in_host else device_here()
+    model._apply(partial(_at, home))  # type: ignore[no-untyped-call]  # noqa: SLF001 as to() and to_empty() do
+    sharded = ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
+    if model.weights is not None:
+        _fill(sharded, model.weights)
+        model.weights = None  # it holds the files open
+    return sharded
+
+
+def _at(home: torch.device, tensor: Tensor) -> Tensor:
+    """A parameter at its home, or a buffer on the device; of one on the meta device only its memory."""
+    device = home if isinstance(tensor, nn.Parameter) else device_here()
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
 
 def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
@@ -92,36 +113,29 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
         yield new_names.get(own, own), parameter
 
 
-def full_weights(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, whole float32 tensor) of each parameter of this rank's stage, in layer order.
+def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
+    """What this rank holds of a tensor, and which of the whole tensor's elements these are."""
+    if not isinstance(tensor, DTensor):
+        return tensor, TensorSlice.whole(tuple(tensor.shape))
+    size, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    stops = tuple(start + length for start, length in zip(starts, size, strict=True))
+    return tensor.to_local(), TensorSlice(tuple(starts), stops)
 
-    A collective for each: all ranks must iterate together.
-    """
+
+def read_shard(tensor: Tensor, source: TensorSource) -> None:
+    """Fill this rank's shard of a tensor; ValueError if the source is of another shape or incomplete."""
+    if source.shape != tensor.shape:
+        raise ValueError(f"it is {list(source.shape)}, not {list(tensor.shape)}")
+    with torch.no_grad():
+        read_into(*held_piece(tensor), source)
+
+
+def _fill(model: ShardedModel, weights: Weights) -> None:
+    """Give this rank's shards their values; DataError if they cannot be read."""
     for name, parameter in named_parameters(model):
-        weight = parameter.detach().to(device_here())  # from host memory, if that is its home
-        assert isinstance(weight, DTensor), f"{name} is not in its sharded form"
-        yield name, weight.full_tensor()
-
-
-def weights_on_first_rank(model: ShardedModel) -> dict[str, Tensor]:
-    """The whole weights of all stages on rank 0, on the CPU; an empty dict on other ranks. A collective."""
-    mesh = model.mesh
-    leads = mesh.coordinate("data") == mesh.coordinate("tensor") == 0
-    weights: dict[str, Tensor] = {}
-    for name, weight in full_weights(model):
-        if leads:
-            weights[name] = weight.cpu().clone()  # a gathered weight may be a view into a longer, padded storage
-    for stage in range(1, mesh.layout.pipeline):
-        leader = stage * mesh.layout.tensor
-        if dist.get_rank() == leader:
-            dist.send_object_list([{name: (weight.shape, weight.dtype) for name, weight in weights.items()}], dst=0)
-            for weight in weights.values():
-                dist.send(weight.to(device_here()), dst=0)
-        elif dist.get_rank() == 0:
-            described: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}]
-            dist.recv_object_list(described, src=leader)
-            for name, (shape, dtype) in described[0].items():
-                received = torch.empty(shape, dtype=dtype, device=device_here())
-                dist.recv(received, src=leader)
-                weights[name] = received.cpu()
-    return weights if dist.get_rank() == 0 else {}
+        if name not in weights:
+            continue  # it has them from the making of the model
+        try:
+            read_shard(parameter, weights[name])
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DataError(f"{name} cannot be read: {error}") from error

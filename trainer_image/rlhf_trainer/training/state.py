@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,23 +9,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from rlhf_trainer.storage import open_storage, storage_errors
+from rlhf_trainer.stored_tensors import StoredTensor, saved_by_ranks, tensor_files
 from rlhf_trainer.training.distributed import new_background_group
 from rlhf_trainer.training.save import disk_errors
-from rlhf_trainer.training.sharding import ShardedModel, named_parameters
+from rlhf_trainer.training.sharding import ShardedModel, named_parameters, read_shard
 
 WEIGHT, MOMENT = "model.", "optimizer."
+READERS = 8
+"""Threads of a rank that read a checkpoint, for an object store answers slowly, but many at once."""
 
 
 class TrainerState:
-    """Reads and writes one model with its optimizer by torch's distributed checkpoint (DCP).
+    """One model with its optimizer: written by torch's distributed checkpoint (DCP), read by shards.
 
     Files are safetensors, so loading runs no pickle. A save goes on in the background, with a process group of its own
     for its collectives. Tensors have their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
@@ -63,12 +64,22 @@ class TrainerState:
             self._saving.result()
             self._saving = None
 
-    def load(self, folder: Path) -> None:
-        """Replace weights and moments by those in `folder`, saved by any number of ranks."""
-        load(self._tensors(), storage_reader=HuggingFaceStorageReader(str(folder)))
-        random = random_file(folder)
-        if random.is_file():  # a checkpoint has none for a rank beyond those that saved it
-            set_random_state(load_file(str(random)))
+    def load(self, uri: str) -> None:
+        """Replace weights and moments by those below an address, saved by any number of ranks.
+
+        A rank reads what it holds; EnvironmentProblem if that cannot be read.
+        """
+        tensors = self._tensors()
+        with storage_errors(uri):
+            files, folder = open_storage(uri)
+            stored = saved_by_ranks(tensor_files(files, folder))
+            if missing := sorted(tensors.keys() - stored.keys()):
+                raise ValueError(f"{missing[0]} is in none of the files")
+            with ThreadPoolExecutor(READERS) as pool:
+                list(pool.map(lambda name: read_shard(tensors[name], stored[name]), tensors))
+            random = random_file(folder)
+            if files.exists(random):  # a checkpoint has none for a rank beyond those that saved it
+                set_random_state(load(files.cat_file(random)))
 
     def _tensors(self) -> dict[str, Any]:
         """Every weight and moment by name; before the first step moments are made, all zero."""
@@ -83,18 +94,11 @@ class TrainerState:
         return tensors
 
 
-def whole_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights that a `TrainerState` wrote to `folder`, put together from all ranks' files, by Hugging Face name."""
-    reader = HuggingFaceStorageReader(str(folder))
-    found = reader.read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in found.items()
-        if name.startswith(WEIGHT) and isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings(action="ignore"):  # torch warns that it runs without a process group, as no_dist asks
-        load(tensors, storage_reader=reader, no_dist=True)
-    return {name.removeprefix(WEIGHT): tensor for name, tensor in tensors.items()}
+def saved_weights(uri: str) -> dict[str, StoredTensor]:
+    """The weights that a `TrainerState` wrote below an address, by Hugging Face name; EnvironmentProblem if none."""
+    with storage_errors(uri):
+        stored = saved_by_ranks(tensor_files(*open_storage(uri)))
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}
 
 
 def random_state() -> dict[str, Tensor]:
@@ -103,15 +107,16 @@ def random_state() -> dict[str, Tensor]:
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
-def random_file(folder: Path) -> Path:
+def random_file(folder: str) -> str:
     """Where this rank's random state is in a checkpoint."""
-    return folder / "random" / f"rank-{dist.get_rank()}.safetensors"
+    return f"{folder}/random/rank-{dist.get_rank()}.safetensors"
 
 
 def save_random_state(states: dict[str, Tensor], folder: Path) -> None:
     """Write the random state of this rank."""
-    random_file(folder).parent.mkdir(parents=True, exist_ok=True)
-    save_file(states, str(random_file(folder)))
+    path = Path(random_file(str(folder)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(states, path)
 
 
 def set_random_state(states: dict[str, Tensor]) -> None:

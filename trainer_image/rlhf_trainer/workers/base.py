@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
-from rlhf_trainer.checkpoint import UploadFolder, downloaded
+from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.distributed import device_here
@@ -85,8 +85,8 @@ class WorkerSetting:
             may_add_head=may_add_head,
         )
 
-    def frozen(self, model: nn.Module) -> ModelRunner:
-        """The model, sharded, for forward passes only."""
+    def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:
+        """The model, sharded, for forward passes only, and held in the type that it computes in."""
         model.requires_grad_(False)
         return ModelRunner(
             shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=False),
@@ -95,7 +95,7 @@ class WorkerSetting:
             offload=self.model.offload,
         )
 
-    def trainer(self, model: nn.Module, *, sequences_per_row: int = 1) -> Trainer:
+    def trainer(self, model: LanguageModel | Scorer, *, sequences_per_row: int = 1) -> Trainer:
         """The model, sharded, with its optimizer. sequences_per_row: sequences that an update reads for each row."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         return Trainer(
@@ -158,8 +158,8 @@ class TrainedModel:
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
         """Load a checkpoint, made by any number of ranks."""
-        with downloaded(f"{uri}/{self.setting.role}") as folder, self.trainer.offloader.in_use(moments=True):
-            self.trainer.state.load(folder)
+        with self.trainer.offloader.in_use(moments=True):
+            self.trainer.state.load(f"{uri}/{self.setting.role}")
 
 
 def text_of(

@@ -1,0 +1,252 @@
+"""Models are made on the meta device; a rank reads its slices, and never holds more than its shards and one chunk."""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer import stored_tensors
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
+from tests.trainer.weights import weights_on_first_rank
+
+LAYOUTS = [
+    ParallelSizes(data=1, pipeline=2, tensor=2),
+    ParallelSizes(data=4),
+    ParallelSizes(data=4, replicas=2),
+    ParallelSizes(data=2, tensor=2),
+]
+CHUNK = 8 * 1024
+SMALL = 8 * 1024
+"""Norms, rotary frequencies, scalars."""
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that were alive at once, without files that are mapped into memory.
+
+    `read` counts the elements that were read from files.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self.read = self._now = 0
+        self._alive: set[int] = set()
+        self._mapped: list[Tensor] = []
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        read_file = stored_tensors.LocalFile.read
+
+        def read(file: stored_tensors.LocalFile, name: str, index: tuple[slice, ...]) -> Tensor:
+            with _disable_current_modes():
+                values = read_file(file, name, index)
+            assert values.nbytes <= stored_tensors.CHUNK_BYTES
+            self._mapped.append(values)
+            self.read += values.numel()
+            return values
+
+        self._patch.setattr(stored_tensors.LocalFile, "read", read)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._patch.undo()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it becomes operations on shards
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter((args, result)):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor | FakeTensor) and not tensor.is_meta:
+                self._see(tensor.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._alive and all(storage.data_ptr() != each for each in self._files()):
+            self._alive.add(key)
+            weakref.finalize(storage, self._gone, key, size)
+            self._now += size
+            self.peak = max(self.peak, self._now)
+
+    def _files(self) -> set[int]:
+        return {values.untyped_storage().data_ptr() for values in self._mapped}
+
+    def _gone(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self._now -= size
+
+
+def held_bytes(model: ShardedModel) -> int:
+    return sum(held_piece(parameter.detach())[0].nbytes for _, parameter in named_parameters(model))
+
+
+def load(folder: str, kind: str, layout: ParallelSizes | None, *, frozen: bool = False) -> ShardedModel:
+    options: dict[str, Any] = {"seed": 5, "trust_remote_code": False, "revision": None}
+    model = (
+        load_language_model(folder, may_initialise=True, **options)
+        if kind == "language model"
+        else load_scorer(folder, path="spec.models.critic", **options)
+    )
+    if frozen:
+        model.requires_grad_(False)
+    return shard(model, layout, compute_dtype=torch.bfloat16, recompute_activations=True)
+
+
+Counted = tuple[dict[str, Tensor], dict[str, int]]
+
+
+def load_everywhere(folder: str, kind: str, frozen: bool) -> list[Counted]:
+    """For each layout: the whole weights (rank 0), and what this rank held, read and had at once."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
+        for layout in LAYOUTS:
+            with Peak() as memory:
+                model = load(folder, kind, layout, frozen=frozen)
+            numbers = {"held": held_bytes(model), "peak": memory.peak, "read": memory.read}
+            sizes = [held_piece(parameter.detach())[0] for _, parameter in named_parameters(model)]
+            numbers["elements"] = sum(tensor.numel() for tensor in sizes)
+            numbers["largest"] = max(tensor.nbytes for tensor in sizes)
+            seen.append((weights_on_first_rank(model), numbers))
+    return seen
+
+
+def save_sharded(folder: Path, *, tied: bool, classifier: bool = False) -> str:
+    """bfloat16 weights in several files with an index; a vocabulary that no number of ranks divides."""
+    config = divisible_config(tied=tied)
+    config.vocab_size, config.num_labels = 451, 1
+    save_tiny(folder, seed=1, config=config, labels=1 if classifier else None)
+    model = (AutoModelForSequenceClassification if classifier else AutoModelForCausalLM).from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied", "classifier", "frozen"),
+    [
+        ("language model", True, False, False),
+        ("language model", False, False, True),
+        ("scorer", True, False, False),
+        ("scorer", False, True, True),
+    ],
+    ids=["tied, trained", "untied, frozen", "critic from a language model", "frozen reward"],
+)
+def test_no_rank_reads_or_holds_more_than_its_shards(
+    kind: str, tied: bool, classifier: bool, frozen: bool, tmp_path: Path
+) -> None:
+    folder = save_sharded(tmp_path / "model", tied=tied, classifier=classifier)
+    torch.manual_seed(5)
+    expected: Any = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if kind == "language model"
+        else AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1)
+    )
+    ranks = run_ranks(4, load_everywhere, folder, kind, frozen)
+    for place, layout in enumerate(LAYOUTS):
+        weights, _ = ranks[0][place]
+        assert weights.keys() == dict(expected.named_parameters()).keys()
+        for name, whole in expected.named_parameters():
+            assert weights[name].dtype == (torch.bfloat16 if frozen else torch.float32)
+            assert torch.equal(weights[name].float(), whole.to(weights[name].dtype).float()), (layout, name)
+        for rank in range(4):
+            _, numbers = ranks[rank][place]
+            assert numbers["read"] <= numbers["elements"]
+            room = numbers["largest"] + CHUNK * 3 + SMALL  # FSDP copies a shard that it pads
+            assert numbers["peak"] <= numbers["held"] + room, (layout, rank, numbers)
+
+
+def save_everywhere(folder: str, output: str) -> tuple[int, int]:
+    """(bytes of this rank's shards, the most that was alive while the model was saved)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
+        patch.setattr("rlhf_trainer.training.save.FILE_SIZE", "100KB")
+        model = load(folder, "language model", ParallelSizes(data=1, pipeline=2, tensor=2))
+        tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
+        with Peak() as memory:
+            save_model(model, tokenizer, Path(output))
+    return held_bytes(model), memory.peak
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_rank_writes_its_part_in_the_type_of_the_source(tied: bool, tmp_path: Path) -> None:
+    folder, output = save_sharded(tmp_path / "before", tied=tied), tmp_path / "after"
+    for held, peak in run_ranks(4, save_everywhere, folder, str(output)):
+        assert peak <= held + CHUNK * 3 + SMALL
+    assert json.loads((output / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {path.name for path in output.glob("*") if path.is_dir()} == set()
+    assert len(list(output.glob("model-*-of-*.safetensors"))) > 2
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, output))
+    assert {weight.dtype for weight in after.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def draw(folder: str, layout: ParallelSizes) -> tuple[dict[str, Tensor], Tensor, int, int]:
+    with Peak() as memory:
+        model = load(folder, "language model", layout)
+    return weights_on_first_rank(model), torch.rand(1), held_bytes(model), memory.peak
+
+
+def test_a_model_made_from_the_seed_is_the_same_on_any_layout() -> None:
+    seen = run_ranks(4, draw, str(EXAMPLE_MODEL), LAYOUTS[0])
+    torch.manual_seed(5)
+    expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(EXAMPLE_MODEL))
+    drawn = torch.rand(1)
+    assert all(torch.equal(seen[0][0][name], weight) for name, weight in expected.named_parameters())
+    largest = max(weight.nbytes for weight in expected.parameters())
+    for _, then, held, peak in seen:
+        assert then == drawn
+        assert peak <= held + 2 * largest + SMALL
+
+
+def damaged(folder: Path, how: str) -> None:
+    file = sorted(folder.glob("*.safetensors"))[1]
+    if how == "missing file":
+        file.unlink()
+    elif how == "cut in half":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    elif how == "missing tensor":
+        file.rename(folder / "elsewhere")
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        index["weight_map"] = {name: at for name, at in index["weight_map"].items() if at != file.name}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "other shape":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 460}))
+    else:
+        (folder / "model.safetensors.index.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("missing file", r"model: cannot be read as a model folder: .*model-00002-of-.*safetensors"),
+        ("cut in half", r"cannot be read as a model folder: .*model-00002-of-.*safetensors: .*"),
+        ("missing tensor", r"model: the weights lack model\.layers\.[0-9.a-z_]+"),
+        ("other shape", r"embed_tokens\.weight is \[451, 64\] in the weights, and \[460, 64\] by config\.json"),
+        ("broken index", r"model: cannot be read as a model folder"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(how: str, words: str, tmp_path: Path) -> None:
+    folder = save_sharded(tmp_path / "model", tied=True)
+    damaged(Path(folder), how)
+    with pytest.raises(DataError, match=words) as caught:
+        load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,248 @@
+"""Tensors of safetensors files, read and written in parts: whole ones of a model, or pieces that ranks wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, DTYPE_MAP, SAVED_OFFSETS_KEY
+
+from rlhf_trainer.tensor_slice import TensorSlice
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
+CHUNK_BYTES = 64 * 2**20
+"""The most that is read at once, but a row is read whole."""
+
+
+class TensorSource(Protocol):
+    """Gives a rank the values of its part of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        """Parts of the whole tensor, on the CPU, that cover `wanted` together."""
+
+
+class TensorFile(Protocol):
+    """A safetensors file. Its methods raise OSError or SafetensorError where it is damaged."""
+
+    def names(self) -> Iterable[str]:
+        """Of the tensors in it."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor."""
+
+    def metadata(self) -> dict[str, str]:
+        """Texts in the header."""
+
+    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        """A part of a tensor, on the CPU."""
+
+
+class LocalFile:
+    """A file on this machine's disk; `find` gives its path when something of it is asked for."""
+
+    def __init__(self, find: Callable[[], str]) -> None:
+        self._find = find
+
+    @cached_property
+    def _open(self) -> Any:
+        path = self._find()
+        try:
+            return safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise SafetensorError(f"{path}: {error}") from error
+
+    def names(self) -> list[str]:
+        return list(self._open.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._open.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPE_MAP[self._open.get_slice(name).get_dtype()]
+
+    def metadata(self) -> dict[str, str]:
+        return self._open.metadata() or {}
+
+    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        part: Tensor = self._open.get_slice(name)[index] if index else self._open.get_tensor(name)
+        return part
+
+
+class RemoteFile:
+    """A file in an object store, of which ranges of bytes are read: the header, and the rows that are asked for."""
+
+    def __init__(self, files: AbstractFileSystem, path: str) -> None:
+        self._files, self._path = files, path
+
+    @cached_property
+    def _header(self) -> tuple[int, dict[str, Any]]:
+        """(where the tensors begin, the header)."""
+        size = int.from_bytes(self._bytes(0, 8), "little")
+        return 8 + size, json.loads(self._bytes(8, 8 + size))
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        try:
+            data: bytes = self._files.cat_file(self._path, start=start, end=stop) if start < stop else b""
+        except Exception as error:  # each kind of storage raises errors of its own
+            raise OSError(f"{self._path}: {type(error).__name__}: {error}") from error
+        if len(data) != stop - start:
+            raise SafetensorError(f"{self._path}: the file is cut off")
+        return data
+
+    def names(self) -> list[str]:
+        return [name for name in self._header[1] if name != "__metadata__"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._header[1][name]["shape"])
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPE_MAP[self._header[1][name]["dtype"]]
+
+    def metadata(self) -> dict[str, str]:
+        texts: dict[str, str] = self._header[1].get("__metadata__", {})
+        return texts
+
+    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        begin, header = self._header
+        start, stop = (begin + offset for offset in header[name]["data_offsets"])
+        shape, dtype = self.shape(name), self.dtype(name)
+        if index:
+            row = prod(shape[1:]) * dtype.itemsize
+            start, stop = start + index[0].start * row, start + index[0].stop * row
+            shape = (index[0].stop - index[0].start, *shape[1:])
+        values = torch.frombuffer(bytearray(self._bytes(start, stop)), dtype=dtype).view(shape)
+        return values[(slice(None), *index[1:])] if index else values
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """A tensor in memory, on any device."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        yield wanted, self.tensor[wanted.within(TensorSlice.whole(self.shape))].cpu()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a file, and which part of a tensor it is; None: all of it."""
+
+    file: TensorFile
+    name: str
+    place: TensorSlice | None = None
+
+    @property
+    def held(self) -> TensorSlice:
+        return self.place or TensorSlice.whole(self.file.shape(self.name))
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in one or several files."""
+
+    pieces: Sequence[Piece] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(max(stops) for stops in zip(*(piece.held.stops for piece in self.pieces), strict=True))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pieces[0].file.dtype(self.pieces[0].name)
+
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        for piece in self.pieces:
+            held = piece.held
+            met = wanted.intersection(held)
+            for part in chunks(met, self.dtype.itemsize) if met else ():
+                yield part, piece.file.read(piece.name, part.within(held))
+
+
+def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
+    """The rows of a part, as many together as `CHUNK_BYTES` allows."""
+    if not part.starts:
+        yield part
+        return
+    rows = max(1, CHUNK_BYTES // (prod(part.shape[1:]) * itemsize))
+    for start in range(part.starts[0], part.stops[0], rows):
+        yield part.cut(0, start, start + rows)
+
+
+def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
+    """The tensors of which each rank wrote a piece, as torch's distributed checkpoint (DCP) does, by name."""
+    found: dict[str, dict[TensorSlice, Piece]] = {}
+    for file in files:
+        offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
+        for name in file.names():
+            starts = tuple(offsets[name][SAVED_OFFSETS_KEY])
+            stops = tuple(start + size for start, size in zip(starts, file.shape(name), strict=True))
+            place = TensorSlice(starts, stops)
+            found.setdefault(name, {})[place] = Piece(file, name, place)
+    return {name: StoredTensor(list(pieces.values())) for name, pieces in found.items()}
+
+
+def read_into(target: Tensor, held: TensorSlice, source: TensorSource) -> None:
+    """Fill a tensor, which holds the elements `held` of the source's. ValueError if the source lacks some of them."""
+    read = 0
+    for part, values in source.parts(held) if held.numel else ():
+        target[part.within(held)].copy_(values)
+        read += part.numel
+    if read != held.numel:
+        raise ValueError(f"{held.numel - read:,} elements are in none of the files")
+
+
+def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
+    """The safetensors files of a folder, of which only headers are read here."""
+    paths = sorted(path for path in files.ls(folder, detail=False) if path.endswith(".safetensors"))
+    if isinstance(files, LocalFileSystem):
+        return [LocalFile(partial(str, path)) for path in paths]
+    return [RemoteFile(files, path) for path in paths]
+
+
+def write_tensors(
+    path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file; no more than `CHUNK_BYTES` of it are in memory at once."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, source in sources.items():
+        start, end = end, end + prod(source.shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": source.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for source in sources.values():
+            for part in chunks(TensorSlice.whole(source.shape), dtype.itemsize):
+                values = torch.empty(part.shape, dtype=dtype)
+                read_into(values, part, source)
+                file.write(values.flatten().view(torch.uint8).numpy().tobytes())
+
+
+def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:
+    """Write this rank's pieces (name -> elements, and which of the whole tensor they are) for `saved_by_ranks`."""
+    offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
+    sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
+    write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

@@ -1,0 +1,97 @@
+"""Models on the meta device: made without memory for their weights, which each rank reads or draws for its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlhf_trainer.tensor_slice import TensorSlice
+
+_EMPTY = torch.ops.aten.empty.memory_format
+_FILLS = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
+
+
+@dataclass(frozen=True)
+class Write:
+    """One in-place operation on a parameter, or on a view of it, while the model was made."""
+
+    operation: Any
+    view: tuple[tuple[int, ...], tuple[int, ...], int]
+    """Shape, strides and offset of what it writes to."""
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    generator: Tensor | None
+    """State of the CPU's generator before it; None for one that draws nothing."""
+
+
+@dataclass(frozen=True)
+class DrawnTensor:
+    """A parameter as the model's own initialisation draws it: again by each rank, whole, and cut."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    writes: list[Write] = field(default_factory=list)
+
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        whole = torch.empty(self.shape, dtype=self.dtype)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for write in self.writes:
+                if write.generator is not None:
+                    torch.set_rng_state(write.generator)
+                write.operation(whole.as_strided(*write.view), *write.arguments, **write.options)
+        yield wanted, whole[wanted.within(TensorSlice.whole(self.shape))]
+
+
+class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, models are made with weights on the meta device, and with real buffers (rotary frequencies).
+
+    Only uninitialised memory is not given: what is made from values (a norm of ones) stays real.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = {"device": "meta"} if func is _EMPTY else {}
+        return func(*args, **{**(kwargs or {}), **device})
+
+
+class Drawing(OnMeta):  # type: ignore[no-untyped-call]
+    """Also remembers how each of those tensors is drawn, in the order and by the generator of a model made in memory.
+
+    So that generator ends in the same state too; one tensor at a time is drawn and dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: dict[int, DrawnTensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func._schema.is_mutable and args[0].is_meta:  # noqa: SLF001 there is no public name
+            self._record(func, args[0], args[1:], options)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _EMPTY:
+            made = DrawnTensor(tuple(result.shape), result.dtype)
+            self._drawn[result.untyped_storage()._cdata] = made  # noqa: SLF001 as above
+        return result
+
+    def _record(self, operation: Any, target: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        drawn = self.of(target)
+        view = (tuple(target.shape), target.stride(), int(target.storage_offset()))
+        draws = torch.Tag.nondeterministic_seeded in operation.tags
+        if target.shape == drawn.shape and (draws or operation in _FILLS):
+            drawn.writes.clear()
+        generator = torch.get_rng_state() if draws else None
+        if draws:
+            operation(torch.empty(target.shape, dtype=target.dtype), *arguments, **options)
+        drawn.writes.append(Write(operation, view, arguments, options, generator))
+
+    def of(self, tensor: Tensor) -> DrawnTensor:
+        """How a tensor on the meta device is drawn."""
+        return self._drawn[tensor.untyped_storage()._cdata]  # noqa: SLF001 as above
