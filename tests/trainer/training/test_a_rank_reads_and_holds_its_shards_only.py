@@ -35,7 +35,7 @@ SMALL = 8 * 1024
 """Norms, rotary frequencies, scalars."""
 
 
-class Peak(TorchDispatchMode):
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes of tensors that were alive at once, without files that are mapped into memory.
 
     `read` counts the elements that were read from files.
@@ -60,11 +60,11 @@ class Peak(TorchDispatchMode):
             return values
 
         self._patch.setattr(stored_tensors.LocalFile, "read", read)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patch.undo()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

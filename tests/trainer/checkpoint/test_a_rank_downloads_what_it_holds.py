@@ -1,0 +1,98 @@
+"""A checkpoint in an object store is restored by ranges of bytes: a rank asks for its own and puts none on a disk."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec import Optimizer
+from rlhf_trainer import stored_tensors
+from rlhf_trainer.checkpoint import UploadFolder
+from rlhf_trainer.storage import open_storage
+from rlhf_trainer.training.loading import load_scorer
+from rlhf_trainer.training.sharding import held_piece, shard
+from rlhf_trainer.training.trainer import Trainer
+from tests.trainer.ranks import run_ranks
+from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.weights import weights_on_first_rank
+
+CUT, FSDP = ParallelSizes(data=1, pipeline=2, tensor=2), ParallelSizes(data=4)
+
+
+def trainer_of(folder: str, layout: ParallelSizes) -> Trainer:
+    model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="models.critic")
+    return Trainer(
+        shard(model, layout, compute_dtype=torch.float32, recompute_activations=False),
+        token_budget=64,
+        optimizer=Optimizer(),
+        total_steps=1,
+        max_skipped_updates=0,
+        path="models.critic",
+        role="critic",
+        offload="None",
+    )
+
+
+def save(folder: str, uri: str) -> dict[str, Tensor]:
+    trainer = trainer_of(folder, CUT)
+    upload = UploadFolder(uri)
+    trainer.state.begin_save(upload.folder, then=upload.upload)
+    trainer.state.end_save()
+    return weights_on_first_rank(trainer.model)
+
+
+def restore(folder: str, uri: str, temporary: str) -> tuple[dict[str, Tensor], dict[ParallelSizes, tuple[int, int]]]:
+    """(whole weights, layout -> bytes that this rank asked for and holds)."""
+    asked = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", temporary)
+        read = stored_tensors.RemoteFile._bytes
+        for layout in (CUT, FSDP):
+            trainer = trainer_of(folder, layout)
+            sizes: list[int] = []
+
+            def counted(file: stored_tensors.RemoteFile, start: int, stop: int, sizes: list[int] = sizes) -> bytes:
+                sizes.append(stop - start)
+                return read(file, start, stop)
+
+            patch.setattr(stored_tensors.RemoteFile, "_bytes", counted)
+            with torch.no_grad():
+                for parameter in trainer.model.module.parameters():
+                    parameter.zero_()
+            trainer.state.load(uri)
+            held = sum(held_piece(each)[0].nbytes for each in trainer.model.module.parameters())
+            asked[layout] = sum(sizes), held
+    return weights_on_first_rank(trainer.model), asked
+
+
+def test_a_rank_downloads_what_it_holds(s3: str, tmp_path: Path) -> None:
+    folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
+    saved = run_ranks(4, save, folder, uri)[0]
+    (tmp_path / "temporary").mkdir()
+    ranks = run_ranks(4, restore, folder, uri, str(tmp_path / "temporary"))
+    assert saved.keys() == ranks[0][0].keys()
+    assert all(torch.equal(ranks[0][0][name], weight) for name, weight in saved.items())
+    files, path = open_storage(uri)
+    written = [file for file in files.ls(path, detail=False) if file.endswith(".safetensors")]
+    headers = sum(8 + int.from_bytes(files.cat_file(file, end=8), "little") for file in written)
+    everything = files.du(path)
+    for _, asked in ranks:
+        for layout, (downloaded, held) in asked.items():
+            weights_and_moments = 3 * held + 4 * len(saved)
+            # rows are whole in a range, also where a rank holds columns of them
+            assert downloaded <= headers + weights_and_moments * (1 if layout == CUT else 2), layout
+            assert downloaded < 0.75 * everything
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_checkpoint_that_is_cut_off_is_named(s3: str, tmp_path: Path) -> None:
+    folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
+    run_ranks(4, save, folder, uri)
+    files, path = open_storage(uri)
+    file = next(file for file in files.ls(path, detail=False) if file.endswith(".safetensors"))
+    files.pipe_file(file, files.cat_file(file)[:-100])
+    with pytest.raises(AssertionError, match=rf"EnvironmentProblem: {uri}: .*the file is cut off"):
+        run_ranks(4, restore, folder, uri, str(tmp_path))
