@@ -11,11 +11,12 @@ from rlhf_api.spec import Optimizer
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
-from rlhf_trainer.training.sharding import shard, weights_on_first_rank
+from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.weights import weights_on_first_rank
 
 LENGTHS = torch.tensor([60, 58, 55, 41, 6, 5, 9, 4])
 Seen = tuple[int, Tensor, float, dict[str, Tensor]]

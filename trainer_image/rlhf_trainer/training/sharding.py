@@ -34,8 +34,8 @@ _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 class ShardedModel:
     """What this rank holds of a model."""
 
-    module: LanguageModel | Scorer
-    """Its parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
+    module: nn.Module
+    """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
     mesh: ModelMesh
     compute_dtype: torch.dtype
 
