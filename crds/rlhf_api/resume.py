@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "spec.runtime",
     "spec.evaluation.everySteps",
     "spec.training.microBatchTokens",
+    "spec.training.attention",
     "spec.training.maxSkippedUpdates",
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",

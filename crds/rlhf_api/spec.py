@@ -49,6 +49,7 @@ class Optimizer(Spec):
     max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
 
 
+Attention = Literal["Auto", "SDPA", "Flash"]
 Offload = Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"]
 
 
@@ -262,7 +263,16 @@ class Training(Spec):
     precision: Annotated[
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
     ] = "Auto"
-    micro_batch_tokens: Annotated[Count, Field(description="Tokens of one forward pass, padding included.")] = 16384
+    micro_batch_tokens: Annotated[
+        Count, Field(description="Tokens of one forward pass; rows are packed without padding.")
+    ] = 16384
+    attention: Annotated[
+        Attention,
+        Field(
+            description="Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on "
+            "GPUs from Ampere on; Auto takes Flash where it runs."
+        ),
+    ] = "Auto"
     max_skipped_updates: Annotated[
         Whole, Field(description="Updates of a model in a row that may be skipped for a value that is not finite.")
     ] = 3

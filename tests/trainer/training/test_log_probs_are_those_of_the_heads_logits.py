@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.training import head
 from rlhf_trainer.training.head import Likelihood, likelihood
-from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.models import LanguageModel
 from tests.trainer.tiny import tiny_config
 
@@ -124,26 +123,6 @@ def test_where_nothing_is_read_gradients_are_zero(hidden: Tensor, weight: Tensor
     (gradient,) = torch.autograd.grad(found.log_probs.sum() + found.entropy.sum(), weight)
     assert gradient.shape == weight.shape
     assert not gradient.any()
-
-
-def test_token_t_is_scored_by_the_state_before_it_and_only_where_it_is_read() -> None:
-    torch.manual_seed(0)
-    model = LanguageModel(AutoModelForCausalLM.from_config(tiny_config()))
-    first, second = torch.randint(3, 500, (2, 6)), torch.randint(3, 500, (2, 9))
-    read = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0, 1.0], [0.0] * 6])
-    texts = [
-        Text(tokens=first, lengths=torch.tensor([6, 6]), read=read, temperature=0.5),
-        Text(tokens=second, lengths=torch.tensor([9, 5]), read=torch.ones(2, 9)),
-    ]
-    given = ModelInput.of(texts)
-    found = model(given.tokens, given).log_probs
-    for rows, tokens, wanted, temperature in (found[:2], first, read, 0.5), (found[2:], second, torch.ones(2, 9), 1.0):
-        logits = model.causal_lm(tokens).logits[:, :-1] / temperature
-        expected = logits.log_softmax(2).gather(2, tokens[:, 1:, None])[..., 0] * wanted[:, 1:]
-        width = tokens.shape[1]
-        assert_close(rows[:, 1:width], expected, atol=1e-5, rtol=1e-5)
-        assert not rows[:, 0].any()
-        assert not rows[:, width:].any()
 
 
 @pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])

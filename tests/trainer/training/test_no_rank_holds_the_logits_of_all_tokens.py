@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.training import head
+from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
@@ -77,6 +78,7 @@ def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Te
     torch.manual_seed(0)
     model = LanguageModel(AutoModelForCausalLM.from_config(config))
     layout = ParallelSizes(data=1, tensor=tensor)
+    use_attention(model.causal_lm, "Auto", device=torch.device("cpu"), dtype=torch.float32)
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
     ids = torch.randint(VOCABULARY, (2, tokens // 2), generator=torch.Generator().manual_seed(1))
     lengths = torch.full((2,), tokens // 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -28,35 +28,73 @@ class Text:
     """Whether the entropies of the tokens that are read are wanted too."""
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Where the documents lie that are packed side by side; none sees another."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each document, in their order; together all N."""
+    starts: Tensor
+    """int32 [documents + 1]: 0, the end of the first, .., N."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return replace(self, starts=self.starts.to(device))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
-    """The texts of a micro-batch, one below the other, as a model takes them; n tokens of them are read."""
+    """The texts of a micro-batch packed to one row of N tokens without their padding; n tokens of them are read.
+
+    What belongs to tokens is put back at its place in rows of T tokens, one text below the other.
+    """
 
     tokens: Tensor
-    """int64 [rows, T]."""
+    """int64 [1, N]."""
+    positions: Tensor
+    """int64 [1, N]: of each token in its document."""
+    documents: Documents
+    shape: tuple[int, int]
+    """(rows, T)."""
+    whole: Tensor
+    """int64 [N, less padding]: which of the rows * T tokens each packed one is."""
     places: Tensor
-    """int64 [n]: which of the rows * T tokens."""
+    """int64 [n]: which of the rows * T tokens are read."""
+    before: Tensor
+    """int64 [n]: which of the N is before each token that is read."""
     targets: Tensor
-    """int64 [n]: those tokens."""
+    """int64 [n]: the tokens that are read."""
     temperature: Tensor
     """float32 [n]."""
     entropy: bool
 
     @classmethod
-    def of(cls, texts: Sequence[Text]) -> Self:
-        """The first token of a text, which nothing predicts, is not read."""
+    def of(cls, texts: Sequence[Text], *, at_least: int = 1) -> Self:
+        """Packed to at least so many tokens: what is missing is a document of zeros, which nothing reads.
+
+        The first token of a text, which nothing predicts, is not read.
+        """
         tokens = concatenate([text.tokens for text in texts])
-        read = torch.zeros_like(tokens, dtype=torch.float32)  # the temperature of each token that is read
+        lengths = torch.cat([text.lengths for text in texts])
+        read = torch.zeros(tokens.shape)  # the temperature of each token that is read
         first = 0
         for text in texts:
             rows, width = text.tokens.shape
             if text.read is not None:
                 read[first : first + rows, 1:width] = text.temperature * (text.read[:, 1:] > 0)
             first += rows
-        places = read.flatten().nonzero()[:, 0]
+        inside = torch.arange(tokens.shape[1]) < lengths[:, None]
+        whole, places = inside.flatten().nonzero()[:, 0], (read * inside).flatten().nonzero()[:, 0]
+        padding = max(0, at_least - len(whole))
+        documents = [length for length in (*lengths.tolist(), padding) if length]
         return cls(
-            tokens=tokens,
+            tokens=torch.cat([tokens[inside], tokens.new_zeros(padding)])[None],
+            positions=torch.cat([torch.arange(length) for length in documents])[None],
+            documents=Documents(tuple(documents), torch.tensor([0, *documents]).cumsum(0).int()),
+            shape=(tokens.shape[0], tokens.shape[1]),
+            whole=whole,
             places=places,
+            before=(inside.flatten().cumsum(0) - 2)[places],
             targets=tokens.flatten()[places],
             temperature=read.flatten()[places],
             entropy=any(text.entropy for text in texts),
@@ -64,5 +102,10 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        tensors = {name: getattr(self, name).to(device) for name in ("tokens", "places", "targets", "temperature")}
-        return replace(self, **tensors)
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if hasattr(value, "to")}
+        return replace(self, **moved)
+
+    def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
+        """Zeros [rows, T] with these values at those places."""
+        rows, width = self.shape
+        return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)

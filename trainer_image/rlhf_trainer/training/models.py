@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -30,8 +29,8 @@ class MissingLayer(nn.Module):
 class Scorer(nn.Module):
     """A sequence classification model with one label, read at every token: reward model and critic.
 
-    Its output is float32 [rows, T]: the score head after each token. Later pipeline stages take hidden states
-    [rows, T, H] instead of tokens, and stages without the head return them.
+    Its output is float32 [rows, T]: the score head after each token, 0 at padding. Later pipeline stages take hidden
+    states [1, N, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None) -> None:
@@ -39,17 +38,19 @@ class Scorer(nn.Module):
         super().__init__()
         self.classifier, self.weights = classifier, weights
 
-    def forward(self, given: Tensor, _: ModelInput) -> Tensor:
-        hidden = _last_hidden_state(self.classifier, given)
+    def forward(self, given: Tensor, text: ModelInput) -> Tensor:
+        hidden = _last_hidden_state(self.classifier, given, text)
+        if isinstance(self.classifier.score, MissingLayer):
+            return hidden
         scores: Tensor = self.classifier.score(hidden)
-        return scores if isinstance(self.classifier.score, MissingLayer) else scores.squeeze(-1).float()
+        return text.unpacked(scores[0, : len(text.whole), 0].float(), text.whole)
 
 
 class LanguageModel(nn.Module):
     """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that are read, and 0 at others.
 
-    Right padding needs no attention mask. Later pipeline stages take hidden states [rows, T, H] instead of tokens, and
-    stages without the head return them. The likelihoods are computed here, inside the forward pass, because FSDP2
+    Later pipeline stages take hidden states [1, N, H] instead of tokens, and stages without the head return them. The
+    likelihoods are computed here, inside the forward pass, because FSDP2
     gathers the head's weight for that long.
     """
 
@@ -67,25 +68,21 @@ class LanguageModel(nn.Module):
         self.causal_lm, self.weights = causal_lm, weights
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor | Likelihood:
-        hidden = _last_hidden_state(self.causal_lm, given)
+        hidden = _last_hidden_state(self.causal_lm, given, text)
         head: Any = self.causal_lm.get_output_embeddings()
         if isinstance(head, MissingLayer):
             return hidden
-        before = hidden.flatten(0, 1).index_select(0, text.places - 1)
+        before = hidden[0].index_select(0, text.before)
         found = likelihood(before, head.weight, text.targets, text.temperature, entropy=text.entropy)
-        return Likelihood(*(_at(text.places, values, hidden.shape[:2]) for values in found))
+        return Likelihood(*(text.unpacked(values, text.places) for values in found))
 
 
-def _last_hidden_state(model: PreTrainedModel, given: Tensor) -> Tensor:
-    """Hidden states after the final norm, from token ids or the hidden states of another stage: [rows, T, H]."""
+def _last_hidden_state(model: PreTrainedModel, given: Tensor, text: ModelInput) -> Tensor:
+    """Hidden states after the final norm, from token ids or the hidden states of another stage: [1, N, H]."""
     name = "inputs_embeds" if given.is_floating_point() else "input_ids"
-    hidden: Tensor = model.base_model(**{name: given}, use_cache=False).last_hidden_state
+    inputs = {name: given, "position_ids": text.positions, "documents": text.documents}
+    hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
     return hidden
-
-
-def _at(places: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """Zeros of a shape [rows, T] with the values [n] at the given places of the rows * T."""
-    return values.new_zeros(shape.numel()).index_copy(0, places, values).view(shape)
 
 
 def inner(model: nn.Module) -> PreTrainedModel:

@@ -99,7 +99,7 @@ class StageModule(nn.Module):
         self._micros, self._compute = iter(micros), compute
 
     def forward(self, given: Tensor) -> Tensor:
-        """From tokens [rows, T] on the first stage, hidden states [rows, T, H] on others."""
+        """From tokens [1, N] on the first stage, hidden states [1, N, H] on others."""
         micro = next(self._micros)
         output = self.model(given, micro.given)
         return output if self._compute is None else self._compute(output, micro.fields)

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_api.spec import Offload, Optimizer
+from rlhf_api.spec import Attention, Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.accumulation import GradientSync
+from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.balance import Dealt, RowCosts
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
-from rlhf_trainer.training.micro_batches import even_micro_batches, micro_batches, padded_alike, padding_waste
+from rlhf_trainer.training.micro_batches import micro_batches
 from rlhf_trainer.training.model_input import ModelInput
-from rlhf_trainer.training.models import tied_embedding, ties_embedding
+from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
@@ -41,10 +42,14 @@ class ModelRunner:
         token_budget: int,
         role: str,
         offload: Offload,
+        attention: Attention = "Auto",
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """role: the model's, for measurements; offload: what is moved to host memory while the model is not in use."""
+        """token_budget: tokens of a micro-batch; role: the model's, for measurements; offload: what is moved to host
+        memory while the model is not in use; attention: see `use_attention`.
+        """
         self.model, self.mesh = model, model.mesh
+        use_attention(inner(model.module), attention, device=device_here(), dtype=model.compute_dtype)
         self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
@@ -58,35 +63,23 @@ class ModelRunner:
     def split(self, fields: Fields, texts_of: TextsFunction) -> list[MicroBatch]:
         """The micro-batches of the rows that this rank computes, as many on every rank: each runs collectives.
 
-        fields: [B, T] (cut to the longest row of the micro-batch) or [B].
-        A rank with too few gets micro-batches of one token whose fields are all 0, so that their masked loss is 0.
+        fields: [B, T] (cut to the longest row of the micro-batch) or [B]. A rank with too few gets micro-batches
+        without text, whose fields are all 0, so that their masked loss is 0. Those of a pipeline have equally many
+        tokens.
         """
-        budget, stages = self._token_budget, self.mesh.layout.pipeline
-        lengths = torch.stack([text.lengths for text in texts_of(fields)]).amax(0)
-        if stages == 1:
-            groups = micro_batches(lengths, token_budget=budget)
-        else:
-            groups = even_micro_batches(lengths, token_budget=budget, at_least=stages)
-        recorder.mean("padding/waste", *padding_waste(lengths, groups, even=stages > 1))
-        missing = self.mesh.largest(len(groups)) - len(groups)
-        parts = []
+        stages, device = self.mesh.layout.pipeline, device_here()
+        lengths = torch.stack([text.lengths for text in texts_of(fields)])
+        groups = micro_batches(lengths.sum(0), token_budget=self._token_budget, at_least=stages)
+        groups += [torch.empty(0, dtype=torch.int64)] * (self.mesh.largest(len(groups)) - len(groups))
+        even = max(int(lengths[:, rows].sum()) for rows in groups) if stages > 1 and groups else 1
+        micros = []
         for rows in groups:
-            width = max(1, int(lengths[rows].max()))
-            parts.append(
-                {name: field[rows, :width] if field.dim() > 1 else field[rows] for name, field in fields.items()}
-            )
-        parts += [{name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}] * missing
-        if stages > 1:
-            parts = padded_alike(parts, at_least=stages)
-        device, nothing = device_here(), [torch.empty(0, dtype=torch.int64)]
-        return [
-            MicroBatch(
-                fields={name: field.to(device) for name, field in part.items()},
-                given=ModelInput.of(texts_of(part)).to(device),
-                rows=rows,
-            )
-            for part, rows in zip(parts, groups + nothing * (len(parts) - len(groups)), strict=True)
-        ]
+            part = _cut(fields, rows, width=int(lengths[:, rows].max())) if len(rows) else _nothing(fields)
+            given = ModelInput.of(texts_of(part), at_least=max(1, even)).to(device)
+            recorder.mean("padding/waste", float(given.tokens.numel() - len(given.whole)), float(given.tokens.numel()))
+            part = {name: field.to(device) for name, field in part.items()}
+            micros.append(MicroBatch(fields=part, given=given, rows=rows))
+        return micros
 
     @torch.no_grad()
     def infer(self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction) -> Tensor:
@@ -110,6 +103,16 @@ def widest(fields: Fields) -> Tensor:
     return max((field for field in fields.values() if field.dim() > 1), key=lambda field: field.shape[1])
 
 
+def _cut(fields: Fields, rows: Tensor, *, width: int) -> Fields:
+    cut = {name: field[rows] for name, field in fields.items()}
+    return {name: field[:, : max(1, width)] if field.dim() > 1 else field for name, field in cut.items()}
+
+
+def _nothing(fields: Fields) -> Fields:
+    """One row of one token, all 0."""
+    return {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
+
+
 class Trainer(ModelRunner):
     """Adds an optimizer: AdamW on the float32 shards, gradient clipping, and a learning rate schedule."""
 
@@ -124,6 +127,7 @@ class Trainer(ModelRunner):
         path: str,
         role: str,
         offload: Offload,
+        attention: Attention = "Auto",
     ) -> None:
         """path: the model's field in the manifest, for messages; the others: see `ModelRunner`."""
         self._settings = optimizer
@@ -132,7 +136,14 @@ class Trainer(ModelRunner):
         self._path = path
         self.skipped_in_a_row = 0
         self._optimizer = ShardedAdamW(model.module.parameters(), optimizer)
-        super().__init__(model, token_budget=token_budget, role=role, offload=offload, optimizer=self._optimizer)
+        super().__init__(
+            model,
+            token_budget=token_budget,
+            role=role,
+            offload=offload,
+            attention=attention,
+            optimizer=self._optimizer,
+        )
         self.state = TrainerState(model, self._optimizer)
         self._gradients = GradientSync(model)
 

@@ -41,7 +41,7 @@ class ActorWorker(GeneratingActor):
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, PolicyGradient)
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
-        super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2 if self._pretrain else 1)
+        super().__init__(setting, max_sequences=max_sequences)
         self._algorithm = algorithm
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 

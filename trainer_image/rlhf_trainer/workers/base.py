@@ -93,10 +93,11 @@ class WorkerSetting:
             token_budget=self.job.spec.training.micro_batch_tokens,
             role=self.role,
             offload=self.model.offload,
+            attention=self.job.spec.training.attention,
         )
 
-    def trainer(self, model: LanguageModel | Scorer, *, sequences_per_row: int = 1) -> Trainer:
-        """The model, sharded, with its optimizer. sequences_per_row: sequences that an update reads for each row."""
+    def trainer(self, model: LanguageModel | Scorer) -> Trainer:
+        """The model, sharded, with its optimizer."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         return Trainer(
             shard(
@@ -106,13 +107,14 @@ class WorkerSetting:
                 recompute_activations=self.model.gradient_checkpointing,
                 steps_in_host=self.model.offload == "OptimizerInHost",
             ),
-            token_budget=max(1, self.job.spec.training.micro_batch_tokens // sequences_per_row),
+            token_budget=self.job.spec.training.micro_batch_tokens,
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
             path=self.path,
             role=self.role,
             offload=self.model.offload,
+            attention=self.job.spec.training.attention,
         )
 
 

@@ -27,7 +27,7 @@ class PreferenceActorWorker(TrainedModel):
     """One rank of an actor that learns from the pairs of the data."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting, setting.trainer(setting.language_model(), sequences_per_row=2))
+        super().__init__(setting, setting.trainer(setting.language_model()))
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
@@ -46,10 +46,6 @@ class PreferenceActorWorker(TrainedModel):
 
 class OnlinePreferenceActorWorker(GeneratingActor):
     """One rank of an actor that learns from pairs of its own responses."""
-
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
-        super().__init__(setting, max_sequences=max_sequences, sequences_per_row=2)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:

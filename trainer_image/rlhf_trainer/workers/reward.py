@@ -44,7 +44,7 @@ class PairTrainer(TrainedModel):
     fields: ClassVar[tuple[str, ...]] = PAIR_FIELDS
 
     def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True), sequences_per_row=2))
+        super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
 
     def update(self, batch: Batch) -> float:
         """One optimizer step on a batch of pairs; returns the gradient's norm."""

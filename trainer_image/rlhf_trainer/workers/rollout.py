@@ -37,8 +37,8 @@ ROLLOUT_FIELDS = (
 class GeneratingActor(TrainedModel):
     """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
 
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int, sequences_per_row: int = 1) -> None:
-        """`max_sequences`: the most responses that this rank generates at once; sequences_per_row: see `trainer`."""
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
         job = setting.job.spec
         model = setting.language_model()
         max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
@@ -48,7 +48,7 @@ class GeneratingActor(TrainedModel):
                 f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
                 f"the model {setting.folder} reads {longest} tokens at most"
             )
-        super().__init__(setting, setting.trainer(model, sequences_per_row=sequences_per_row))
+        super().__init__(setting, setting.trainer(model))
         layout, layers = self.trainer.mesh.layout, int(inner(model).config.num_hidden_layers)
         self._generator = GenerationEngine(
             setting.folder,

@@ -1,0 +1,90 @@
+"""Causal attention inside the documents of a packed row, as functions that transformers' models call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rlhf_api.spec import Attention
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.training.model_input import Documents
+
+NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_flash"}
+"""`training.attention` -> the name of its function among those of transformers."""
+FLASH_CAPABILITY = (8, 0)
+"""The oldest GPUs that FlashAttention runs on: Ampere."""
+
+
+def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Have a model attend within documents, by the kernels of `training.attention`.
+
+    Auto is Flash where the GPU and the compute type allow it, else SDPA. Raises ConfigError if the model's code does
+    not let its attention be chosen, and where Flash is asked for and cannot run. No GPU has confirmed Flash.
+    """
+    if not model._supports_attention_backend:  # noqa: SLF001 there is no public name
+        raise ConfigError(
+            f"{model.name_or_path}: the attention of {type(model).__name__} cannot be chosen, so texts cannot be packed"
+        )
+    runs_flash = device.type == "cuda" and dtype is not torch.float32
+    runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+    if attention == "Flash" and not runs_flash:
+        raise ConfigError("spec.training.attention: Flash needs BF16 on GPUs from Ampere on; Auto takes what runs")
+    chosen = ("Flash" if runs_flash else "SDPA") if attention == "Auto" else attention
+    model.config._attn_implementation = NAMES[chosen]  # noqa: SLF001 as above
+
+
+def _by_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _: Tensor | None,
+    *,
+    documents: Documents,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Document by document: [1, heads, N, size], of key and value perhaps fewer heads -> [1, N, heads, size].
+
+    sliding_window: how many tokens a token sees at most, itself included.
+    """
+    outputs = []
+    for part in zip(*(torch.split(each, list(documents.lengths), dim=2) for each in (query, key, value)), strict=True):
+        length = part[0].shape[2]
+        seen = None
+        if sliding_window and sliding_window < length:
+            seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
+        outputs.append(sdpa_attention_forward(module, *part, seen, **options)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+def _by_flash(
+    _: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    __: Tensor | None,
+    *,
+    documents: Documents,
+    scaling: float,
+    sliding_window: int | None = None,
+    **___: Any,
+) -> tuple[Tensor, None]:
+    """The same in one call of torch's FlashAttention for variable lengths."""
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    starts, longest = documents.starts, max(documents.lengths)
+    window = (sliding_window - 1 if sliding_window else -1, 0)
+    output = varlen_attn(
+        query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+    )
+    assert isinstance(output, Tensor)
+    return output[None], None
+
+
+for _attention, _function in (("SDPA", _by_sdpa), ("Flash", _by_flash)):
+    AttentionInterface.register(NAMES[_attention], _function)
