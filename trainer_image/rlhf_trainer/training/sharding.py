@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -82,8 +82,10 @@ def shard(
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
-    # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays
-    fully_shard(model, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
+    # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays; its inputs keep
+    # their types, for log-probabilities are computed in float32 by a float32 temperature
+    root = replace(policy, cast_forward_inputs=False)
+    fully_shard(model, mesh=mesh.data_axes, mp_policy=root, offload_policy=offload, reshard_after_forward=True)
     home = torch.device("cpu") if steps_in_host else device_here()
     model._apply(partial(_at, home))  # type: ignore[no-untyped-call]  # noqa: SLF001 as to() and to_empty() do
     sharded = ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
