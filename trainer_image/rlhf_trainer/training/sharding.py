@@ -140,4 +140,4 @@ def _fill(model: ShardedModel, weights: Weights) -> None:
         try:
             read_shard(parameter, weights[name])
         except (OSError, ValueError, SafetensorError) as error:
-            raise DataError(f"{name} cannot be read: {error}") from error
+            raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
