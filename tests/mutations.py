@@ -111,7 +111,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "if nodes[rank] == node", "if nodes[rank] >= node", RESHARD),
     Mutation(
         f"{TRAINER}/telemetry.py",
-        "old_weight + float(weight)",
+        "old_weight + _in_64_bits(weight)",
         "old_weight + 1.0",
         "tests/trainer/unit/test_measurements_merge_over_ranks.py",
     ),

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import SupportsFloat
+from dataclasses import dataclass, field, replace
+from typing import Any, SupportsFloat
 
 TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads."""
@@ -59,6 +59,7 @@ class Recorder:
         self.rank = 0
         self.pool = ""
         self._report = Report()
+        self._means: dict[str, tuple[Any, Any]] = {}
         self._counts = True
 
     @contextmanager
@@ -71,11 +72,14 @@ class Recorder:
             self._counts = before
 
     def mean(self, name: str, total: SupportsFloat, weight: SupportsFloat) -> None:
-        """Add to a weighted mean; the record holds sum(total) / sum(weight) over all ranks and calls."""
+        """Add to a weighted mean; the record holds sum(total) / sum(weight) over all ranks and calls.
+
+        Tensors are added up where they are, in 64 bits, and read by `drain`: each reading waits for the device.
+        """
         if not self._counts:
             return
-        old_total, old_weight = self._report.means.get(name, (0.0, 0.0))
-        self._report.means[name] = (old_total + float(total), old_weight + float(weight))
+        old_total, old_weight = self._means.get(name, (0.0, 0.0))
+        self._means[name] = (old_total + _in_64_bits(total), old_weight + _in_64_bits(weight))
 
     def maximum(self, name: str, value: float) -> None:
         self._report.maxima[name] = max(float(value), self._report.maxima.get(name, float("-inf")))
@@ -100,8 +104,14 @@ class Recorder:
 
     def drain(self) -> Report:
         """What was measured since the last call."""
-        report, self._report = self._report, Report()
+        means = {name: (float(total), float(weight)) for name, (total, weight) in self._means.items()}
+        report, self._report, self._means = replace(self._report, means=means), Report(), {}
         return report
+
+
+def _in_64_bits(value: SupportsFloat) -> Any:
+    """A number, or a tensor where it is; this module does not import torch."""
+    return value.detach().double() if hasattr(value, "detach") else float(value)
 
 
 recorder = Recorder()

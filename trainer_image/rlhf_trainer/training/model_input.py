@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from rlhf_trainer.types import concatenate
+from rlhf_trainer.types import Fields, concatenate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,25 @@ class Text:
     """Whether the entropies of the tokens that are read are wanted too."""
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same there. The host does not wait for a GPU, which copies from pinned memory; no GPU has confirmed it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class FieldsOnDevice(dict[str, Tensor]):
+    """The fields of a micro-batch, each copied to the device when it is first read."""
+
+    def __init__(self, on_host: Fields, device: torch.device) -> None:
+        super().__init__()
+        self._on_host, self._device = on_host, device
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = to_device(self._on_host[name], self._device)
+        return self[name]
+
+
 @dataclass(frozen=True)
 class Documents:
     """Where the documents lie that are packed side by side; none sees another."""
@@ -39,7 +58,7 @@ class Documents:
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return replace(self, starts=self.starts.to(device))
+        return replace(self, starts=to_device(self.starts, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +121,10 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if hasattr(value, "to")}
-        return replace(self, **moved)
+        moved: dict[str, Any] = {
+            name: to_device(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, documents=self.documents.to(device), **moved)
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Zeros [rows, T] with these values at those places."""

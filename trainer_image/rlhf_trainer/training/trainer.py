@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from rlhf_api.spec import Attention, Offload, Optimizer
 from rlhf_trainer.errors import NumericsError
@@ -19,7 +20,7 @@ from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
 from rlhf_trainer.training.micro_batches import micro_batches
-from rlhf_trainer.training.model_input import ModelInput
+from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput
 from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
@@ -77,8 +78,7 @@ class ModelRunner:
             part = _cut(fields, rows, width=int(lengths[:, rows].max())) if len(rows) else _nothing(fields)
             given = ModelInput.of(texts_of(part), at_least=max(1, even)).to(device)
             recorder.mean("padding/waste", float(given.tokens.numel() - len(given.whole)), float(given.tokens.numel()))
-            part = {name: field.to(device) for name, field in part.items()}
-            micros.append(MicroBatch(fields=part, given=given, rows=rows))
+            micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
         return micros
 
     @torch.no_grad()
@@ -92,9 +92,13 @@ class ModelRunner:
         result = torch.zeros(wide.shape, dtype=torch.float32)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of)
-            for micro, output in zip(micros, self._passes.forward(micros, compute), strict=False):
-                kept = output[: len(micro.rows), : wide.shape[1]].float().cpu()
-                result[micro.rows, : kept.shape[1]] = kept
+            outputs = self._passes.forward(micros, compute)  # [b, t], of t columns each, cut or filled up to T
+            kept = [
+                pad(output[: len(micro.rows)].float(), (0, wide.shape[1] - output.shape[1]))
+                for micro, output in zip(micros, outputs, strict=False)
+            ]
+            if kept:
+                result[torch.cat([micro.rows for micro in micros])] = torch.cat(kept).cpu()
         return dealt.back(self.mesh.from_last_stage(result))[:, : held.shape[1]]
 
 
@@ -176,9 +180,8 @@ class Trainer(ModelRunner):
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
         shares = self._passes.forward_backward(micros, times_ranks, self._gradients.before_backward)
-        total = self.mesh.from_last_stage(
-            torch.tensor(sum(float(share) for share in shares) / ranks, dtype=torch.float64)
-        )
+        read = torch.stack(shares).tolist() if shares else []  # all at once, for it waits for the device
+        total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
         copied = self._tied_embedding()
         sum_tied_gradients(copied, self.mesh)
         norm = clip_gradients(

@@ -73,9 +73,10 @@ class ActorWorker(GeneratingActor):
         names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
         fields = {name: batch[name][chosen] for name in names}
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
+        deviations: list[Tensor] = []
 
         def loss(found: Likelihood, micro: Fields) -> Tensor:
-            return self._loss(found, micro, normalizer=normalizer, is_first=is_first)
+            return self._loss(found, micro, normalizer=normalizer, deviations=deviations)
 
         def loss_with_pretraining(found: Likelihood, micro: Fields) -> Tensor:
             rows, width = micro["tokens"].shape
@@ -88,6 +89,8 @@ class ActorWorker(GeneratingActor):
         term = loss_with_pretraining if self._pretrain else loss
         norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
+        if is_first and deviations:
+            self._check_first_ratio(float(torch.stack(deviations).max()))
 
     def _texts_of(self, micro: Fields) -> list[Text]:
         """The responses and, below them, the pretraining rows if there are any."""
@@ -100,8 +103,11 @@ class ActorWorker(GeneratingActor):
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
-    def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float, is_first: bool) -> Tensor:
-        """This micro-batch's part of the loss; normalizer: `_weight` of the mini-batch on all ranks."""
+    def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float, deviations: list[Tensor]) -> Tensor:
+        """This micro-batch's part of the loss; normalizer: `_weight` of the mini-batch on all ranks.
+
+        Adds the largest |ratio - 1| to `deviations`.
+        """
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
         policy = policy_loss(
@@ -128,12 +134,11 @@ class ActorWorker(GeneratingActor):
                 aggregation=aggregation,
                 normalizer=normalizer,
             )
-        tokens = float(mask.sum())
-        recorder.mean("loss/policy", float(policy.loss.detach()) * normalizer, self._weight(mask))
+        tokens = mask.sum()
+        recorder.mean("loss/policy", policy.loss.detach().double() * normalizer, self._weight(mask))
         recorder.mean("clip_fraction", policy.clipped_tokens, tokens)
         recorder.mean("entropy", masked_sum(found.entropy.detach(), mask), tokens)
-        if is_first:
-            self._check_first_ratio(float(policy.max_ratio_deviation))
+        deviations.append(policy.max_ratio_deviation)
         return total
 
     def _rollout_weights(self, micro: Fields) -> Tensor | None:

@@ -67,7 +67,7 @@ class CriticWorker(TrainedModel):
                 clip_eps=self._algorithm.value_clip_range,
                 num_tokens=tokens,
             )
-            recorder.mean(f"loss/{self.objective}", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean(f"loss/{self.objective}", share.detach().double() * tokens, micro["response_mask"].sum())
             return share
 
         norm = self.trainer.update(fields, whole_texts, loss, step=batch.step)

@@ -110,7 +110,7 @@ def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
         chosen, rejected = beta * (chosen - micro["ref_chosen"]), beta * (rejected - micro["ref_rejected"])
         share = pair_loss(chosen, rejected, micro["valid"], num_pairs=pairs)
         here = micro["valid"].sum()
-        recorder.mean("loss/dpo", float(share.detach()) * pairs, here)
+        recorder.mean("loss/dpo", share.detach().double() * pairs, here)
         recorder.mean("accuracy/pairs", ((chosen > rejected) * micro["valid"]).sum(), here)
         recorder.mean("margin/pairs", ((chosen - rejected).detach() * micro["valid"]).sum(), here)
         return share

@@ -94,7 +94,7 @@ class RewardTrainer(PairTrainer):
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
         share = pair_loss(chosen, rejected, micro["valid"], num_pairs=num_pairs)
-        recorder.mean("loss/reward_model", float(share.detach()) * num_pairs, micro["valid"].sum())
+        recorder.mean("loss/reward_model", share.detach().double() * num_pairs, micro["valid"].sum())
         return share
 
     def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class CostTrainer(PairTrainer):
         for costs, safe in ((chosen, micro["chosen_safe"]), (rejected, micro["rejected_safe"])):
             share = share + sign_loss(costs, safe, valid, num_pairs=num_pairs)
             recorder.mean("accuracy/safety", (((costs < 0) == (safe > 0)) * valid).sum(), valid.sum())
-        recorder.mean("loss/cost_model", float(share.detach()) * num_pairs, valid.sum())
+        recorder.mean("loss/cost_model", share.detach().double() * num_pairs, valid.sum())
         return share
 
     def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:

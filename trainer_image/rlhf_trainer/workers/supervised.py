@@ -29,7 +29,7 @@ class SupervisedActorWorker(TrainedModel):
 
         def loss(found: Likelihood, micro: Fields) -> Tensor:
             share = sft_loss(found.log_probs, micro["response_mask"], num_tokens=tokens)
-            recorder.mean("loss/sft", float(share.detach()) * tokens, float(micro["response_mask"].sum()))
+            recorder.mean("loss/sft", share.detach().double() * tokens, micro["response_mask"].sum())
             return share
 
         norm = self.trainer.update(fields, _texts_of, loss, step=batch.step)
