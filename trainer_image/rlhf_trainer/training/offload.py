@@ -65,7 +65,8 @@ class Offloader:
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """The storages of this rank's shards of the tensors, each once, without those that are empty or offloaded."""
-    found = {storage.data_ptr(): storage for storage in (local_shard(tensor).untyped_storage() for tensor in tensors)}
+    local = (local_shard(tensor).untyped_storage() for tensor in tensors)
+    found = {storage._cdata: storage for storage in local}  # noqa: SLF001 the address of a fake one is 0
     return [storage for storage in found.values() if storage.nbytes()]
 
 

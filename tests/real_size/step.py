@@ -1,0 +1,261 @@
+"""A step of PPO or GRPO at a real size: the product's workers, built and called as the controller calls them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from rlhf_api.job import Job
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.hybrid_engine import exchange, hybrid_engine
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.state import MOMENT
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers import rollout
+from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.critic import CriticWorker
+from rlhf_trainer.workers.reference import ReferenceWorker
+from rlhf_trainer.workers.reward import RewardWorker
+from tests.real_size.live_bytes import GENERATOR, GRADIENTS, MOMENTS, PARAMETERS, LiveBytes
+from tests.real_size.shapes import SHAPES
+from tests.real_size.world import model_folder, rank_of_world
+
+GPUS_OF_NODE = 8
+ROLES = {"PPO": ("actor", "critic", "reference", "reward"), "GRPO": ("actor", "reference", "reward")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One step on a cluster of GPUs that every model shares."""
+
+    shape: str
+    """Of every model; see SHAPES."""
+    ranks: int
+    algorithm: str = "PPO"
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """`models.*.parallelism`, the same for every model; empty: all by data (FSDP)."""
+    tensor_generation: int = 1
+    """`rollout.tensorParallel`."""
+    rows: int = 4
+    """Responses of this rank, all in one mini-batch."""
+    prompt: int = 1024
+    response: int = 1024
+    """Tokens of each."""
+    micro_batch_tokens: int = 8192
+    recompute: bool = True
+    layers: int | None = None
+    """Fewer than the shape has, for a quick look; None: all."""
+    offload: str = "None"
+    """Of the trained models."""
+    offload_frozen: str = "None"
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """More of `spec.training`."""
+
+
+def measure(case: Case, folder: Path) -> LiveBytes:
+    """The phases of a step, with the bytes that each takes on rank 0."""
+    live = LiveBytes()
+    config = copy.deepcopy(SHAPES[case.shape])
+    if case.layers:
+        kinds = getattr(config, "layer_types", None)
+        config.num_hidden_layers, config.layer_types = case.layers, kinds and kinds[: case.layers]
+    tensor = case.layout.get("tensor", 1)
+    live.vocabulary = {config.vocab_size, -(-config.vocab_size // tensor)}
+    folders = {
+        "actor": model_folder(folder / "lm", config),
+        "reward": model_folder(folder / "rm", config, labels=1),
+    }
+    job = Job.parse(_manifest(case, folders))
+    nodes = [rank // GPUS_OF_NODE for rank in range(case.ranks)]
+    with (
+        rank_of_world(case.ranks, live),
+        _marked(live),
+        patch.object(rollout, "GenerationEngine", _generator(live)),
+        patch.object(hybrid_engine, "_nodes", lambda: nodes),
+        patch.object(exchange.Exchange, "verify", lambda *_: None),  # there are no bits to compare
+    ):
+        workers = {role: _built(role, case, job, folders, live) for role in ROLES[case.algorithm]}
+        _step(workers, case, live)
+    return live
+
+
+def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
+    trained = {
+        "parallelism": dict(case.layout),
+        "gradientCheckpointing": case.recompute,
+        "offload": case.offload,
+    }
+    frozen = {"parallelism": dict(case.layout), "offload": case.offload_frozen}
+    models: dict[str, Any] = {
+        "actor": {"uri": f"file://{folders['actor']}", **trained},
+        "reference": {"uri": f"file://{folders['actor']}", **frozen},
+        "reward": {"uri": f"file://{folders['reward']}", **frozen},
+    }
+    if case.algorithm == "PPO":
+        models["critic"] = {"uri": f"file://{folders['reward']}", **trained}
+    group = {} if case.algorithm == "PPO" else {"groupSize": 8}
+    spec = {
+        "algorithm": {"name": case.algorithm, **group, "kl": {"coefficient": 0.1}},
+        "models": models,
+        "data": {
+            "train": {"uri": "file:///prompts.jsonl"},
+            "maxPromptTokens": case.prompt,
+            "maxResponseTokens": case.response,
+        },
+        "rollout": {"tensorParallel": case.tensor_generation},
+        "training": {
+            "totalSteps": 10,
+            "promptBatchSize": case.rows * case.ranks // group.get("groupSize", 1),
+            "microBatchTokens": case.micro_batch_tokens,
+            "precision": "BF16",
+            **case.training,
+        },
+        "resources": {
+            "slotsPerNode": min(GPUS_OF_NODE, case.ranks),
+            "nodes": -(-case.ranks // GPUS_OF_NODE),
+            "device": "GPU",
+        },
+    }
+    return {
+        "apiVersion": "rlhf.hybridflow.io/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": "real-size"},
+        "spec": spec,
+    }
+
+
+def _built(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: LiveBytes) -> Any:
+    """The worker of a role, as a slot's process builds it."""
+    sizes = dict(case.layout)
+    data = case.ranks // (sizes.get("pipeline", 1) * sizes.get("tensor", 1))
+    actor = {"generation_tensor": case.tensor_generation} if role == "actor" else {}
+    setting = WorkerSetting(
+        job=job,
+        role=role,
+        model=job.models()[role],
+        folder=folders["actor" if role in ("actor", "reference") else "reward"],
+        total_steps=10,
+        layout=ParallelSizes(data=data, **sizes, **actor),
+    )
+    made: dict[str, Any] = {
+        "actor": lambda: ActorWorker(setting, max_sequences=case.rows),
+        "critic": lambda: CriticWorker(setting),
+        "reference": lambda: ReferenceWorker(setting),
+        "reward": lambda: RewardWorker(setting),
+    }
+    with live.measured(f"load {role}"):
+        worker = made[role]()
+        gc.collect()
+    runner = worker.trainer if hasattr(worker, "trainer") else worker._model
+    if hasattr(worker, "trainer"):
+        with live.measured(f"load {role}'s moments"):  # as for a checkpoint, so that the update is not the first one
+            moments = worker.trainer.state._tensors()
+            live.mark((value for name, value in moments.items() if name.startswith(MOMENT)), MOMENTS)
+            del moments
+    for parameter in runner.model.module.parameters():
+        live.mark([parameter], PARAMETERS)
+        live.weight_shapes.add(tuple(parameter.shape))
+        live.weight_shapes.add(tuple(parameter._local_tensor.shape))
+    return worker
+
+
+def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
+    """What the algorithm's file calls, in its order, on the longest responses there can be."""
+    batch = _batch(case)
+    actor = workers["actor"]
+
+    def call(name: str, role: str, method: str) -> None:
+        if role not in workers:
+            return
+        nonlocal batch
+        with live.measured(name):
+            added = getattr(workers[role], method)(batch)
+            gc.collect()
+        if added:
+            assert not any(each.is_meta or type(each) is not Tensor for each in added.values()), added
+
+    with live.measured("reshard"):
+        actor._reshard()
+        gc.collect()
+    call("actor scores", "actor", "compute_log_prob")
+    call("reference scores", "reference", "compute_log_prob")
+    call("reward scores", "reward", "compute_reward")
+    call("critic scores", "critic", "compute_values")
+    call("critic update", "critic", "update_critic")
+    call("actor update", "actor", "update_actor")
+
+
+def _batch(case: Case) -> Batch:
+    """This rank's rows."""
+    width = case.prompt + case.response
+    shape = (case.rows, width)
+    response = torch.zeros(shape)
+    response[:, case.prompt :] = 1.0
+    tokens = (torch.arange(case.rows * width) % 1000).reshape(shape)
+    log_probs = dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), -response)
+    fields = {
+        "tokens": tokens,
+        "attention_mask": torch.ones(shape),
+        "response_mask": response,
+        **log_probs,
+        **{name: response.clone() for name in ("advantages", "values", "returns")},
+        "policy_version": torch.zeros(case.rows),
+        "valid": torch.ones(case.rows),
+    }
+    return Batch(step=1, start=0, size=case.rows, fields=fields)
+
+
+@contextmanager
+def _marked(live: LiveBytes) -> Iterator[None]:
+    """Optimizer steps say which tensors are gradients and moments."""
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        live.mark((each.grad for group in optimizer.param_groups for each in group["params"]), GRADIENTS)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        live.mark((each for state in optimizer.state.values() for each in state.values()), MOMENTS)
+
+    hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _generator(live: LiveBytes) -> type:
+    """A generator that holds its weights while it is awake, and no cache."""
+
+    class Generator:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._weights: dict[str, Tensor] = {}
+
+        def sleep(self) -> None:
+            self._weights = {}
+
+        def wake_cache(self) -> None:
+            pass
+
+        def bytes_held(self) -> int:
+            return sum(each.nbytes for each in self._weights.values())
+
+        def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
+            for name, part in holds.items():
+                self._weights[name] = torch.empty(part.shape, dtype=torch.bfloat16, device="gpu")
+            live.mark(self._weights.values(), GENERATOR)
+            for _ in pieces:
+                pass
+            return {}
+
+    return Generator

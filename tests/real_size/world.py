@@ -1,0 +1,95 @@
+"""One rank of a world of many: torch's fake process group, a fake GPU, and model folders whose weights take no disk."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from rlhf_trainer.training import distributed, sharding
+from tests.real_size.fake_gpu import fake_gpu
+from tests.real_size.live_bytes import GPU, HOST, LiveBytes
+
+TOKENIZER = Path(__file__).parents[2] / "examples" / "rlhf_examples" / "helpful" / "model"
+FAKE = dist.Backend.FAKE
+
+if GPU not in dist.Backend.backend_capability[FAKE]:
+    dist.Backend.backend_capability[FAKE].append(GPU)
+
+
+@contextmanager
+def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[None]:
+    """The block is one of `ranks` ranks, each with a fake GPU; other ranks are imagined."""
+    real = distributed.device_here.__code__
+    dist.init_process_group(f"cpu:{FAKE},{GPU}:{FAKE}", store=FakeStore(), rank=rank, world_size=ranks)
+    distributed.device_here.__code__ = (lambda: torch.device("gpu", 0)).__code__  # it is imported by name
+    threads = torch.autograd.is_multithreading_enabled()
+    try:
+        with (
+            fake_gpu(live),
+            patch.object(sharding, "fully_shard", _sharded),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        torch.autograd.set_multithreading_enabled(threads)
+        distributed.device_here.__code__ = real
+        dist.destroy_process_group()
+
+
+def _sharded(module: nn.Module, **options: Any) -> Any:
+    """FSDP2, after norms and buffers have moved: they are real, and their data cannot become a fake tensor's."""
+    for each in module.modules():
+        for name, weight in each._parameters.items():
+            if weight is not None and weight.device.type == HOST and not isinstance(weight, DTensor):
+                each._parameters[name] = nn.Parameter(weight.detach().to(GPU), weight.requires_grad)
+        for name, buffer in each._buffers.items():
+            each._buffers[name] = None if buffer is None else buffer.to(GPU)
+    return fully_shard(module, **options)
+
+
+def model_folder(folder: Path, config: PreTrainedConfig, *, labels: int | None = None) -> str:
+    """A model folder as it is downloaded: config, tokenizer and bfloat16 weights, all 0, in a sparse file.
+
+    labels: of a sequence classifier; None: a language model.
+    """
+    with torch.device("meta"):
+        model = _classifier(config, labels) if labels else AutoModelForCausalLM.from_config(config)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(str(TOKENIZER)).save_pretrained(folder)
+    tied = bool(model.config.tie_word_embeddings) and not labels
+    head, start = {"__metadata__": {"format": "pt"}}, 0
+    for name, weight in model.named_parameters():
+        assert not (tied and name == "lm_head.weight")
+        end = start + 2 * weight.numel()
+        head[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}  # type: ignore[dict-item]
+        start = end
+    text = json.dumps(head).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + start)
+    return str(folder)
+
+
+def _classifier(config: PreTrainedConfig, labels: int) -> PreTrainedModel:
+    own = type(config)(**{**config.to_dict(), "num_labels": labels})
+    return AutoModelForSequenceClassification.from_config(own)
