@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "spec.evaluation.everySteps",
     "spec.training.microBatchTokens",
     "spec.training.attention",
+    "spec.training.compile",
     "spec.training.maxSkippedUpdates",
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",

@@ -273,6 +273,13 @@ class Training(Spec):
             "GPUs from Ampere on; Auto takes Flash where it runs."
         ),
     ] = "Auto"
+    compile: Annotated[
+        bool,
+        Field(
+            description="Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, "
+            "and on CPU only in jobs that generate nothing."
+        ),
+    ] = False
     max_skipped_updates: Annotated[
         Whole, Field(description="Updates of a model in a row that may be skipped for a value that is not finite.")
     ] = 3

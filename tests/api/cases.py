@@ -568,7 +568,7 @@ UPDATES: dict[str, Update] = {
     "the cadence of checkpoints": Update("PPO", (), ("checkpoint={everySteps: 3, keepLast: 5}",)),
     "the cadence of evaluation": Update("PPO", (EVALUATION,), (EVALUATION, "evaluation.everySteps=2")),
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
-    "the kernels of attention": Update("PPO", (), ("training.attention=SDPA",)),
+    "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
     "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),
     "memory saved": Update("PPO", (), ("models.actor.gradientCheckpointing=true", "models.critic.offload=All")),

@@ -87,4 +87,5 @@ def _by_flash(
 
 
 for _attention, _function in (("SDPA", _by_sdpa), ("Flash", _by_flash)):
-    AttentionInterface.register(NAMES[_attention], _function)
+    _outside = torch.compiler.disable(_function)  # type: ignore[no-untyped-call]  # it would be compiled for each length
+    AttentionInterface.register(NAMES[_attention], _outside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem
 from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.distributed import device_here
@@ -47,6 +47,7 @@ def shard(
     compute_dtype: torch.dtype,
     recompute_activations: bool,
     steps_in_host: bool = False,
+    compile_layers: bool = False,
 ) -> ShardedModel:
     """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
 
@@ -54,7 +55,9 @@ def shard(
     model computes in `compute_dtype` and reduces gradients in float32; parameters that need no gradient are held in
     `compute_dtype`. A model on the meta device gets memory for this rank's shards only, and then its values from
     `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are in host memory (pinned
-    for a GPU), from which FSDP2 copies a layer to the device. DataError if the values cannot be read.
+    for a GPU), from which FSDP2 copies a layer to the device. compile_layers: by torch.compile, which no GPU has
+    confirmed. DataError if the values cannot be read, EnvironmentProblem without a compiler, ConfigError for tensor-
+    parallel layers that shall be compiled.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
@@ -79,6 +82,8 @@ def shard(
             ),
             check_fn=lambda module: module in layers,
         )
+    if compile_layers:
+        _compile(layers, mesh)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
@@ -93,6 +98,23 @@ def shard(
         _fill(sharded, model.weights)
         model.weights = None  # it holds the files open
     return sharded
+
+
+def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
+    """Have layers compile themselves in their first passes, once for any number of tokens."""
+    if mesh.layout.tensor > 1:  # AOTAutograd of torch 2.13 recurses without end on DTensors of dynamic shapes
+        raise ConfigError(f"spec.training.compile: layers cannot be compiled with tensor {mesh.layout.tensor}, only 1")
+    from torch._inductor.cpp_builder import get_cpp_compiler  # it takes seconds
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise EnvironmentProblem(
+            "spec.training.compile needs a C++ compiler: install g++ or name one in CXX"
+        ) from error
+    for layer in layers:
+        layer.compile(dynamic=True)
 
 
 def _at(home: torch.device, tensor: Tensor) -> Tensor:

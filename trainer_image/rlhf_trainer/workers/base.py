@@ -89,7 +89,13 @@ class WorkerSetting:
         """The model, sharded, for forward passes only, and held in the type that it computes in."""
         model.requires_grad_(False)
         return ModelRunner(
-            shard(model, self.layout, compute_dtype=self.compute_dtype, recompute_activations=False),
+            shard(
+                model,
+                self.layout,
+                compute_dtype=self.compute_dtype,
+                recompute_activations=False,
+                compile_layers=self.job.spec.training.compile,
+            ),
             token_budget=self.job.spec.training.micro_batch_tokens,
             role=self.role,
             offload=self.model.offload,
@@ -106,6 +112,7 @@ class WorkerSetting:
                 compute_dtype=self.compute_dtype,
                 recompute_activations=self.model.gradient_checkpointing,
                 steps_in_host=self.model.offload == "OptimizerInHost",
+                compile_layers=self.job.spec.training.compile,
             ),
             token_budget=self.job.spec.training.micro_batch_tokens,
             optimizer=self.model.optimizer,

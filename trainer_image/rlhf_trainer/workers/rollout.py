@@ -48,6 +48,8 @@ class GeneratingActor(TrainedModel):
                 f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
                 f"the model {setting.folder} reads {longest} tokens at most"
             )
+        if job.training.compile and device_here().type == "cpu":  # vLLM runs there without torch.compile
+            raise ConfigError("spec.training.compile: layers cannot be compiled where responses are generated on CPU")
         super().__init__(setting, setting.trainer(model))
         layout, layers = self.trainer.mesh.layout, int(inner(model).config.num_hidden_layers)
         self._generator = GenerationEngine(
