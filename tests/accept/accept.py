@@ -31,6 +31,14 @@ RESHARDED = (
     "rollout.tensorParallel=2",
     "evaluation.data.limit=48",
 )
+SIZES = (
+    "two-layers-of-qwen2.5-7b",
+    "two-layers-of-llama-3-8b",
+    "two-layers-of-qwen3-32b",
+    "two-layers-of-llama-3-70b",
+    "qwen2.5-7b-8",
+)
+"""Cases of tests.real_size."""
 RESHARDED_TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
 """Of a loss that is cut otherwise, relative; losses near 0 are measured against this one."""
 
@@ -188,6 +196,23 @@ def operator(folder: Path) -> dict[str, Any]:
     return row
 
 
+def real_size(_: Path) -> dict[str, Any]:
+    """The peak of each phase of a step at real sizes, counted on fake tensors, inside what a GPU holds; all in GB."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.real_size", "--json", *SIZES]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout:
+        raise FellShortError(f"tests.real_size exits with {done.returncode}", {"exit_code": done.returncode})
+    row = {}
+    for name, case in json.loads(done.stdout).items():
+        peaks = {phase: measured["peak"] for phase, measured in case["phases"].items()}
+        row[name] = {**{key: case[key] for key in ("peak", "bound", "fits")}, "phases": peaks}
+        print(f"{name:28} peak {case['peak']:6.2f} GB of {case['bound']:.1f}", file=sys.stderr)
+    too_large = [name for name, case in row.items() if not case["fits"]]
+    if too_large:
+        raise FellShortError(f"larger than a GPU: {', '.join(too_large)}", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -195,6 +220,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "algorithms": algorithms,
     "hybrid_engine": hybrid_engine,
     "operator": operator,
+    "real_size": real_size,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 

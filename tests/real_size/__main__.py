@@ -49,6 +49,7 @@ def row_of(case: Case, live: LiveBytes, seconds: float) -> dict[str, Any]:
         "ranks": case.ranks,
         "layout": dict(case.layout),
         "peak": round(max(step) / GB, 2),
+        "bound": USABLE * GPU_BYTES / GB,
         "fits": max(step) <= USABLE * GPU_BYTES,
         "phases": phases,
         "seconds": round(seconds, 1),
@@ -58,7 +59,7 @@ def row_of(case: Case, live: LiveBytes, seconds: float) -> dict[str, Any]:
 def table(name: str, row: dict[str, Any]) -> str:
     """The row of a case, a line a phase."""
     verdict = "fits" if row["fits"] else "DOES NOT FIT"
-    lines = [f"{name}: {row['peak']} GB of {USABLE * GPU_BYTES / GB:.1f} ({verdict}), counted in {row['seconds']} s"]
+    lines = [f"{name}: {row['peak']} GB of {row['bound']:.1f} ({verdict}), counted in {row['seconds']} s"]
     for phase, measured in row["phases"].items():
         kinds = ", ".join(f"{kind} {size}" for kind, size in measured["kinds"].items())
         calls = sum(measured["collectives"].values())

@@ -104,19 +104,19 @@ def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
     }
     if case.algorithm == "PPO":
         models["critic"] = {"uri": f"file://{folders['reward']}", **trained}
-    group = {} if case.algorithm == "PPO" else {"groupSize": 8}
+    group = 1 if case.algorithm == "PPO" else 8
     spec = {
-        "algorithm": {"name": case.algorithm, **group, "kl": {"coefficient": 0.1}},
+        "algorithm": {"name": case.algorithm, "kl": {"coefficient": 0.1}},
         "models": models,
         "data": {
             "train": {"uri": "file:///prompts.jsonl"},
             "maxPromptTokens": case.prompt,
             "maxResponseTokens": case.response,
         },
-        "rollout": {"tensorParallel": case.tensor_generation},
+        "rollout": {"tensorParallel": case.tensor_generation, "samplesPerPrompt": group},
         "training": {
             "totalSteps": 10,
-            "promptBatchSize": case.rows * case.ranks // group.get("groupSize", 1),
+            "promptBatchSize": case.rows * case.ranks // group,
             "microBatchTokens": case.micro_batch_tokens,
             "precision": "BF16",
             **case.training,
