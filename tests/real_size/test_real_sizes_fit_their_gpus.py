@@ -11,7 +11,7 @@ import pytest
 from tests.repo.tree import ROOT
 
 SHORT = "two-layers-of-qwen2.5-7b"
-WHOLE = ("qwen2.5-7b-8", "llama-3-8b-8", "qwen3-32b-32", "llama-3-70b-64")
+WHOLE = ("qwen2.5-7b-8", "llama-3-8b-8")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,6 +30,8 @@ from tests.real_size.live_bytes import GPU, HOST, LiveBytes
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "rlhf_examples" / "helpful" / "model"
 FAKE = dist.Backend.FAKE
+FILE_BYTES = 5 * 10**9
+"""The most of a file of weights, as on the hub; a file that is larger than the memory cannot be mapped."""
 
 if GPU not in dist.Backend.backend_capability[FAKE]:
     dist.Backend.backend_capability[FAKE].append(GPU)
@@ -67,7 +69,7 @@ def _sharded(module: nn.Module, **options: Any) -> Any:
 
 
 def model_folder(folder: Path, config: PreTrainedConfig, *, labels: int | None = None) -> str:
-    """A model folder as it is downloaded: config, tokenizer and bfloat16 weights, all 0, in a sparse file.
+    """A model folder as it is downloaded: config, tokenizer and bfloat16 weights, all 0, in sparse files.
 
     labels: of a sequence classifier; None: a language model.
     """
@@ -77,17 +79,37 @@ def model_folder(folder: Path, config: PreTrainedConfig, *, labels: int | None =
     model.config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(str(TOKENIZER)).save_pretrained(folder)
     tied = bool(model.config.tie_word_embeddings) and not labels
-    head, start = {"__metadata__": {"format": "pt"}}, 0
+    files: list[dict[str, nn.Parameter]] = [{}]
     for name, weight in model.named_parameters():
         assert not (tied and name == "lm_head.weight")
-        end = start + 2 * weight.numel()
-        head[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}  # type: ignore[dict-item]
+        if sum(map(_bytes, files[-1].values())) + _bytes(weight) > FILE_BYTES:
+            files.append({})
+        files[-1][name] = weight
+    place = {}
+    for number, weights in enumerate(files):
+        file = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        _write(folder / file, weights)
+        place.update(dict.fromkeys(weights, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+    return str(folder)
+
+
+def _bytes(weight: Tensor) -> int:
+    return 2 * weight.numel()
+
+
+def _write(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """A sparse safetensors file of bfloat16 zeros."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, weight in weights.items():
+        end = start + _bytes(weight)
+        head[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(head).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + start)
-    return str(folder)
 
 
 def _classifier(config: PreTrainedConfig, labels: int) -> PreTrainedModel:
