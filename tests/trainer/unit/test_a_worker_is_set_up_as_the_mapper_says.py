@@ -51,6 +51,8 @@ class Group:
 class Slots:
     """Stands for the slots of a pool in Ray."""
 
+    threads = 1
+
     def __init__(self, slots: Any, **_: Any) -> None:
         self.size = sum(slots)
 

@@ -38,6 +38,11 @@ class ResourcePool:
         """Slots of all machines."""
         return sum(self.slots_per_machine)
 
+    @property
+    def threads(self) -> int:
+        """Threads of a slot's process: 1 on CPU, where a slot is a core."""
+        return threads_per_gpu(ray.nodes()) if self.device == "GPU" else 1
+
     def reserve(self, *, deadline: float) -> None:
         """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
         have = int(ray.cluster_resources().get(self.device, 0))

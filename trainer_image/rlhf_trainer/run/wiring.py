@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
@@ -20,7 +18,7 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.payload import PayloadMeter
-from rlhf_trainer.controller.resource_pool import ResourcePool, threads_per_gpu
+from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
@@ -81,11 +79,10 @@ class RayRuntime:
             reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
             self._slots.append(reserved)
         for pool, reserved in zip(self._placed.pools, self._slots, strict=True):
-            threads = threads_per_gpu(ray.nodes()) if self._placed.device == "GPU" else 1
             self._groups[pool.name] = WorkerGroup(
                 reserved,
                 start=partial(distributed.start, self._placed.device, COLLECTIVE_DEADLINES * self._deadline),
-                environment={"OMP_NUM_THREADS": str(threads)},
+                environment={"OMP_NUM_THREADS": str(reserved.threads)},
                 log=self._log,
                 deadline=self._deadline,
             )
