@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "spec.rollout.gpuMemoryUtilization",
     "spec.rollout.tensorParallel",
     "spec.rollout.pipelineParallel",
+    "spec.rollout.enforceEager",
     "spec.models.*.parallelism",
     "spec.models.*.gradientCheckpointing",
     "spec.models.*.offload",

@@ -570,6 +570,7 @@ UPDATES: dict[str, Update] = {
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
     "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
+    "how generation starts": Update("PPO", (), ("rollout.enforceEager=true",)),
     "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),
     "memory saved": Update("PPO", (), ("models.actor.gradientCheckpointing=true", "models.critic.offload=All")),
     "the patience with a function": Update("PPO", (FUNCTION,), (FUNCTION, "models.reward.timeoutSeconds=9")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -162,7 +162,7 @@ class Piece:
 class StoredTensor:
     """A tensor in one or several files."""
 
-    pieces: Sequence[Piece] = field(default_factory=list)
+    pieces: Sequence[Piece]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file; no more than `CHUNK_BYTES` of it are in memory at once."""
+    """Write a safetensors file; no more than `CHUNK_BYTES` of it are in memory at once, but a row is whole."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, source in sources.items():
@@ -238,7 +238,7 @@ def write_tensors(
             for part in chunks(TensorSlice.whole(source.shape), dtype.itemsize):
                 values = torch.empty(part.shape, dtype=dtype)
                 read_into(values, part, source)
-                file.write(values.flatten().view(torch.uint8).numpy().tobytes())
+                file.write(values.flatten().view(torch.uint8).numpy())
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:

@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.stored_tensors import write_piece
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.save import _put_together, save_model
 from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
@@ -173,29 +174,54 @@ def test_no_rank_reads_or_holds_more_than_its_shards(
             assert numbers["peak"] <= numbers["held"] + room, (layout, rank, numbers)
 
 
-def save_everywhere(folder: str, output: str) -> tuple[int, int]:
-    """(bytes of this rank's shards, the most that was alive while the model was saved)."""
+def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[int, int, int, bool]:
+    """(bytes of this rank's shards, the most that was alive while the model was saved, elements of the pieces that it
+    wrote, whether it still had pieces open when it was done with them)."""
+    written, is_open = 0, False
+
+    def write(path: Path, pieces: Any, dtype: torch.dtype) -> None:
+        nonlocal written
+        written = sum(tensor.numel() for tensor, _ in pieces.values())
+        write_piece(path, pieces, dtype)
+
+    def put_together(pieces: Path, *arguments: Any) -> None:
+        nonlocal is_open
+        _put_together(pieces, *arguments)
+        is_open = str(pieces) in Path("/proc/self/maps").read_text()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
+        patch.setattr("rlhf_trainer.training.save.write_piece", write)
+        patch.setattr("rlhf_trainer.training.save._put_together", put_together)
         patch.setattr("rlhf_trainer.training.save.FILE_SIZE", "100KB")
-        model = load(folder, "language model", ParallelSizes(data=1, pipeline=2, tensor=2))
+        model = load(folder, "language model", layout)
         tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
         with Peak() as memory:
             save_model(model, tokenizer, Path(output))
-    return held_bytes(model), memory.peak
+    return held_bytes(model), memory.peak, written, is_open
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_rank_writes_its_part_in_the_type_of_the_source(tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tied", "layout"),
+    [(True, ParallelSizes(data=1, pipeline=2, tensor=2)), (False, ParallelSizes(data=4, replicas=2))],
+    ids=["stages of tensor-parallel ranks, tied", "replicas, untied"],
+)
+def test_every_rank_writes_its_part_in_the_type_of_the_source(
+    tied: bool, layout: ParallelSizes, tmp_path: Path
+) -> None:
     folder, output = save_sharded(tmp_path / "before", tied=tied), tmp_path / "after"
-    for held, peak in run_ranks(4, save_everywhere, folder, str(output)):
+    saved = run_ranks(4, save_everywhere, folder, str(output), layout)
+    for held, peak, _, is_open in saved:
         assert peak <= held + CHUNK * 3 + SMALL
+        assert not is_open, "NFS deletes no open file"
     assert json.loads((output / "config.json").read_text())["dtype"] == "bfloat16"
     assert {path.name for path in output.glob("*") if path.is_dir()} == set()
     assert len(list(output.glob("model-*-of-*.safetensors"))) > 2
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, output))
     assert {weight.dtype for weight in after.parameters()} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+    if layout.replicas > 1:
+        assert sum(written for _, _, written, _ in saved) == sum(weight.numel() for weight in after.parameters())
 
 
 def draw(folder: str, layout: ParallelSizes) -> tuple[dict[str, Tensor], Tensor, int, int]:

@@ -1,11 +1,13 @@
 """Texts packed to one row give what each gives alone, padded and by transformers' own attention."""
 
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -18,6 +20,7 @@ from transformers import (
 )
 
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.training import attention
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
@@ -43,7 +46,7 @@ def texts() -> list[Text]:
 def pair(config: PreTrainedConfig, factory: Any = AutoModelForCausalLM) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Two models with equal weights: one that the trainer runs, and transformers' own."""
     torch.manual_seed(0)
-    model = factory.from_config(config)
+    model = factory.from_config(deepcopy(config))
     other = factory.from_config(deepcopy(config))
     other.load_state_dict(model.state_dict())
     return model, other
@@ -64,11 +67,45 @@ CONFIGS = {family: divisible_config(family) for family in FAMILIES} | {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_entropies_and_gradients_are_those_of_each_text_alone(name: str) -> None:
+def varlen_attention_by_definition(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    _: Tensor,
+    longest: int,
+    __: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch documents of `varlen_attn`, which runs on GPUs only: [N, heads, size] of packed documents."""
+    assert int(starts.diff().max()) == longest
+    outputs = []
+    for start, stop in pairwise(starts.tolist()):
+        q, k, v = (each[start:stop].transpose(0, 1) for each in (query, key, value))
+        place = torch.arange(stop - start)
+        back = place[:, None] - place[None, :]
+        left, right = (window_size[0] if window_size[0] >= 0 else stop), window_size[1]
+        seen = (back <= left) & (back >= -right)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        outputs.append(attended.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "by"), [*((name, "SDPA") for name in CONFIGS), ("llama", "Flash"), ("a window of 4 tokens", "Flash")]
+)
+def test_log_probs_entropies_and_gradients_are_those_of_each_text_alone(
+    name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, other = pair(CONFIGS[name])
     given = ModelInput.of(texts(), at_least=60)  # with a document of padding
-    found = ready(LanguageModel(own))(given.tokens, given)
+    model = ready(LanguageModel(own))
+    own.config._attn_implementation = attention.NAMES[by]
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
+    found = model(given.tokens, given)
     assert found.log_probs.shape == (8, 16)
     expected, entropy = torch.zeros(8, 16), torch.zeros(8, 16)
     for first, text in zip((0, 4), texts(), strict=True):

@@ -41,7 +41,7 @@ MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """The most responses that an engine generates at a time.
 
 On CPU the cache has room for so many full-length ones. On a GPU vLLM runs as many of them as its cache has free blocks
-for; the bound is vLLM's own for large GPUs, and costs about 1 GB of logits at a vocabulary of 152,000.
+for; the bound is vLLM's own for large GPUs, and costs 0.6 GB of float32 logits at a vocabulary of 152,000.
 """
 UNMAPPED_SHARE = 0.4
 """Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""

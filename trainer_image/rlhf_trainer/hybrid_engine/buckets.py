@@ -17,7 +17,7 @@ Part = tuple[str, Move]
 Cut = tuple[int, int, int]
 """(number of a parameter, which part of it, of how many)."""
 BUCKETS = 48
-"""About as many as a large model has."""
+"""How many buckets the busiest rank's traffic makes, as far as the bounds of their size allow."""
 GRAIN = 4
 """A parameter that would fill more than a bucket / GRAIN is cut, so that buckets are well filled."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 
-import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
@@ -14,7 +12,7 @@ from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import device_here, local_shard
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
@@ -41,7 +39,7 @@ class HybridEngine:
         NumericsError, with the parameter and the ranks, if the bits that arrived are not those that were sent, or the
         bits that a generator keeps not those that arrived.
         """
-        weights = {name: _local(parameter) for name, parameter in named_parameters(self._model)}
+        weights = {name: local_shard(parameter.detach()) for name, parameter in named_parameters(self._model)}
         self._exchange.verify(self._generator.load_weights(self._exchange.pieces(weights), self._plan.wanted))
         return self._exchange.stats
 
@@ -67,9 +65,3 @@ def stage_layers(layout: ParallelSizes, layers: int) -> list[int]:
     width = layout.pipeline // layout.generation_pipeline
     sizes = [len(stage) for stage in blocks(layers, layout.pipeline)]
     return [sum(sizes[start : start + width]) for start in range(0, layout.pipeline, width)]
-
-
-def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """This rank's shard."""
-    weight = parameter.detach()
-    return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -8,7 +8,7 @@ from rlhf_trainer.training.distributed import device_memory, local_shard
 from rlhf_trainer.training.sharding import ShardedModel
 
 MEMORY_SHARE = 0.1
-"""Of the device's memory, what whole gradients may take more than shards of them."""
+"""How much more of the device's memory whole gradients may take than shards of them."""
 
 
 class GradientSync:

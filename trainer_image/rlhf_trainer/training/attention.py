@@ -14,8 +14,9 @@ from rlhf_api.spec import Attention
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.model_input import Documents
 
-NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_flash"}
-"""`training.attention` -> the name of its function among those of transformers."""
+NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
+"""`training.attention` -> the name of its function among those of transformers, which takes all that say "flash" for
+functions of its own."""
 FLASH_CAPABILITY = (8, 0)
 """The oldest GPUs that FlashAttention runs on: Ampere."""
 

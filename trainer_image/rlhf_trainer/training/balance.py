@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 
 from rlhf_trainer.training.mesh import ModelMesh
+from rlhf_trainer.training.micro_batches import longest_first
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.types import Fields
@@ -74,18 +75,16 @@ class Dealt:
 def deal(costs: Sequence[Sequence[int]]) -> list[list[int]]:
     """The rank that computes each row, for the rows of each rank; costs: of these rows.
 
-    The largest row first, each goes to the rank that has least so far (longest processing time first: Graham 1969); the
-    largest sum is at most 4/3 of the best one. All rows stay where they are if that is as good.
+    All rows stay where they are if that is as good as dealing the longest first.
     """
-    least = [(0, rank) for rank in range(len(costs))]
-    stay = [[owner] * len(owned) for owner, owned in enumerate(costs)]
-    ranks = [list(owned) for owned in stay]
-    rows = [(cost, owner, row) for owner, owned in enumerate(costs) for row, cost in enumerate(owned)]
-    for cost, owner, row in sorted(rows, key=lambda each: -each[0]):
-        work, rank = least[0]
-        heapq.heapreplace(least, (work + cost, rank))
-        ranks[owner][row] = rank
-    return ranks if max(least)[0] < max(map(sum, costs)) else stay
+    every = list(chain.from_iterable(costs))
+    ranks, work = longest_first(every, len(costs)), [0] * len(costs)
+    for cost, rank in zip(every, ranks, strict=True):
+        work[rank] += cost
+    if max(work) >= max(map(sum, costs)):
+        return [[owner] * len(owned) for owner, owned in enumerate(costs)]
+    remaining = iter(ranks)
+    return [list(islice(remaining, len(owned))) for owned in costs]
 
 
 def _of_all(costs: Tensor, mesh: ModelMesh) -> list[list[int]]:

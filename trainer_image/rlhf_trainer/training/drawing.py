@@ -1,4 +1,4 @@
-"""Models on the meta device: made without memory for their weights, which each rank reads or draws for its shards."""
+"""Makes models on the meta device, and remembers how their weights are drawn, so that a rank draws its shards only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DrawnTensor:
 class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, models are made with weights on the meta device, and with real buffers (rotary frequencies).
 
-    Only uninitialised memory is not given: what is made from values (a norm of ones) stays real.
+    Only `torch.empty` gives meta tensors: one that is made from values (a norm of ones) is real.
     """
 
     def __init__(self) -> None:

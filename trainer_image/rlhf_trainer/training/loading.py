@@ -1,4 +1,4 @@
-"""Tokenizer, config and weights of a model folder; weights are found, and read when they are sharded."""
+"""Tokenizer, config and weights of a model folder; weights are found here, and read by `shard`."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def load_language_model(
     """A causal language model, float32 on the meta device; `shard` fills the shards of a rank.
 
     A folder without weights is initialised from `seed` where the caller allows it, and is a DataError elsewhere.
+    ConfigError for a model whose buffers are not computed when it is made.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     torch.manual_seed(seed)
@@ -96,7 +97,7 @@ def load_scorer(
     """A scorer, float32 on the meta device, from a reward model or, with a head drawn from `seed`, a language model.
 
     `shard` fills the shards of a rank. Raises ConfigError, naming `path` in the manifest, for a model with more than
-    one label, and for a language model where no head may be added.
+    one label, and for a language model where no head may be added; DataError for a folder without weights.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -19,9 +18,6 @@ from rlhf_trainer.training.distributed import (
     rows_of_all_ranks,
     sum_over_ranks,
 )
-
-# It warns at each gradient norm and each gathered weight that two collectives are slower than one.
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA = "data"

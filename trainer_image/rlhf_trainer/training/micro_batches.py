@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +12,8 @@ from torch import Tensor
 def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> list[Tensor]:
     """Row numbers (int64) of each micro-batch: as few as the budget allows, at least `at_least`, some perhaps empty.
 
-    lengths: int64 [B], tokens of each row. A micro-batch holds token_budget tokens at most, or one row. Rows go, the
-    longest first, to the micro-batch with the fewest tokens (Graham 1969, "Bounds on multiprocessing timing
-    anomalies"). Without rows there are no micro-batches.
+    lengths: int64 [B], tokens of each row. A micro-batch holds token_budget tokens at most, or one row. Without rows
+    there are no micro-batches.
     """
     if not len(lengths):
         return []
@@ -26,11 +26,18 @@ def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> l
 
 
 def _balanced(lengths: Tensor, count: int) -> list[Tensor]:
-    groups: list[list[int]] = [[] for _ in range(count)]
-    smallest = [(0, number) for number in range(count)]
-    order = torch.argsort(lengths, descending=True, stable=True)
-    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        tokens, number = heapq.heappop(smallest)
-        groups[number].append(row)
-        heapq.heappush(smallest, (tokens + length, number))
-    return [torch.tensor(group, dtype=torch.int64) for group in groups]
+    found = torch.tensor(longest_first(lengths.tolist(), count))
+    return [(found == group).nonzero()[:, 0] for group in range(count)]
+
+
+def longest_first(costs: Sequence[int], count: int) -> list[int]:
+    """Which of `count` groups each cost joins: the largest cost first, each goes to the group with least so far.
+
+    The largest sum is at most 4/3 of the best one (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    """
+    least, found = [(0, group) for group in range(count)], [0] * len(costs)
+    for place in sorted(range(len(costs)), key=lambda each: -costs[each]):
+        total, group = least[0]
+        heapq.heapreplace(least, (total + costs[place], group))
+        found[place] = group
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.stored_tensors import TensorSource
 from rlhf_trainer.training.head import Likelihood, likelihood
 from rlhf_trainer.training.model_input import ModelInput
+
+# FSDP2 warns that outputs are views ([rows * T] seen as [rows, T]), which must not be changed in place; losses do not.
+warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings in config.json by which Gemma, Cohere and Granite change the logits after the head."""

@@ -30,27 +30,34 @@ CONFIG_FOLDER = "huggingface"
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
 
-    Every rank writes what it holds, and puts some of the final files together from all ranks' pieces, in chunks. So
-    all ranks need to see the folder, which appears complete or not at all. EnvironmentProblem when it cannot be
-    written. A collective.
+    Every rank of the first replica writes what it holds, and all ranks put the final files together from these pieces,
+    in chunks. So all ranks need to see the folder, which appears complete or not at all. EnvironmentProblem when it
+    cannot be written. A collective.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, mesh = dist.get_rank(), model.mesh
     with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
         dist.barrier()
         pieces, dtype = unfinished / "pieces", inner(model.module).config.dtype
         with disk_errors("the model", folder):
             pieces.mkdir(parents=True, exist_ok=True)
             held = {name: held_piece(parameter.detach()) for name, parameter in named_parameters(model)}
-            kept = {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
+            is_first = mesh.coordinate("data") < mesh.layout.shards  # other replicas hold the same
+            kept = {name: (tensor, place) for name, (tensor, place) in held.items() if is_first and place.numel}
             write_piece(pieces / f"{rank}.safetensors", kept, dtype)
             dist.barrier()
-            files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
-            write_weights(saved_by_ranks(files), dtype, unfinished, rank=rank, ranks=ranks)
+            _put_together(pieces, dtype, unfinished)
         dist.barrier()
         if rank == 0:
             shutil.rmtree(pieces)
             save_config_and_tokenizer(model, tokenizer, unfinished)
     dist.barrier()
+
+
+def _put_together(pieces: Path, dtype: torch.dtype, folder: Path) -> None:
+    """Write this rank's share of the final files; at the end no piece is open, as NFS deletes no open file."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
+    write_weights(saved_by_ranks(files), dtype, folder, rank=rank, ranks=ranks)
 
 
 def write_weights(

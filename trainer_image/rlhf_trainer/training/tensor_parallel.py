@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from functools import partial
@@ -22,9 +21,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rlhf_api.problems import choice
 from rlhf_mapper.architecture import CUT, architecture_of
 from rlhf_trainer.training.models import MissingLayer
-
-# FSDP2 warns that logits of a sharded head are a view, which must not be changed in place; `ops` never do.
-warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 HEADS_DIM = 2
 """Of activations [B, T, heads, head size], as the norms of queries and keys see them."""

@@ -65,7 +65,7 @@ class WorkerSetting:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
     def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
-        """The weights of a causal language model; see `load_language_model`."""
+        """A causal language model without memory for its weights; see `load_language_model`."""
         return load_language_model(
             self.folder,
             seed=self.job.spec.training.seed,
@@ -75,7 +75,7 @@ class WorkerSetting:
         )
 
     def scorer(self, *, may_add_head: bool) -> Scorer:
-        """The weights of a scorer; see `load_scorer`."""
+        """A scorer without memory for its weights; see `load_scorer`."""
         return load_scorer(
             self.folder,
             seed=self.job.spec.training.seed,
