@@ -191,7 +191,7 @@ def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
 
 
 def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
-    """The tensors of which each rank wrote a piece, as torch's distributed checkpoint (DCP) does, by name."""
+    """The tensors of which each rank wrote a piece, by name."""
     found: dict[str, dict[TensorSlice, Piece]] = {}
     for file in files:
         offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
@@ -238,7 +238,7 @@ def write_tensors(
             for part in chunks(TensorSlice.whole(source.shape), dtype.itemsize):
                 values = torch.empty(part.shape, dtype=dtype)
                 read_into(values, part, source)
-                file.write(values.flatten().view(torch.uint8).numpy())
+                file.write(values.flatten().view(torch.uint8).numpy().data)
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:

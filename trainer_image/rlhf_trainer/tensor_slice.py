@@ -35,6 +35,13 @@ class TensorSlice:
         stops[dim] = max(starts[dim], min(stops[dim], stop))
         return TensorSlice(tuple(starts), tuple(stops))
 
+    def chunk(self, dim: int, index: int, count: int) -> TensorSlice:
+        """Part `index` of the `count` that torch.chunk makes along a dim; empty where torch makes fewer parts."""
+        first, stop = self.starts[dim], self.stops[dim]
+        size = -(-(stop - first) // count)
+        start = min(first + index * size, stop)
+        return self.cut(dim, start, min(start + size, stop))
+
     def intersection(self, other: TensorSlice) -> TensorSlice | None:
         """The elements in both slices; None if there are none."""
         starts = tuple(map(max, self.starts, other.starts))

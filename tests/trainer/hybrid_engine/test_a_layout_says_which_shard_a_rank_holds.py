@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.hybrid_engine.layout import Parameter, chunk, describe, generation_shards, training_shards
+from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.hybrid_engine.families import config
 from tests.trainer.ranks import run_ranks
@@ -89,7 +89,7 @@ def test_training_shards_are_what_dtensor_holds(
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("size", [1, 2, 5, 6, 12])
 def test_a_chunk_is_that_of_torch(size: int, count: int) -> None:
-    parts = [chunk(TensorSlice.whole((size,)), 0, index, count) for index in range(count)]
+    parts = [TensorSlice.whole((size,)).chunk(0, index, count) for index in range(count)]
     expected = [len(part) for part in torch.arange(size).chunk(count)]
     assert [part.numel for part in parts] == expected + [0] * (count - len(expected))
     assert [row for part in parts for row in range(*part.starts, *part.stops)] == list(range(size))

@@ -46,7 +46,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self.read = self._now = 0
         self._alive: set[int] = set()
-        self._mapped: list[Tensor] = []
+        self.mapped: list[Tensor] = []
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 values = read_file(file, name, index)
             assert values.nbytes <= stored_tensors.CHUNK_BYTES
-            self._mapped.append(values)
+            self.mapped.append(values)
             self.read += values.numel()
             return values
 
@@ -86,7 +86,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak = max(self.peak, self._now)
 
     def _files(self) -> set[int]:
-        return {values.untyped_storage().data_ptr() for values in self._mapped}
+        return {values.untyped_storage().data_ptr() for values in self.mapped}
 
     def _gone(self, key: int, size: int) -> None:
         self._alive.discard(key)
@@ -177,7 +177,7 @@ def test_no_rank_reads_or_holds_more_than_its_shards(
 def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[int, int, int, bool]:
     """(bytes of this rank's shards, the most that was alive while the model was saved, elements of the pieces that it
     wrote, whether it still had pieces open when it was done with them)."""
-    written, is_open = 0, False
+    written, is_open, memory = 0, False, Peak()
 
     def write(path: Path, pieces: Any, dtype: torch.dtype) -> None:
         nonlocal written
@@ -187,6 +187,7 @@ def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[in
     def put_together(pieces: Path, *arguments: Any) -> None:
         nonlocal is_open
         _put_together(pieces, *arguments)
+        memory.mapped.clear()
         is_open = str(pieces) in Path("/proc/self/maps").read_text()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -196,21 +197,25 @@ def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[in
         patch.setattr("rlhf_trainer.training.save.FILE_SIZE", "100KB")
         model = load(folder, "language model", layout)
         tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
-        with Peak() as memory:
+        with memory:
             save_model(model, tokenizer, Path(output))
     return held_bytes(model), memory.peak, written, is_open
 
 
 @pytest.mark.parametrize(
     ("tied", "layout"),
-    [(True, ParallelSizes(data=1, pipeline=2, tensor=2)), (False, ParallelSizes(data=4, replicas=2))],
-    ids=["stages of tensor-parallel ranks, tied", "replicas, untied"],
+    [
+        (True, ParallelSizes(data=1, pipeline=2, tensor=2)),
+        (False, ParallelSizes(data=4, replicas=2)),
+        (True, ParallelSizes(data=3, tensor=2)),
+    ],
+    ids=["stages of tensor-parallel ranks, tied", "replicas, untied", "a vocabulary that 2 x 3 ranks cut unevenly"],
 )
 def test_every_rank_writes_its_part_in_the_type_of_the_source(
     tied: bool, layout: ParallelSizes, tmp_path: Path
 ) -> None:
     folder, output = save_sharded(tmp_path / "before", tied=tied), tmp_path / "after"
-    saved = run_ranks(4, save_everywhere, folder, str(output), layout)
+    saved = run_ranks(layout.world_size, save_everywhere, folder, str(output), layout)
     for held, peak, _, is_open in saved:
         assert peak <= held + CHUNK * 3 + SMALL
         assert not is_open, "NFS deletes no open file"

@@ -1,4 +1,4 @@
-"""TrainerState: weights, moments and random state, saved by DCP as safetensors and loaded on other numbers of ranks."""
+"""TrainerState: weights, moments and random state, saved as safetensors and loaded on other numbers of ranks."""
 
 from pathlib import Path
 

@@ -167,6 +167,15 @@ def test_a_model_whose_attention_cannot_be_chosen_is_refused() -> None:
         ready(LanguageModel(AutoModelForCausalLM.from_config(config)))
 
 
+def test_a_model_whose_layers_mix_neighbouring_tokens_is_refused() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(
+        "lfm2", vocab_size=32, layer_types=["conv", "full_attention"], num_hidden_layers=2, **sizes
+    )
+    with pytest.raises(ConfigError, match=r"Lfm2ForCausalLM has layers \(conv\) that would mix texts"):
+        ready(LanguageModel(AutoModelForCausalLM.from_config(config)))
+
+
 def test_flash_is_refused_where_it_cannot_run() -> None:
     model = AutoModelForCausalLM.from_config(divisible_config())
     with pytest.raises(ConfigError, match=r"spec\.training\.attention: Flash needs BF16 on GPUs from Ampere on"):

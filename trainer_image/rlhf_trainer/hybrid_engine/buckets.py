@@ -9,7 +9,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rlhf_trainer.hybrid_engine.layout import chunk
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
 
 Part = tuple[str, Move]
@@ -135,7 +134,7 @@ def _cut(move: Move, index: int, count: int) -> list[Move]:
     """Part `index` of `count` of a move along its longest dim; none where there are fewer rows."""
     if count == 1:
         return [move]
-    part = chunk(move.slice, move.slice.shape.index(max(move.slice.shape)), index, count)
+    part = move.slice.chunk(move.slice.shape.index(max(move.slice.shape)), index, count)
     return [replace(move, slice=part)] if part.numel else []
 
 

@@ -130,8 +130,8 @@ def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shar
     """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split as torch.chunk does."""
     part = TensorSlice.whole(parameter.shape)
     if parameter.tensor_dim is not None:
-        part = chunk(part, parameter.tensor_dim, tensor, sizes.tensor)
-    return chunk(part, 0, shard, sizes.shards)
+        part = part.chunk(parameter.tensor_dim, tensor, sizes.tensor)
+    return part.chunk(0, shard, sizes.shards)
 
 
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:
@@ -146,14 +146,6 @@ def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> 
     size = rows // parts
     part = shard // (tensor // parts)
     return whole.cut(parameter.tensor_dim, min(part * size, whole.stops[parameter.tensor_dim]), (part + 1) * size)
-
-
-def chunk(whole: TensorSlice, dim: int, index: int, count: int) -> TensorSlice:
-    """Part `index` of a slice that torch.chunk splits in `count` along a dim; empty where torch makes fewer parts."""
-    first, stop = whole.starts[dim], whole.stops[dim]
-    size = -(-(stop - first) // count)
-    start = min(first + index * size, stop)
-    return whole.cut(dim, start, min(start + size, stop))
 
 
 def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[int]]:

@@ -17,6 +17,8 @@ from rlhf_trainer.training.model_input import Documents
 NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
 """`training.attention` -> the name of its function among those of transformers, which takes all that say "flash" for
 functions of its own."""
+PACKED_LAYERS = {"full_attention", "sliding_attention"}
+"""The `layer_types` of config.json that keep texts apart; convolutions and recurrent layers do not."""
 FLASH_CAPABILITY = (8, 0)
 """The oldest GPUs that FlashAttention runs on: Ampere."""
 
@@ -27,9 +29,15 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     Auto is Flash where the GPU and the compute type allow it, else SDPA. Raises ConfigError if the model's code does
     not let its attention be chosen, and where Flash is asked for and cannot run. No GPU has confirmed Flash.
     """
-    if not model._supports_attention_backend:  # noqa: SLF001 there is no public name
+    if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
         raise ConfigError(
             f"{model.name_or_path}: the attention of {type(model).__name__} cannot be chosen, so texts cannot be packed"
+        )
+    config: Any = model.config
+    if other := set(getattr(config, "layer_types", None) or ()) - PACKED_LAYERS:
+        raise ConfigError(
+            f"{model.name_or_path}: {type(model).__name__} has layers ({', '.join(sorted(other))}) that would mix "
+            "texts which are packed in one row"
         )
     runs_flash = device.type == "cuda" and dtype is not torch.float32
     runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY

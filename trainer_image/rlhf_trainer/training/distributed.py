@@ -37,12 +37,6 @@ def collective_timeout() -> timedelta | None:
     return _timeout
 
 
-def new_background_group() -> dist.ProcessGroup:
-    """A second group of all ranks, for another thread: collectives of two threads must not use the same group."""
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_timeout)
-    return group
-
-
 def device_here() -> torch.device:
     """The device that this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

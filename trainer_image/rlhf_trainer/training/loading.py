@@ -183,7 +183,12 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
 def _require_all(
     model: PreTrainedModel, weights: Mapping[str, StoredTensor], folder: str, *, drawn: Collection[str] = ()
 ) -> None:
-    """DataError where a parameter is missing or has another shape; files of the hub are checked when they are read."""
+    """DataError where a parameter is missing or has another shape, or where a buffer has values of its own.
+
+    Files of the hub are checked when they are read.
+    """
+    if buffers := dict(model.named_buffers()).keys() & model.state_dict().keys() & weights.keys():
+        raise DataError(f"{folder}: {min(buffers)} is no parameter, and buffers with values of their own are not read")
     for name, parameter in model.named_parameters():
         if name in drawn:
             continue

@@ -19,7 +19,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.stored_tensors import LocalFile, TensorSource, saved_by_ranks, write_piece, write_tensors
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters
+from rlhf_trainer.training.sharding import ShardedModel, named_parameters, pieces_to_save
 
 FILE_SIZE = "5GB"
 
@@ -34,16 +34,14 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     in chunks. So all ranks need to see the folder, which appears complete or not at all. EnvironmentProblem when it
     cannot be written. A collective.
     """
-    rank, mesh = dist.get_rank(), model.mesh
+    rank = dist.get_rank()
     with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
         dist.barrier()
         pieces, dtype = unfinished / "pieces", inner(model.module).config.dtype
         with disk_errors("the model", folder):
             pieces.mkdir(parents=True, exist_ok=True)
-            held = {name: held_piece(parameter.detach()) for name, parameter in named_parameters(model)}
-            is_first = mesh.coordinate("data") < mesh.layout.shards  # other replicas hold the same
-            kept = {name: (tensor, place) for name, (tensor, place) in held.items() if is_first and place.numel}
-            write_piece(pieces / f"{rank}.safetensors", kept, dtype)
+            held = pieces_to_save(model.mesh, dict(named_parameters(model)))
+            write_piece(pieces / f"{rank}.safetensors", held, dtype)
             dist.barrier()
             _put_together(pieces, dtype, unfinished)
         dist.barrier()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem
@@ -138,12 +138,29 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
-    """What this rank holds of a tensor, and which of the whole tensor's elements these are."""
+    """What this rank holds of a tensor, and which of the whole tensor's elements these are.
+
+    The innermost axis of the mesh cuts first: tensor-parallel shards, then those of FSDP2. Torch's own
+    `compute_local_shape_and_global_offset` is wrong where tensor-parallel shards are not equally long.
+    """
+    place = TensorSlice.whole(tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
-        return tensor, TensorSlice.whole(tuple(tensor.shape))
-    size, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    stops = tuple(start + length for start, length in zip(starts, size, strict=True))
-    return tensor.to_local(), TensorSlice(tuple(starts), stops)
+        return tensor, place
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "every rank of a model is in its mesh"
+    for size, index, placement in reversed(list(zip(mesh.shape, coordinate, tensor.placements, strict=True))):
+        if isinstance(placement, Shard | _StridedShard):
+            place = place.chunk(placement.dim, index, size)
+    return tensor.to_local(), place
+
+
+def pieces_to_save(mesh: ModelMesh, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TensorSlice]]:
+    """What this rank writes of a model's tensors, by name: its shards in the first replica, nothing in the others."""
+    if mesh.coordinate("data") >= mesh.layout.shards:
+        return {}
+    held = {name: held_piece(tensor.detach()) for name, tensor in tensors.items()}
+    return {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
 
 
 def read_shard(tensor: Tensor, source: TensorSource) -> None:
@@ -161,5 +178,5 @@ def _fill(model: ShardedModel, weights: Weights) -> None:
             continue  # it has them from the making of the model
         try:
             read_shard(parameter, weights[name])
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error

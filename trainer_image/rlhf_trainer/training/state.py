@@ -11,15 +11,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from rlhf_trainer.storage import open_storage, storage_errors
-from rlhf_trainer.stored_tensors import StoredTensor, saved_by_ranks, tensor_files
-from rlhf_trainer.training.distributed import new_background_group
+from rlhf_trainer.stored_tensors import StoredTensor, saved_by_ranks, tensor_files, write_piece
 from rlhf_trainer.training.save import disk_errors
-from rlhf_trainer.training.sharding import ShardedModel, named_parameters, read_shard
+from rlhf_trainer.training.sharding import ShardedModel, named_parameters, pieces_to_save, read_shard
 
 WEIGHT, MOMENT = "model.", "optimizer."
 READERS = 8
@@ -27,33 +23,29 @@ READERS = 8
 
 
 class TrainerState:
-    """One model with its optimizer: written by torch's distributed checkpoint (DCP), read by shards.
+    """One model with its optimizer: each rank writes its shards and reads those of another layout.
 
-    Files are safetensors, so loading runs no pickle. A save goes on in the background, with a process group of its own
-    for its collectives. Tensors have their Hugging Face names: `model.<name>` and `optimizer.<moment>.<name>`.
+    Files are safetensors, so loading runs no pickle. A save goes on in the background. Tensors have their Hugging Face
+    names: `model.<name>` and `optimizer.<moment>.<name>`.
     """
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
-        self._group: dist.ProcessGroup | None = None
 
     def begin_save(self, folder: Path, *, then: Callable[[], None]) -> None:
         """Copy the state and return; a thread writes it to `folder` and calls `then` after that.
 
-        All ranks call it together; each may have a folder of its own.
+        Each rank may have a folder of its own.
         """
-        self._group = self._group or new_background_group()
-        random = random_state()
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        written = async_save(self._tensors(), storage_writer=writer, process_group=self._group)
-        assert isinstance(written, Future)
+        random, held = random_state(), pieces_to_save(self._model.mesh, self._tensors())
+        pieces = {name: (tensor.to("cpu", copy=True), place) for name, (tensor, place) in held.items()}
 
         def finish() -> None:
             with disk_errors("the checkpoint", folder):
                 save_random_state(random, folder)
-                _result(written)
+                write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
             then()
 
         self._saving = self._writer.submit(finish)
@@ -124,12 +116,3 @@ def set_random_state(states: dict[str, Tensor]) -> None:
     torch.random.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def _result(written: Future[Any]) -> None:
-    """Wait for DCP; if ranks failed, raise the first rank's own error."""
-    try:
-        written.result()
-    except CheckpointException as error:
-        causes = [failure[0] for failure in error.failures.values()]
-        raise causes[0] if causes and isinstance(causes[0], Exception) else error from error

@@ -11,14 +11,14 @@ from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
-from rlhf_trainer.protocols import DP_PROTO, THREE_D_PROTO
+from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
-from rlhf_trainer.workers.rollout import GeneratingActor
+from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, GeneratingActor
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
@@ -46,6 +46,14 @@ class PreferenceActorWorker(TrainedModel):
 
 class OnlinePreferenceActorWorker(GeneratingActor):
     """One rank of an actor that learns from pairs of its own responses."""
+
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+        """As of every actor; then the generator sleeps, for other models score the responses before this one."""
+        fields = super().generate_sequences(batch, do_sample=do_sample)
+        if do_sample:
+            self._put_generator_to_sleep()
+        return fields
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:

@@ -23,6 +23,7 @@ from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
 
+PROMPT_FIELDS = ("prompt_ids", "prompt_mask", "valid")
 ROLLOUT_FIELDS = (
     "tokens",
     "attention_mask",
@@ -85,7 +86,7 @@ class GeneratingActor(TrainedModel):
 
     @register(
         THREE_D_ALL_MICRO_DP,
-        reads=("prompt_ids", "prompt_mask", "valid"),
+        reads=PROMPT_FIELDS,
         adds=ROLLOUT_FIELDS,
     )
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
