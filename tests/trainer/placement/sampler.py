@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class PlainSampler(GeneratorStandIn):
     def __init__(self, *_: Any, config: PreTrainedConfig, rollout: Rollout, eos_token: int, **__: Any) -> None:
         super().__init__()
         with torch.random.fork_rng():
-            self._model = AutoModelForCausalLM.from_config(config).eval()
+            self._model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="sdpa").eval()
         self._temperature, self._eos_token = rollout.temperature, eos_token
 
     @torch.no_grad()
