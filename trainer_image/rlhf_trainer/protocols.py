@@ -44,6 +44,8 @@ class TransferProtocol:
     """(layout, rows of the batch) -> the rows that each rank gets."""
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
     """layout -> the ranks whose outputs are joined, in the order of their rows; those of a tuple are added up."""
+    copies: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
+    """layout -> the ranks whose output is, for the rows that they got, the result itself: they need not fetch it."""
     by_rank: bool = False
     """The caller gives a batch for each rank, and nothing is distributed."""
 
@@ -79,6 +81,16 @@ def collected(gives: PlacementKey, layout: ParallelSizes) -> list[tuple[int, ...
     return [tuple(parts[key]) for key in sorted(parts)]
 
 
+@lru_cache
+def copies(gives: PlacementKey, layout: ParallelSizes) -> frozenset[int]:
+    """The ranks whose own output is the result for their rows: broadcast ones too, but no partial sum."""
+    if any(placement is AxisPlacement.PARTIAL and layout.size(axis) > 1 for axis, placement in gives):
+        return frozenset()
+    last = [axis for axis, placement in gives if placement is AxisPlacement.LAST]
+    places = enumerate(map(layout.coordinates, range(layout.world_size)))
+    return frozenset(rank for rank, at in places if all(at[axis] == layout.size(axis) - 1 for axis in last))
+
+
 def _is_collected(placement: AxisPlacement, index: int, size: int) -> bool:
     """Whether the output of the rank at this index of an axis belongs to the result."""
     return index == {AxisPlacement.BROADCAST: 0, AxisPlacement.LAST: size - 1}.get(placement, index)
@@ -90,6 +102,7 @@ def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> 
         name=name,
         distribute=partial(distributed, tuple(takes.items())),
         collect=partial(collected, tuple(gives.items())),
+        copies=partial(copies, tuple(gives.items())),
     )
 
 

@@ -62,3 +62,19 @@ class Sink:
     @register(DP_PROTO, reads=("sum",))
     def read_sum(self, batch: Batch) -> list[int]:
         return [int(value) for value in batch["sum"]]
+
+
+class NearSink(Sink):
+    """Makes a field that nobody but itself reads."""
+
+    @register(DP_PROTO, reads=("number",), adds=("double",))
+    def double(self, batch: Batch) -> Fields:
+        return {"double": batch["number"] * 2}
+
+    @register(DP_PROTO, reads=("number",), adds=("double",))
+    def double_in_vain(self, batch: Batch) -> Fields:
+        raise NumericsError(f"the double of {batch.size} rows is nan")
+
+    @register(DP_PROTO, reads=("double",))
+    def read_double(self, batch: Batch) -> list[int]:
+        return [int(value) for value in batch["double"]]

@@ -13,10 +13,10 @@ from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec, get
-from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
-from tests.trainer.controller.probe_workers import Sink, Source
+from tests.trainer.controller.probe_workers import NearSink, Sink, Source
 
 DEADLINE = 120.0
 
@@ -40,12 +40,12 @@ class Models:
                 )
             )
         left, right = self.groups
-        left.build({"source": WorkerSpec(Source, {}), "sink": WorkerSpec(Sink, {})})
+        left.build({"source": WorkerSpec(Source, {}), "sink": WorkerSpec(NearSink, {})})
         right.build({"sink": WorkerSpec(Sink, {})})
         for group in self.groups:
             group.wait_until_built()
         self.source: Any = ModelHandle(left, "source", Source)
-        self.near: Any = ModelHandle(left, "sink", Sink)
+        self.near: Any = ModelHandle(left, "sink", NearSink)
         self.far: Any = ModelHandle(right, "sink", Sink)
 
     def stop(self) -> None:
@@ -115,12 +115,12 @@ def test_the_meter_sees_payload_that_does_pass(models: Models) -> None:
     batch = models.source.make(BatchFuture(step=1, size=400))
     meter = PayloadMeter()
     with meter.watching():
-        ray.get(batch.fields["number"][0].reference)
+        ray.get(batch.fields["number"].blocks[0].reference)
         assert meter.read() == 200 * 8
         reference = ray.put({"inside": [torch.zeros(10, dtype=torch.float32)]})
         assert meter.read() == 40
         del reference
-    ray.get(batch.fields["number"][0].reference)
+    ray.get(batch.fields["number"].blocks[0].reference)
     assert meter.read() == 0, "it counts only while it watches"
 
 
@@ -140,6 +140,28 @@ def test_a_call_that_reads_what_another_failed_to_make_fails_with_its_error(mode
     batch = models.source.make_in_vain(BatchFuture(step=1, size=4))
     reading = models.far.read_number(batch)
     with pytest.raises(NumericsError, match="the loss of 2 rows is nan"):
+        get([part[0] for part in reading.references], deadline=DEADLINE)
+    with pytest.raises(NumericsError):
+        models.log.drain(deadline=DEADLINE)
+
+
+def test_what_a_process_makes_for_itself_never_leaves_it(models: Models) -> None:
+    """`double` is read by the left pool only, `number` by the right one too."""
+    batch = models.near.double(models.source.make(BatchFuture(step=1, size=5)))
+    assert batch.fields["double"].blocks == []
+    assert batch.fields["number"].blocks != []
+    assert models.near.read_double(batch).result() == [[0, 2, 4], [6, 8]]
+    models.source.make(BatchFuture(step=2, size=5))
+    with pytest.raises(TrainerError, match=r"sink\.read_double on rank 0"):
+        models.near.read_double(batch).result()  # only what was made in this step is kept
+    with pytest.raises(TrainerError):
+        models.log.drain(deadline=DEADLINE)
+
+
+def test_a_call_that_reads_what_failed_in_its_own_process_fails_with_its_error(models: Models) -> None:
+    batch = models.near.double_in_vain(models.source.make(BatchFuture(step=1, size=4)))
+    reading = models.near.read_double(batch)
+    with pytest.raises(NumericsError, match="the double of 2 rows is nan"):
         get([part[0] for part in reading.references], deadline=DEADLINE)
     with pytest.raises(NumericsError):
         models.log.drain(deadline=DEADLINE)
@@ -172,6 +194,7 @@ def test_a_dead_worker_is_a_communication_error_also_for_those_who_wait_for_its_
     lonely = ResourcePool([1], name="lonely", device="CPU")
     lonely.reserve(deadline=DEADLINE)
     log = CallLog()
+    log.readers = models.log.readers  # they are one run
     group = WorkerGroup(lonely, start=partial(start, "CPU", DEADLINE), environment={}, log=log, deadline=DEADLINE)
     group.build({"source": WorkerSpec(Source, {})})
     group.wait_until_built()

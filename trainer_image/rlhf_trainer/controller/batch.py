@@ -1,9 +1,9 @@
-"""A batch as the controller sees it: references to rows that lie in Ray's object store, never the bytes."""
+"""A batch as the controller sees it: where its rows lie, in slots' processes or Ray's object store; never the bytes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -26,20 +26,71 @@ class RowBlock:
     reference: ray.ObjectRef
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Rows of a field that a call added, in the process that ran the call."""
+
+    call: int
+    name: str
+    """As the call named it."""
+    rows: range
+    """Of the step's batch."""
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Which processes of a pool keep which rows of what a call adds, until the next step."""
+
+    pool: str
+    rows: tuple[range | None, ...]
+    """By rank; None: it keeps nothing that can be read."""
+
+    def keep(self, rows: range, *, pool: str, rank: int) -> bool:
+        """Whether a reader finds all its rows in its own process."""
+        mine = self.rows[rank] if pool == self.pool else None
+        return mine is not None and mine.start <= rows.start and rows.stop <= mine.stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldFuture:
+    """One field of a batch: the processes that keep it, and the blocks for all other readers, sorted by their rows."""
+
+    call: int
+    name: str
+    """As the call that added it named it."""
+    holders: Holders
+    blocks: Sequence[RowBlock] = ()
+
+    def needed(self, rows: range) -> Sequence[RowBlock]:
+        """The blocks that hold any of the rows; for no rows the first one, which may be empty."""
+        if not rows:
+            return self.blocks[:1]
+        first = bisect_right(self.blocks, rows.start, key=lambda block: block.stop)
+        last = bisect_left(self.blocks, rows.stop, key=lambda block: block.start)
+        found = [block for block in self.blocks[first:last] if block.start < block.stop]
+        sent = range(found[0].start, found[-1].stop) if found else range(0)
+        assert rows[0] in sent, f"{self.name}: {rows} was not sent"
+        assert rows[-1] in sent, f"{self.name}: {rows} was not sent"
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSlice:
-    """Tells a rank which rows are its own, and which rows lie in the blocks whose tensors it is sent with it."""
+    """Tells a rank which rows are its own, and where they lie: in its process, or in the blocks sent with it."""
 
     step: int
     rows: range
+    kept: Mapping[str, Kept]
+    """The fields that this process keeps."""
     blocks: Mapping[str, Sequence[range]]
-    """For each field the rows of its blocks, in the order of the tensors."""
+    """For each other field the rows of its blocks, in the order of the tensors."""
 
-    def filled(self, tensors: Sequence[Tensor]) -> Batch:
-        """This rank's rows of all fields, from the tensors of the blocks; runs in the worker."""
-        recorder.add("bytes/transfer", tensor_bytes(tensors))
+    def filled(self, tensors: Sequence[Tensor], kept: Callable[[Kept], Tensor]) -> Batch:
+        """This rank's rows of all fields, from what its process keeps and from the blocks; runs in the worker."""
         arrived = iter(tensors)
-        fields = {
+        fields = {name: kept(place) for name, place in self.kept.items()}
+        recorder.add("bytes/transfer", tensor_bytes(tensors) + tensor_bytes(fields))
+        fields |= {
             name: self._joined([(block, next(arrived)) for block in blocks]) for name, blocks in self.blocks.items()
         }
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
@@ -59,13 +110,13 @@ class BatchSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFuture:
-    """A step's batch: the number of its rows, and for each field the blocks that make it up, sorted by their rows."""
+    """A step's batch: the number of its rows, and for each field where its rows lie."""
 
     step: int
     size: int
-    fields: Mapping[str, Sequence[RowBlock]] = field(default_factory=dict)
+    fields: Mapping[str, FieldFuture] = field(default_factory=dict)
 
-    def with_fields(self, added: Mapping[str, Sequence[RowBlock]]) -> BatchFuture:
+    def with_fields(self, added: Mapping[str, FieldFuture]) -> BatchFuture:
         """This batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
@@ -73,8 +124,10 @@ class BatchFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
         return self.with_fields(prefixed(others))
 
-    def slice(self, rows: range, names: Sequence[str], *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """What a rank is sent of the named fields for its rows: which blocks they are, and the references to them.
+    def slice(
+        self, rows: range, names: Sequence[str], *, pool: str, rank: int, reader: str
+    ) -> tuple[BatchSlice, list[ray.ObjectRef]]:
+        """What a rank of a pool is sent of the named fields for its rows, and the references to their blocks.
 
         KeyError for a field that the batch lacks, which is a mistake of the algorithm.
         """
@@ -83,16 +136,13 @@ class BatchFuture:
             raise KeyError(
                 f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
             )
-        needed = {name: self._needed(name, rows) for name in names}
+        kept, needed = {}, {}
+        for name in names:
+            found = self.fields[name]
+            if found.holders.keep(rows, pool=pool, rank=rank):
+                kept[name] = Kept(found.call, found.name, rows)
+            else:
+                needed[name] = found.needed(rows)
         described = {name: [range(block.start, block.stop) for block in blocks] for name, blocks in needed.items()}
         references = [block.reference for blocks in needed.values() for block in blocks]
-        return BatchSlice(step=self.step, rows=rows, blocks=described), references
-
-    def _needed(self, name: str, rows: range) -> Sequence[RowBlock]:
-        """The blocks of a field that hold any of the rows; for no rows the first one, which may be empty."""
-        blocks = self.fields[name]
-        if not rows:
-            return blocks[:1]
-        first = bisect_right(blocks, rows.start, key=lambda block: block.stop)
-        last = bisect_left(blocks, rows.stop, key=lambda block: block.start)
-        return [block for block in blocks[first:last] if block.start < block.stop]
+        return BatchSlice(step=self.step, rows=rows, kept=kept, blocks=described), references

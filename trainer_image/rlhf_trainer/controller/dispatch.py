@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import ray
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.controller.batch import BatchFuture, BatchSlice, RowBlock
+from rlhf_trainer.controller.batch import BatchFuture, BatchSlice, FieldFuture, Holders, RowBlock
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer
 
@@ -21,56 +21,70 @@ Batches = BatchFuture | Sequence[BatchFuture]
 class Readers:
     """The methods of all groups of a run, by the fields that they read.
 
-    A producer of a field makes a row block for each reader's rows, so that a reader fetches no rows of others.
+    A producer of a field puts into Ray's object store what some rank reads from another process, in a block for each
+    reader's rows; what every reader finds in its own process is not sent at all.
     """
 
     def __init__(self) -> None:
-        self._by_field: dict[str, set[tuple[TransferProtocol, ParallelSizes]]] = {}
-        self._known: dict[tuple[str, int], tuple[list[int], bool]] = {}
+        self._by_field: dict[str, set[tuple[TransferProtocol, ParallelSizes, str]]] = {}
+        self._known: dict[tuple[str, Holders, int], tuple[list[range], bool]] = {}
 
-    def add(self, layout: ParallelSizes, transfer: Transfer) -> None:
-        """Add a method of a model of this layout."""
+    def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
+        """Add a method of a model of this layout on a pool."""
         self._known.clear()
         for name in (*transfer.reads, *transfer.reads_if_there):
-            self._by_field.setdefault(name, set()).add((transfer.protocol, layout))
+            self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
 
-    def cuts(self, name: str, held: range, *, rows: int) -> list[range]:
-        """The blocks into which a rank cuts a field; `held`: the rows that it holds of a batch of `rows`.
+    def cuts(self, name: str, made: range, holders: Holders, *, rows: int) -> list[range]:
+        """The blocks that a rank sends of a field; `made`: the rows that it makes of a batch of `rows`.
 
         A reader that gets no rows takes an empty block, which only tells the field's type and shape.
         """
-        starts, some_are_empty = self._starts(name, rows)
-        inside = starts[bisect_right(starts, held.start) : bisect_left(starts, held.stop)]
-        parts = [range(start, stop) for start, stop in pairwise([held.start, *inside, held.stop]) if start < stop]
-        needs_empty = some_are_empty or not parts
-        return [*([range(held.start, held.start)] if needs_empty else []), *parts]
+        key = (name, holders, rows)
+        if key not in self._known:
+            self._known[key] = self._fetched(*key)
+        pieces, some_are_empty = self._known[key]
+        first = bisect_right(pieces, made.start, key=lambda piece: piece.stop)
+        last = bisect_left(pieces, made.stop, key=lambda piece: piece.start)
+        inside = [range(max(piece.start, made.start), min(piece.stop, made.stop)) for piece in pieces[first:last]]
+        return [*([range(made.start, made.start)] if some_are_empty else []), *inside]
 
-    def _starts(self, name: str, rows: int) -> tuple[list[int], bool]:
-        """(first row of every reader, sorted; whether any reader gets no rows), remembered for each batch size."""
-        if (name, rows) not in self._known:
-            read = [
-                part
-                for protocol, layout in self._by_field.get(name, ())
-                if not protocol.by_rank
-                for part in protocol.distribute(layout, rows)
-            ]
-            self._known[name, rows] = sorted({part.start for part in read}), not all(read)
-        return self._known[name, rows]
+    def _fetched(self, name: str, holders: Holders, rows: int) -> tuple[list[range], bool]:
+        """(what is read from another process, cut where a reader's rows begin or end; whether any reads no rows)."""
+        read = [
+            part
+            for field, readers in self._by_field.items()
+            if field == name or field.endswith(f"_{name}")  # as `with_prefixed` names it
+            for protocol, layout, pool in readers
+            for rank, part in enumerate([range(rows)] if protocol.by_rank else protocol.distribute(layout, rows))
+            if protocol.by_rank or not holders.keep(part, pool=pool, rank=rank)
+        ]
+        change: dict[int, int] = {}
+        for part in read:
+            change[part.start] = change.get(part.start, 0) + 1
+            change[part.stop] = change.get(part.stop, 0) - 1
+        ends = sorted(change)
+        readers_from = accumulate(change[end] for end in ends)
+        pieces = [range(*ends) for ends, count in zip(pairwise(ends), readers_from, strict=False) if count]
+        return pieces, not all(read)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
     """One rank's part of a call."""
 
+    pool: str
+    rank: int
     batch: BatchFuture
     rows: range
     """The rows of the batch that the rank gets."""
     cuts: Mapping[str, Sequence[range]]
-    """For each field that the rank adds to the result, the rows of the blocks that it makes."""
+    """For each field that the rank adds to the result, the rows of the blocks that it sends."""
 
     def inputs(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
         """What the rank is sent, and the references to the blocks of the fields that it reads."""
-        return self.batch.slice(self.rows, transfer.fields_read(self.batch.fields), reader=reader)
+        names = transfer.fields_read(self.batch.fields)
+        return self.batch.slice(self.rows, names, pool=self.pool, rank=self.rank, reader=reader)
 
     @property
     def local_cuts(self) -> dict[str, list[slice]]:
@@ -89,9 +103,50 @@ class RankPart:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """A call's batch as it is dealt to the ranks of a group."""
+
+    call: int
+    """Its number in the run."""
+    parts: Sequence[RankPart]
+    """By rank."""
+    holders: Holders
+    """Of what the call adds."""
+
+    def collect(
+        self, batch: Batches, transfer: Transfer, layout: ParallelSizes, outputs: Sequence[Sequence[ray.ObjectRef]]
+    ) -> Batches:
+        """The batch, or that of each rank, with the fields that the ranks add. `outputs`: each rank's references."""
+        blocks = [part.blocks(references) for part, references in zip(self.parts, outputs, strict=True)]
+        if not isinstance(batch, BatchFuture):
+            return [
+                one.with_fields({name: self._field(name, own) for name, own in mine.items()})
+                for one, mine in zip(batch, blocks, strict=True)
+            ]
+        ranks = [rank for group in transfer.protocol.collect(layout) for rank in group]
+        return batch.with_fields(
+            {
+                name: self._field(name, [block for rank in ranks for block in blocks[rank][name]])
+                for name in transfer.adds
+            }
+        )
+
+    def _field(self, name: str, blocks: Sequence[RowBlock]) -> FieldFuture:
+        ordered = sorted(blocks, key=lambda block: (block.start, block.stop))
+        return FieldFuture(call=self.call, name=name, holders=self.holders, blocks=ordered)
+
+
 def dispatch(
-    batch: Batches, transfer: Transfer, layout: ParallelSizes, readers: Readers, *, name: str
-) -> list[RankPart]:
+    batch: Batches,
+    transfer: Transfer,
+    readers: Readers,
+    *,
+    pool: str,
+    layout: ParallelSizes,
+    call: int,
+    name: str,
+) -> Dispatch:
     """The part of every rank. ValueError if the batch or the outputs of the call `name` do not fit its protocol."""
     protocol = transfer.protocol
     if protocol.by_rank:
@@ -105,14 +160,19 @@ def dispatch(
         given = [(batch, rows) for rows in protocol.distribute(layout, batch.size)]
         _require_each_row_once(transfer, layout, given, name=name)
     collected = {rank for ranks in protocol.collect(layout) for rank in ranks}
-    return [
-        RankPart(
-            batch=one,
-            rows=rows,
-            cuts={field: readers.cuts(field, rows, rows=one.size) for field in transfer.adds if rank in collected},
-        )
+    copies = frozenset() if protocol.by_rank else protocol.copies(layout)
+    holders = Holders(pool, tuple(rows if rank in copies else None for rank, (_, rows) in enumerate(given)))
+
+    def cuts(one: BatchFuture, rows: range) -> dict[str, list[range]]:
+        if protocol.by_rank:
+            return {field: [rows] for field in transfer.adds}
+        return {field: readers.cuts(field, rows, holders, rows=one.size) for field in transfer.adds}
+
+    parts = [
+        RankPart(pool=pool, rank=rank, batch=one, rows=rows, cuts=cuts(one, rows) if rank in collected else {})
         for rank, (one, rows) in enumerate(given)
     ]
+    return Dispatch(call=call, parts=parts, holders=holders)
 
 
 def _require_each_row_once(
@@ -126,25 +186,3 @@ def _require_each_row_once(
     is_whole = [0, *stops] == [*(part[0].start for part in parts), given[0][0].size]
     if not is_whole or any(rows != part[0] for part in parts for rows in part):
         raise ValueError(f"{name}: {transfer.protocol.name} does not give each row once, so it can add no fields")
-
-
-def collect(
-    batch: Batches,
-    transfer: Transfer,
-    layout: ParallelSizes,
-    parts: Sequence[RankPart],
-    outputs: Sequence[Sequence[ray.ObjectRef]],
-) -> Batches:
-    """The batch, or the batch of each rank, with the fields that the ranks add. `outputs`: each rank's references."""
-    blocks = [part.blocks(references) for part, references in zip(parts, outputs, strict=True)]
-    if not isinstance(batch, BatchFuture):
-        return [one.with_fields(mine) for one, mine in zip(batch, blocks, strict=True)]
-    ranks = [rank for group in transfer.protocol.collect(layout) for rank in group]
-    return batch.with_fields(
-        {
-            name: sorted(
-                (block for rank in ranks for block in blocks[rank][name]), key=lambda block: (block.start, block.stop)
-            )
-            for name in transfer.adds
-        }
-    )

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_trainer.controller.batch import BatchSlice
+from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.telemetry import TRANSFER, recorder
-from rlhf_trainer.types import transfers_of
+from rlhf_trainer.types import Fields, Transfer, transfers_of
 
 INSPECTION = "inspection"
 """The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
@@ -35,12 +35,14 @@ class CallRequest:
     are arguments themselves to the worker; for others the worker would have to ask the controller's process.
     """
 
+    number: int
+    """Of the call, in the run."""
     role: str
     method: str
-    batch: BatchSlice | None
     arguments: Mapping[str, Any]
-    cuts: Mapping[str, Sequence[slice]]
-    """For each field that the rank adds, the rows of the blocks into which it is cut, from its first row."""
+    batch: BatchSlice | None = None
+    cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
+    """For each field that the rank adds, the rows of the blocks that other processes read, from its first row."""
     counts: bool
     """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
@@ -57,6 +59,9 @@ class SlotProcess:
     def __init__(self, *, pool: str) -> None:
         recorder.pool = pool
         self._workers: dict[str, Any] = {}
+        self._step: int | None = None
+        self._kept: dict[int, tuple[int, Fields] | TrainerError] = {}
+        """Number of a call of this step -> (first row, the fields that it added), or why it failed."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
@@ -88,17 +93,41 @@ class SlotProcess:
     def call(self, request: CallRequest, *tensors: Tensor) -> Any:
         """Run a method of a worker. Ray starts this call when the tensors that it reads are on this machine.
 
-        Returns the blocks of each field that it adds (or its value, if it adds none), and last what was measured.
+        Returns the blocks of each field that other processes read (or its value, if it adds none), and last what was
+        measured. All that it adds stays in this process until a call of another step.
         """
-        with self._running_call(request.name), translated_errors(request.name):
-            result = self._call(request, tensors)
-            if not transfers_of(type(self._workers[request.role]))[request.method].adds:
+        transfer = transfers_of(type(self._workers[request.role]))[request.method]
+        with self._running_call(request.name), self._failure_kept(request), translated_errors(request.name):
+            result = self._call(request, transfer, tensors)
+            if request.batch is None or not transfer.adds:
                 return result, recorder.drain()
-            assert request.batch is not None, "a method that adds fields has a batch"
-            require_declared(result, rows=len(request.batch.rows))
-            # a clone, as a view would be sent with the whole tensor that it is a view of
-            blocks = [result[name][rows].cpu().clone() for name, parts in request.cuts.items() for rows in parts]
+            blocks = self._keep(request, request.batch, result)
             return (*blocks, recorder.drain()) if blocks else recorder.drain()
+
+    @contextmanager
+    def _failure_kept(self, request: CallRequest) -> Iterator[None]:
+        """Calls of this process that read what the block was to add fail with its error."""
+        try:
+            yield
+        except TrainerError as error:
+            self._kept[request.number] = error
+            raise
+
+    def _keep(self, request: CallRequest, batch: BatchSlice, result: Fields) -> list[Tensor]:
+        """Keep what a call added; its blocks for other processes."""
+        require_declared(result, rows=len(batch.rows))
+        added = {name: tensor.cpu() for name, tensor in result.items()}
+        self._kept[request.number] = batch.rows.start, added
+        # a clone, as a view would be sent with the whole tensor that it is a view of
+        return [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
+
+    def _read_kept(self, place: Kept) -> Tensor:
+        """Rows of a field that an earlier call of this step added; if it failed, its error."""
+        made = self._kept[place.call]
+        if isinstance(made, TrainerError):
+            raise made
+        first, fields = made
+        return fields[place.name][place.rows.start - first : place.rows.stop - first]
 
     @contextmanager
     def _running_call(self, call: str) -> Iterator[None]:
@@ -108,14 +137,15 @@ class SlotProcess:
         finally:
             self._running, self._free_since = "", time.time()
 
-    def _call(self, request: CallRequest, tensors: Sequence[Tensor]) -> Any:
-        worker = self._workers[request.role]
-        transfer = transfers_of(type(worker))[request.method]
+    def _call(self, request: CallRequest, transfer: Transfer, tensors: Sequence[Tensor]) -> Any:
         positional = []
         if request.batch is not None:
+            if request.batch.step != self._step:
+                self._kept.clear()
+                self._step = request.batch.step
             with recorder.span(TRANSFER, f"{request.name}: fetch", since=max(request.sent, self._free_since)):
-                positional = [request.batch.filled(tensors)]
-        run = getattr(worker, request.method)
+                positional = [request.batch.filled(tensors, self._read_kept)]
+        run = getattr(self._workers[request.role], request.method)
         timed = recorder.span(transfer.phase, request.name) if transfer.phase else nullcontext()
         with timed, recorder.counting(request.counts):
             return run(*positional, **request.arguments)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -13,7 +14,7 @@ import ray
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.diagnosis import RankState
-from rlhf_trainer.controller.dispatch import Batches, RankPart, Readers, collect, dispatch
+from rlhf_trainer.controller.dispatch import Batches, RankPart, Readers, dispatch
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, SlotProcess
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
@@ -78,6 +79,8 @@ class CallLog:
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.readers = Readers()
+        self.numbers = itertools.count()
+        """Of the calls of the run."""
         self._calls: list[SentCall] = []
         self._drained: list[SentCall] = []
 
@@ -161,51 +164,48 @@ class WorkerGroup:
 
     def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
         """Add a method of a model of this group: from now on the fields that it reads are cut for its rows."""
-        self._log.readers.add(layout, transfer)
+        self._log.readers.add(self.name, layout, transfer)
 
     def call(
         self, role: str, method: str, transfer: Transfer, layout: ParallelSizes, batch: Batches | None, arguments: Any
     ) -> Any:
         """Send a call to every rank; returns the batch with the fields that the method adds, or its `ValueFuture`."""
-        name = f"{role}.{method}"
-        parts = None
+        name, number = f"{role}.{method}", next(self._log.numbers)
+        dealt = None
         if batch is not None:
-            parts = dispatch(batch, transfer, layout, self._log.readers, name=name)
+            dealt = dispatch(batch, transfer, self._log.readers, pool=self.name, layout=layout, call=number, name=name)
         collected = transfer.protocol.collect(layout)
         counted = {rank for ranks in collected for rank in ranks}
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
             outputs = [
-                self._send(handle, role, method, transfer, parts[rank] if parts else None, arguments, rank in counted)
+                self._send(
+                    handle,
+                    transfer,
+                    dealt.parts[rank] if dealt else None,
+                    CallRequest(
+                        number=number,
+                        role=role,
+                        method=method,
+                        arguments=arguments,
+                        counts=rank in counted,
+                        sent=time.time(),
+                    ),
+                )
                 for rank, handle in enumerate(self._ranks)
             ]
         self._log.add([SentCall(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
-        if batch is not None and parts and transfer.adds:
-            return collect(batch, transfer, layout, parts, outputs)
+        if batch is not None and dealt and transfer.adds:
+            return dealt.collect(batch, transfer, layout, outputs)
         return ValueFuture([[outputs[rank][0] for rank in ranks] for ranks in collected], self._log, self._deadline)
 
     @staticmethod
-    def _send(
-        handle: Any,
-        role: str,
-        method: str,
-        transfer: Transfer,
-        part: RankPart | None,
-        arguments: Any,
-        counts: bool,
-    ) -> list[ray.ObjectRef]:
+    def _send(handle: Any, transfer: Transfer, part: RankPart | None, request: CallRequest) -> list[ray.ObjectRef]:
         """Send one rank its part of a call; references to the blocks of its fields (or its value) and its report."""
-        given, references = part.inputs(transfer, reader=f"{role}.{method}") if part else (None, [])
-        cuts = part.local_cuts if part else {}
-        results = sum(map(len, cuts.values())) if transfer.adds else 1
-        request = CallRequest(
-            role=role,
-            method=method,
-            batch=given,
-            arguments=arguments,
-            cuts=cuts,
-            counts=counts,
-            sent=time.time(),
-        )
+        references: list[ray.ObjectRef] = []
+        if part:
+            given, references = part.inputs(transfer, reader=request.name)
+            request = replace(request, batch=given, cuts=part.local_cuts)
+        results = sum(map(len, request.cuts.values())) if transfer.adds else 1
         sent = handle.call.options(num_returns=results + 1).remote(request, *references)
         return sent if results else [sent]
 

@@ -164,7 +164,7 @@ METRICS = (
     StepMetric(
         "bytes/transfer",
         "rlhf_transfer_bytes_total",
-        "Bytes of fields that all ranks fetched for their calls.",
+        "Bytes of fields that all ranks were given for their calls, from their own process or another.",
         kind=Counter,
     ),
     StepMetric(
