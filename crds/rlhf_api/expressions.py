@@ -40,7 +40,7 @@ def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expr
     def operation(*operands: object) -> Expression:
         parts = [each if isinstance(each, Expression) else _constant(each) for each in operands]
         return Expression(
-            lambda values: compute(*(each.of(values) for each in parts)),
+            lambda values: compute(*[each.of(values) for each in parts]),
             lambda places: template.format(*(each.cel(places) for each in parts)),
             tuple(field for each in parts for field in each.needs),
         )

@@ -4,7 +4,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import get_args
 
 from pydantic import BaseModel
@@ -34,10 +34,15 @@ class Rule:
     message: str
     values: Mapping[str, Expression] = field(default_factory=dict)
 
+    @cached_property
+    def _entries(self) -> Field | None:
+        """The list that the rule is about."""
+        entries, repeated, _ = self.path.partition("[]")
+        return Field(entries) if repeated else None
+
     def problems(self, spec: JobSpec) -> Iterator[Problem]:
         """One for each place where the rule is broken."""
-        entries, repeated, _ = self.path.partition("[]")
-        for place, each in enumerate(Field(entries).of({"spec": spec}) or () if repeated else [spec]):
+        for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
             known = {"spec": spec, "each": each}
             if not holds(self.test, known):
                 said = {name: value.of(known) for name, value in self.values.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
@@ -181,14 +183,20 @@ class ReconcileContext:
 
 
 def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
-    metadata = {"name": snapshot.job.name, "namespace": snapshot.job.namespace}
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": snapshot.job.spec}
+    job = snapshot.job
     try:
-        return Job.parse(document), ""
+        return _parsed_job(job.name, job.namespace, json.dumps(job.spec)), ""
     except SpecError as error:
         return None, str(error)
     except RecursionError:
         return None, "spec: is nested too deeply"
+
+
+@lru_cache(maxsize=256)
+def _parsed_job(name: str, namespace: str, spec: str) -> Job:
+    """The job with a spec in JSON; remembered, as each job has several passes soon after one another."""
+    metadata = {"name": name, "namespace": namespace}
+    return Job.parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)})
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:
