@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.real_size.step import Case
 
+QWEN_7B = Case(shape="Qwen2.5-7B", ranks=8)
+LLAMA_8B = Case(shape="Llama-3-8B", ranks=8, algorithm="GRPO")
+QWEN_32B = Case(shape="Qwen3-32B", ranks=32, layout={"tensor": 4}, tensor_generation=4, micro_batch_tokens=4096)
+STAGES_32B = replace(QWEN_32B, layout={"pipeline": 2, "tensor": 4})
+LLAMA_70B = Case(
+    shape="Llama-3-70B", ranks=64, layout={"tensor": 8}, tensor_generation=8, rows=2, micro_batch_tokens=4096
+)
+IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")
+
 CASES: Mapping[str, Case] = {
-    "two-layers-of-qwen2.5-7b": Case(shape="Qwen2.5-7B", ranks=8, layers=2),
-    "two-layers-of-llama-3-8b": Case(shape="Llama-3-8B", ranks=8, algorithm="GRPO", layers=2),
-    "two-layers-of-qwen3-32b": Case(
-        shape="Qwen3-32B", ranks=32, layout={"tensor": 4}, tensor_generation=4, micro_batch_tokens=4096, layers=2
-    ),
-    "two-layers-of-llama-3-70b": Case(
-        shape="Llama-3-70B",
-        ranks=64,
-        layout={"tensor": 8},
-        tensor_generation=8,
-        rows=2,
-        micro_batch_tokens=4096,
-        layers=2,
-    ),
-    "qwen2.5-7b-8": Case(shape="Qwen2.5-7B", ranks=8),
-    "llama-3-8b-8": Case(shape="Llama-3-8B", ranks=8, algorithm="GRPO"),
-    "qwen3-32b-32": Case(
-        shape="Qwen3-32B", ranks=32, layout={"tensor": 4}, tensor_generation=4, rows=4, micro_batch_tokens=4096
-    ),
-    "llama-3-70b-64": Case(
-        shape="Llama-3-70B", ranks=64, layout={"tensor": 8}, tensor_generation=8, rows=2, micro_batch_tokens=4096
-    ),
+    "two-layers-of-qwen2.5-7b": replace(QWEN_7B, layers=2),
+    "two-layers-of-llama-3-8b": replace(LLAMA_8B, layers=2),
+    "two-layers-of-qwen3-32b": replace(QWEN_32B, layers=2),
+    "two-layers-of-llama-3-70b": replace(LLAMA_70B, layers=2),
+    "qwen2.5-7b-8": QWEN_7B,
+    "qwen2.5-7b-8-last-rank": replace(QWEN_7B, rank=7),
+    "llama-3-8b-8": LLAMA_8B,
+    "llama-3-8b-1-optimizer-in-host": IN_HOST,
+    "llama-3-8b-2-optimizer-in-host": replace(IN_HOST, ranks=2),
+    "qwen3-32b-32": QWEN_32B,
+    "qwen3-32b-32-first-stage": STAGES_32B,
+    "qwen3-32b-32-last-stage": replace(STAGES_32B, rank=31),
+    "llama-3-70b-64": LLAMA_70B,
+    "llama-3-70b-64-last-rank": replace(LLAMA_70B, rank=63),
 }

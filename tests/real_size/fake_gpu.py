@@ -26,12 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from tests.real_size.live_bytes import GPU, LiveBytes
+from tests.real_size.live_bytes import GPU, HOST, LiveBytes
 
-KNOWN_ELEMENTS = 2**20
+KNOWN_ELEMENTS = 2**18
 """The most elements of a tensor on the GPU whose value is known: a micro-batch's fields."""
-REAL_ELEMENTS = 2**24
+REAL_ELEMENTS = 2**20
 """The most elements of a tensor that is made on the host for real."""
+COUNTED_BYTES = 2**20
+"""The least of a real tensor on the host that is counted."""
+META = "meta"
 _READS = torch.ops.aten._local_scalar_dense.default
 
 
@@ -81,6 +84,12 @@ class _Device(_DummyBackendModule):
     def synchronize(self, *_: Any) -> None:
         pass
 
+    def get_rng_state(self, *_: Any) -> Tensor:
+        return torch.zeros(0, dtype=torch.uint8)
+
+    def set_rng_state(self, *_: Any) -> None:
+        pass
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
@@ -102,35 +111,46 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it becomes operations on local tensors first
-        flat, _ = tree_flatten((args, kwargs))
-        tensors = [each for each in flat if isinstance(each, Tensor)]
-        if not self._is_fake(func, tensors, kwargs, flat):
-            return func(*args, **kwargs)
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE):
+            return func(*args, **kwargs)  # DTensor works out shapes on fake tensors of its own
+        tensors = list(_tensors((args, tuple(kwargs.values()))))
+        if not self._is_fake(func, tensors, args, kwargs):
+            out = func(*args, **kwargs)
+            self._seen(out)
+            return out
         if func is _READS and tensors:
             return self._read(tensors[0])
         known = self._on_host(func, tensors, args, kwargs)
-        out = self._faked(func, args, kwargs, known)
+        out = self._faked(func, types, tensors, args, kwargs, known)
         self.live.called(func, out, args, kwargs)
-        for each in tree_flatten(out)[0]:
-            if isinstance(each, FakeTensor):
-                self.live.seen(each)
         self._remember(func, out, args, kwargs, known)
+        if isinstance(out, FakeTensor) and out.device.type == HOST:
+            self.live.phase.waits += _waits(func, tensors, kwargs)
+            out = out if known is None else known
+        self._seen(out)
         return out
 
-    def _is_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any], flat: list[Any]) -> bool:
+    def _seen(self, out: Any) -> None:
+        for each in _tensors(out):
+            if isinstance(each, FakeTensor) or (each.device.type == HOST and each.nbytes >= COUNTED_BYTES):
+                self.live.seen(each)
+
+    def _is_fake(self, func: Any, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
         if any(isinstance(each, FakeTensor) for each in tensors) or kwargs.get("pin_memory"):
             return True
-        device = kwargs.get("device")
-        devices = [device] if device is not None else [each for each in flat if isinstance(each, torch.device)]
-        if any(torch.device(each).type == GPU for each in devices):
+        device = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
+        kind = torch.device(device).type if device is not None else HOST
+        if kind == GPU:
             return True
-        if any(torch.device(each).type == "meta" for each in devices) or any(each.is_meta for each in tensors):
+        if kind == META or (device is None and any(each.is_meta for each in tensors)):
             return False
-        return not tensors and _elements(func, flat) > REAL_ELEMENTS
+        if tensors:  # a shard in host memory that was on the meta device
+            return tensors[0].is_meta and tensors[0].numel() > REAL_ELEMENTS
+        return _elements(func, args) > REAL_ELEMENTS
 
     def _read(self, tensor: Tensor) -> Any:
         """The value of a tensor of one element."""
-        self.live.phase.waits += 1
+        self.live.phase.waits += tensor.device.type == GPU
         known = _known(tensor)
         if known is not None:
             return known.item()
@@ -139,21 +159,27 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _on_host(self, func: Any, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
         """What the operation gives on the host; None where the value of a tensor is not known."""
         values = [_known(each) for each in tensors]
-        if any(value is None for value in values) or func._schema.name.startswith(("c10d", "_c10d", "fsdp")):
+        if any(value is None or value.is_meta for value in values) or func._schema.name.startswith(
+            ("c10d", "_c10d", "fsdp")
+        ):
             return None
-        if not tensors and _elements(func, tree_flatten((args, kwargs))[0]) > KNOWN_ELEMENTS:
+        if not tensors and _elements(func, args) > KNOWN_ELEMENTS:
             return None
         on_host = {**tree_map(_as_known, kwargs), **({"pin_memory": False} if kwargs.get("pin_memory") else {})}
         return func(*tree_map(_as_known, args), **on_host)
 
-    def _faked(self, func: Any, args: Any, kwargs: dict[str, Any], known: Any) -> Any:
-        with self._fake:
-            args, kwargs = tree_map_only(Tensor, _like, (args, kwargs))
-            try:
-                return func(*args, **kwargs)
-            except DynamicOutputShapeException:
-                if known is None:
-                    raise
+    def _faked(
+        self, func: Any, types: Sequence[type], tensors: list[Tensor], args: Any, kwargs: Any, known: Any
+    ) -> Any:
+        if not all(isinstance(each, FakeTensor) for each in tensors):
+            with self._fake:
+                args, kwargs = tree_map_only(Tensor, _like, (args, kwargs))
+        try:
+            return self._fake.dispatch(func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            if known is None:
+                raise
+            with self._fake:
                 return tree_map_only(Tensor, lambda value: torch.empty_like(value, device=GPU), known)
 
     def _remember(self, func: Any, out: Any, args: Any, kwargs: dict[str, Any], known: Any) -> None:
@@ -174,8 +200,24 @@ def _named(func: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
     return [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
 
 
-def _elements(func: Any, flat: list[Any]) -> int:
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from _tensors(each)
+
+
+def _waits(func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether the host waits for what it copies from the GPU."""
+    copies = func._schema.name in ("aten::_to_copy", "aten::copy_")
+    return copies and tensors[-1].device.type == GPU and not kwargs.get("non_blocking")
+
+
+def _elements(func: Any, args: Any) -> int:
     """How many elements an operation without tensors makes, as its sizes or its end say."""
+    flat = [number for each in args for number in (each if isinstance(each, list | tuple) else (each,))]
     numbers = [each for each in flat if isinstance(each, int) and not isinstance(each, bool)]
     if "arange" in func._schema.name:
         return max(numbers, default=0)
@@ -244,8 +286,16 @@ def _gather_from_ranks(outputs: Sequence[Tensor], given: Tensor) -> None:
             _forget(output)
 
 
+def _vote_of_another_stage(args: Any) -> None:
+    """A small number that one stage sends another is its vote that shapes are known before a schedule runs: 1."""
+    for tensor in args[0]:
+        if (value := _known(tensor)) is not None:
+            value.fill_(1)
+
+
 _COLLECTIVES: Mapping[Any, Callable[[Any], None]] = {
     torch.ops.c10d.allreduce_.default: _sum_over_ranks,
+    torch.ops.c10d.recv_.default: _vote_of_another_stage,
     torch.ops.c10d._allgather_base_.default: lambda args: _gather_from_ranks([args[0]], args[1]),
     torch.ops.c10d.allgather_.default: lambda args: _gather_from_ranks(args[0][0], args[1][0]),
 }

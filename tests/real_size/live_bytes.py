@@ -35,6 +35,7 @@ class Phase:
     """Bytes of the largest single allocation, on GPU or host."""
     after: int = 0
     """Bytes on the GPU when the phase ends."""
+    host_after: int = 0
     collectives: Counter[str] = field(default_factory=Counter)
     """Name -> number of calls."""
     collective_bytes: Counter[str] = field(default_factory=Counter)
@@ -75,7 +76,7 @@ class LiveBytes:
         try:
             yield
         finally:
-            self.phase.after = self.now[GPU]
+            self.phase.after, self.phase.host_after = self.now[GPU], self.now[HOST]
             self.phase = outer
 
     def seen(self, tensor: Tensor) -> None:

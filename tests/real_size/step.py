@@ -43,6 +43,8 @@ class Case:
     """Of every model; see SHAPES."""
     ranks: int
     algorithm: str = "PPO"
+    rank: int = 0
+    """The one whose bytes are counted; coordinates: see ParallelSizes."""
     layout: Mapping[str, int] = field(default_factory=dict)
     """`models.*.parallelism`, the same for every model; empty: all by data (FSDP)."""
     tensor_generation: int = 1
@@ -59,8 +61,17 @@ class Case:
     offload: str = "None"
     """Of the trained models."""
     offload_frozen: str = "None"
-    training: Mapping[str, Any] = field(default_factory=dict)
-    """More of `spec.training`."""
+
+    @property
+    def sizes(self) -> ParallelSizes:
+        """Of the actor; the other models generate nothing."""
+        ranks = self.layout.get("pipeline", 1) * self.layout.get("tensor", 1)
+        return ParallelSizes(
+            data=self.ranks // ranks,
+            **self.layout,
+            generation_pipeline=1,
+            generation_tensor=self.tensor_generation,
+        )
 
 
 def measure(case: Case, folder: Path) -> LiveBytes:
@@ -79,7 +90,7 @@ def measure(case: Case, folder: Path) -> LiveBytes:
     job = Job.parse(_manifest(case, folders))
     nodes = [rank // GPUS_OF_NODE for rank in range(case.ranks)]
     with (
-        rank_of_world(case.ranks, live),
+        rank_of_world(case.ranks, live, rank=case.rank),
         _marked(live),
         patch.object(rollout, "GenerationEngine", _generator(live)),
         patch.object(hybrid_engine, "_nodes", lambda: nodes),
@@ -116,10 +127,9 @@ def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
         "rollout": {"tensorParallel": case.tensor_generation, "samplesPerPrompt": group},
         "training": {
             "totalSteps": 10,
-            "promptBatchSize": case.rows * case.ranks // group,
+            "promptBatchSize": case.rows * case.sizes.data // group,
             "microBatchTokens": case.micro_batch_tokens,
             "precision": "BF16",
-            **case.training,
         },
         "resources": {
             "slotsPerNode": min(GPUS_OF_NODE, case.ranks),
@@ -137,16 +147,13 @@ def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
 
 def _built(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: LiveBytes) -> Any:
     """The worker of a role, as a slot's process builds it."""
-    sizes = dict(case.layout)
-    data = case.ranks // (sizes.get("pipeline", 1) * sizes.get("tensor", 1))
-    actor = {"generation_tensor": case.tensor_generation} if role == "actor" else {}
     setting = WorkerSetting(
         job=job,
         role=role,
         model=job.models()[role],
         folder=folders["actor" if role in ("actor", "reference") else "reward"],
         total_steps=10,
-        layout=ParallelSizes(data=data, **sizes, **actor),
+        layout=case.sizes,
     )
     made: dict[str, Any] = {
         "actor": lambda: ActorWorker(setting, max_sequences=case.rows),
@@ -213,7 +220,8 @@ def _batch(case: Case) -> Batch:
         "policy_version": torch.zeros(case.rows),
         "valid": torch.ones(case.rows),
     }
-    return Batch(step=1, start=0, size=case.rows, fields=fields)
+    start = case.rows * case.sizes.coordinates(case.rank)["data"]
+    return Batch(step=1, start=start, size=case.rows, fields=fields)
 
 
 @contextmanager

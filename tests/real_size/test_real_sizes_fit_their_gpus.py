@@ -11,7 +11,19 @@ import pytest
 from tests.repo.tree import ROOT
 
 SHORT = "two-layers-of-qwen2.5-7b"
-WHOLE = ("qwen2.5-7b-8", "llama-3-8b-8")
+IN_HOST = "llama-3-8b-1-optimizer-in-host"
+WHOLE = (
+    "qwen2.5-7b-8",
+    "llama-3-8b-8",
+    IN_HOST,
+    "qwen3-32b-32",
+    "qwen3-32b-32-first-stage",
+    "qwen3-32b-32-last-stage",
+    "llama-3-70b-64",
+    "llama-3-70b-64-last-rank",
+)
+CHUNK = 0.07
+"""GB that the reader reads at once: 64 MiB."""
 
 
 @cache
@@ -40,9 +52,29 @@ def test_an_update_waits_for_the_gpu_a_few_times_a_micro_batch() -> None:
     assert counted(SHORT)["phases"]["actor update"]["waits"] < 100
 
 
+def held_while_loading(name: str) -> dict[str, float]:
+    """The most GB of tensors, on GPU or host, in each phase of loading beyond those that stay."""
+    phases = counted(name)["phases"].items()
+    loads = {phase: of for phase, of in phases if phase.startswith("load")}
+    return {phase: max(of["peak"] - of["after"], of["host_peak"] - of["host_after"]) for phase, of in loads.items()}
+
+
+def test_loading_holds_a_chunk_besides_the_shards() -> None:
+    assert max(held_while_loading(SHORT).values()) < CHUNK
+    assert all(counted(SHORT)["phases"][phase]["waits"] < 10 for phase in held_while_loading(SHORT))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_phase_of_a_step_stays_inside_the_gpu(name: str) -> None:
     row = counted(name)
     assert row["fits"], row["peak"]
+    assert max(held_while_loading(name).values()) < CHUNK
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_gradients_leave_a_gpu_whose_optimizer_is_in_the_host() -> None:
+    update = counted(IN_HOST)["phases"]["actor update"]
+    assert update["kinds"].get("gradients", 0) < 16, "8 billion float32 gradients are 32 GB"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -24,12 +25,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_trainer.training import distributed, sharding
+from rlhf_trainer.stored_tensors import LocalFile
+from rlhf_trainer.training import accumulation, distributed, sharding
 from tests.real_size.fake_gpu import fake_gpu
 from tests.real_size.live_bytes import GPU, HOST, LiveBytes
+from tests.real_size.shapes import GPU_BYTES
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "rlhf_examples" / "helpful" / "model"
 FAKE = dist.Backend.FAKE
+READ = LocalFile.read
 FILE_BYTES = 5 * 10**9
 """The most of a file of weights, as on the hub; a file that is larger than the memory cannot be mapped."""
 
@@ -48,6 +52,8 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
         with (
             fake_gpu(live),
             patch.object(sharding, "fully_shard", _sharded),
+            patch.object(accumulation, "device_memory", lambda: GPU_BYTES),
+            patch.object(LocalFile, "read", _read),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield
@@ -55,6 +61,12 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
         torch.autograd.set_multithreading_enabled(threads)
         distributed.device_here.__code__ = real
         dist.destroy_process_group()
+
+
+def _read(file: LocalFile, name: str, index: tuple[slice, ...]) -> Tensor:
+    """The product's reading, uncounted: a file is mapped into memory, not held."""
+    with _disable_current_modes():
+        return READ(file, name, index)
 
 
 def _sharded(module: nn.Module, **options: Any) -> Any:

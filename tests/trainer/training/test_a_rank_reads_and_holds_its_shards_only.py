@@ -1,7 +1,6 @@
 """Models are made on the meta device; a rank reads its slices, and never holds more than its shards and one chunk."""
 
 import json
-import weakref
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from rlhf_trainer.stored_tensors import write_piece
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.save import _put_together, save_model
 from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
+from tests.real_size.live_bytes import LiveBytes
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
@@ -44,10 +44,14 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = self.read = self._now = 0
-        self._alive: set[int] = set()
+        self.read = 0
         self.mapped: list[Tensor] = []
+        self._live = LiveBytes()
         self._patch = pytest.MonkeyPatch()
+
+    @property
+    def peak(self) -> int:
+        return self._live.phase.host_peak
 
     def __enter__(self) -> Self:
         read_file = stored_tensors.LocalFile.read
@@ -74,23 +78,12 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter((args, result)):
             if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor | FakeTensor) and not tensor.is_meta:
-                self._see(tensor.untyped_storage())
+                self._see(tensor)
         return result
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._alive and all(storage.data_ptr() != each for each in self._files()):
-            self._alive.add(key)
-            weakref.finalize(storage, self._gone, key, size)
-            self._now += size
-            self.peak = max(self.peak, self._now)
-
-    def _files(self) -> set[int]:
-        return {values.untyped_storage().data_ptr() for values in self.mapped}
-
-    def _gone(self, key: int, size: int) -> None:
-        self._alive.discard(key)
-        self._now -= size
+    def _see(self, tensor: Tensor) -> None:
+        if tensor.untyped_storage().data_ptr() not in {each.untyped_storage().data_ptr() for each in self.mapped}:
+            self._live.seen(tensor)
 
 
 def held_bytes(model: ShardedModel) -> int:

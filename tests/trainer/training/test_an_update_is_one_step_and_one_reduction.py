@@ -133,3 +133,24 @@ def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str)
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=2e-6, msg=name)
+
+
+def reductions(folder: str, device: torch.device) -> int:
+    """Reduce-scatters of an update with room on `device` for one and a half times a rank's shards of the gradients."""
+    model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="")
+    shards = sum(4 * parameter.numel() for parameter in model.parameters()) // 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulation, "MEMORY_SHARE", 1.5)
+        patch.setattr(accumulation, "device_memory", lambda: shards)
+        patch.setattr(accumulation, "device_here", lambda: device)
+        trainer = trainer_of(folder, ParallelSizes(data=2), token_budget=1)
+    operations = Operations()
+    with operations:
+        update(trainer, 1)
+    return operations.seen["c10d::_reduce_scatter_base_"]
+
+
+def test_shards_in_host_memory_leave_no_room_for_whole_gradients(model: str) -> None:
+    units = LAYERS + 1
+    assert run_ranks(2, reductions, model, torch.device("cpu"))[0] == units, "they replace shards on the device"
+    assert run_ranks(2, reductions, model, torch.device("meta"))[0] == len(LENGTHS) * units

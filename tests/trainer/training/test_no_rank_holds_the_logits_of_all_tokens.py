@@ -1,8 +1,6 @@
 """The largest tensors and the peak of an update, counted op by op: they do not grow with tokens x vocabulary."""
 
-import weakref
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
+from tests.real_size.live_bytes import LiveBytes
 from tests.trainer.ranks import run_ranks
 
 VOCABULARY, CHUNK = 8191, 8
@@ -25,18 +24,13 @@ VOCABULARY, CHUNK = 8191, 8
 PARTS = (4096, 4095)
 
 
-@dataclass
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that ops made and that are alive, and the most rows of logits."""
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that ops made and that are alive, and the most rows of logits."""
 
-    alive: int = 0
-    peak: int = 0
-    wide: dict[int, int] = field(default_factory=dict)
-    """The vocabulary or a rank's part of it, as the last dimension -> the most rows of a tensor that has it."""
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen: set[int] = set()
+        self.live = LiveBytes()
+        self.wide: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -48,19 +42,17 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: Tensor) -> None:
+        self.live.seen(tensor)
         if tensor.dim() > 1 and tensor.shape[-1] in (VOCABULARY, *PARTS):
             rows = tensor.numel() // tensor.shape[-1]
             self.wide[tensor.shape[-1]] = max(rows, self.wide.get(tensor.shape[-1], 0))
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self.alive += storage.nbytes()
-            self.peak = max(self.peak, self.alive)
-            weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
 
-    def _gone(self, key: int, nbytes: int) -> None:
-        self._seen.discard(key)
-        self.alive -= nbytes
+
+class Counted(NamedTuple):
+    peak: int
+    """Bytes."""
+    wide: dict[int, int]
+    """The vocabulary or a rank's part of it, as the last dimension -> the most rows of a tensor that has it."""
 
 
 def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Tensor]:
@@ -83,10 +75,11 @@ def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Te
     ids = torch.randint(VOCABULARY, (2, tokens // 2), generator=torch.Generator().manual_seed(1))
     lengths = torch.full((2,), tokens // 2)
     given = ModelInput.of([Text(tokens=ids, lengths=lengths, read=torch.ones(ids.shape), entropy=True)])
-    with Counted() as counted:
+    with Counting() as counting:
         found = sharded.module(given.tokens, given)
         (found.log_probs - 0.1 * found.entropy).square().mean().backward()
     embedding: Any = model.causal_lm.get_input_embeddings()
+    counted = Counted(counting.live.phase.host_peak, counting.wide)
     return counted, found.log_probs.detach(), embedding.weight.grad.full_tensor()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.fsdp import FSDPModule
 
-from rlhf_trainer.training.distributed import device_memory, local_shard
+from rlhf_trainer.training.distributed import device_here, device_memory, local_shard
 from rlhf_trainer.training.sharding import ShardedModel
 
 MEMORY_SHARE = 0.1
@@ -23,8 +23,10 @@ class GradientSync:
         """All data-parallel ranks make it together."""
         assert isinstance(model.module, FSDPModule)
         self._module = model.module
-        held = sum(local_shard(each).nbytes for each in model.module.parameters() if each.requires_grad)
-        fits = held * (model.mesh.layout.shards - 1) <= MEMORY_SHARE * device_memory()
+        held = [local_shard(each) for each in model.module.parameters() if each.requires_grad]
+        whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
+        shards = sum(each.nbytes for each in held if each.device == device_here())  # else gradients wait in host memory
+        fits = whole - shards <= MEMORY_SHARE * device_memory()
         self._reduces_once = model.mesh.largest(int(not fits)) == 0
 
     def before_backward(self, is_last: bool) -> None:
