@@ -14,12 +14,15 @@ from torch.utils._pytree import tree_iter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec import Optimizer
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.stored_tensors import write_piece
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.save import _put_together, save_model
 from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
+from rlhf_trainer.training.state import TrainerState
 from tests.real_size.live_bytes import LiveBytes
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
@@ -220,6 +223,35 @@ def test_every_rank_writes_its_part_in_the_type_of_the_source(
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
     if layout.replicas > 1:
         assert sum(written for _, _, written, _ in saved) == sum(weight.numel() for weight in after.parameters())
+
+
+def checkpoint_everywhere(folder: str, output: str, layout: ParallelSizes) -> dict[bool, tuple[int, int]]:
+    """Whether the state was copied -> (bytes of this rank's weights and moments, the most that was alive meanwhile)."""
+    seen = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
+        model = load(folder, "language model", layout)
+        state = TrainerState(model, ShardedAdamW(model.module.parameters(), Optimizer()))
+        for copies in (True, False):
+            folder_of_rank = Path(output) / str(copies)
+            with Peak() as memory:
+                state.begin_save(folder_of_rank, then=lambda: None, copies=copies)
+            if not copies:
+                assert list(folder_of_rank.glob("shard-*.safetensors")), "it is written when the call returns"
+            state.end_save()
+            seen[copies] = 3 * held_bytes(model), memory.peak
+    return seen
+
+
+def test_a_checkpoint_that_is_waited_for_holds_no_second_state(tmp_path: Path) -> None:
+    folder, layout = save_sharded(tmp_path / "model", tied=True), ParallelSizes(data=2)
+    for seen in run_ranks(layout.world_size, checkpoint_everywhere, folder, str(tmp_path), layout):
+        (held, copied), (_, waited) = seen[True], seen[False]
+        assert copied >= 2 * held, "this counts what is copied"
+        assert waited <= held + CHUNK * 3 + SMALL
+    for rank in range(layout.world_size):
+        file = f"shard-{rank}.safetensors"
+        assert (tmp_path / "True" / file).read_bytes() == (tmp_path / "False" / file).read_bytes()
 
 
 def draw(folder: str, layout: ParallelSizes) -> tuple[dict[str, Tensor], Tensor, int, int]:

@@ -84,14 +84,14 @@ class KeptCheckpoints(Checkpoints):
         is_old = time.monotonic() - self._begun_at > 60 * self._settings.every_minutes
         self._finish()
         if is_old or (every is not None and step % every == 0):
-            self._begin(step, state)
+            self._begin(step, state, copies=True)
 
     def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
         is_asked = self._folder.save_request.exists()
         if not (is_asked or is_last or self._stop.requested):
             return
         if self._begun_step != step:
-            self._begin(step, state)
+            self._begin(step, state, copies=False)
         self._finish()
         if is_asked:
             self._folder.save_request.unlink(missing_ok=True)
@@ -108,12 +108,12 @@ class KeptCheckpoints(Checkpoints):
         if self._stop.requested:  # it came when the last step had been saved
             raise Stopped(self._stop.requested, saved="the checkpoint of the last step is saved")
 
-    def _begin(self, step: int, state: Callable[[], State]) -> None:
-        """Have the workers copy their state and begin to write it."""
+    def _begin(self, step: int, state: Callable[[], State], *, copies: bool) -> None:
+        """Have the workers begin to write their state; copies: so that the next step can train meanwhile."""
         self._folder.require_ours()
         self._begun_at, self._begun_step = time.monotonic(), step
         uri = self._store.begin(step)
-        calls = [model.begin_checkpoint(uri=uri) for model in self._trained]
+        calls = [model.begin_checkpoint(uri=uri, copies=copies) for model in self._trained]
         counters = {role: model.counters() for role, model in self._counting.items()}
         for call in calls:
             call.result()

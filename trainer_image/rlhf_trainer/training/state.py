@@ -34,21 +34,29 @@ class TrainerState:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
-    def begin_save(self, folder: Path, *, then: Callable[[], None]) -> None:
+    def begin_save(self, folder: Path, *, then: Callable[[], None], copies: bool = True) -> None:
         """Copy the state and return; a thread writes it to `folder` and calls `then` after that.
 
-        Each rank may have a folder of its own.
+        Each rank may have a folder of its own. Without `copies` the files are written before this returns, chunk by
+        chunk, as no memory for a second state is needed where nobody trains meanwhile.
         """
-        random, held = random_state(), pieces_to_save(self._model.mesh, self._tensors())
-        pieces = {name: (tensor.to("cpu", copy=True), place) for name, (tensor, place) in held.items()}
+        random, pieces = random_state(), pieces_to_save(self._model.mesh, self._tensors())
 
-        def finish() -> None:
+        def write() -> None:
             with disk_errors("the checkpoint", folder):
                 save_random_state(random, folder)
                 write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
+
+        def finish() -> None:
+            write()
             then()
 
-        self._saving = self._writer.submit(finish)
+        if copies:
+            pieces = {name: (tensor.to("cpu", copy=True), place) for name, (tensor, place) in pieces.items()}
+            self._saving = self._writer.submit(finish)
+        else:
+            write()
+            self._saving = self._writer.submit(then)
 
     def end_save(self) -> None:
         """Wait until the last save is written; raises its error, if there was one."""

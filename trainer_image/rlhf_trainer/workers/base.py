@@ -140,14 +140,14 @@ class TrainedModel:
             save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
-    def begin_checkpoint(self, *, uri: str) -> None:
-        """Copy weights, moments and random state; a thread writes them below `uri`."""
+    def begin_checkpoint(self, *, uri: str, copies: bool) -> None:
+        """Save weights, moments and random state below `uri`; copies: see `TrainerState.begin_save`."""
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
                 save_config_and_tokenizer(self.trainer.model, self.tokenizer, upload_folder.folder / CONFIG_FOLDER)
         with self.trainer.offloader.in_use(moments=True):
-            self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload)
+            self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload, copies=copies)
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
