@@ -32,6 +32,11 @@ COLLECTIVE_DEADLINES = 2
 """How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
 POOL_DEADLINE_SECONDS = 300.0
 """How long Ray may take to set a pool's slots aside."""
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
+"""Memory of so many bytes goes back to the system when a tensor is freed.
+
+By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
+"""
 
 
 class RayRuntime:
@@ -82,7 +87,7 @@ class RayRuntime:
             self._groups[pool.name] = WorkerGroup(
                 reserved,
                 start=partial(distributed.start, self._placed.device, COLLECTIVE_DEADLINES * self._deadline),
-                environment={"OMP_NUM_THREADS": str(reserved.threads)},
+                environment={"OMP_NUM_THREADS": str(reserved.threads), **HEAP},
                 log=self._log,
                 deadline=self._deadline,
             )
