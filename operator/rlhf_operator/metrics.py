@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, get_args
+from functools import partial
+from typing import Final, Literal, TypeVar, get_args
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -26,38 +27,53 @@ BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ENDED: Final = ("Succeeded", "Failed")
 WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 JOB_LABELS: Final = ("namespace", "name")
+Instrument = TypeVar("Instrument")
 
 
-class OperatorMetric(NamedTuple):
-    """A row of the operator's own table; its first three fields are those of prometheus_client's instruments."""
+@dataclass(frozen=True, kw_only=True)
+class OperatorMetric:
+    """A row of the operator's own table."""
 
     name: str
-    meaning: str
-    labels: tuple[str, ...]
     kind: Literal["gauge", "counter", "histogram"]
     unit: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    def instrument(self, make: Callable[..., Instrument], registry: CollectorRegistry) -> Instrument:
+        """What counts or measures it."""
+        return make(self.name, self.meaning, self.labels, registry=registry)
 
 
 RECONCILE_TOTAL = OperatorMetric(
-    "rlhf_operator_reconcile_total",
-    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
-    ("result",),
-    "counter",
-    "passes",
+    name="rlhf_operator_reconcile_total",
+    kind="counter",
+    unit="passes",
+    meaning="Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
+    labels=("result",),
 )
 RECONCILE_SECONDS = OperatorMetric(
-    "rlhf_operator_reconcile_duration_seconds", "Duration of a pass over a job.", (), "histogram", "seconds"
+    name="rlhf_operator_reconcile_duration_seconds",
+    kind="histogram",
+    unit="seconds",
+    meaning="Duration of a pass over a job.",
 )
-QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "Jobs that wait for a pass now.", (), "gauge", "jobs")
+QUEUE_DEPTH = OperatorMetric(
+    name="rlhf_operator_queue_depth", kind="gauge", unit="jobs", meaning="Jobs that wait for a pass now."
+)
 REQUESTS_TOTAL = OperatorMetric(
-    "rlhf_operator_api_requests_total",
-    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
-    ("verb", "resource", "code"),
-    "counter",
-    "requests",
+    name="rlhf_operator_api_requests_total",
+    kind="counter",
+    unit="requests",
+    meaning="Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
+    labels=("verb", "resource", "code"),
 )
-LEADER = OperatorMetric("rlhf_operator_leader", "1 while this replica leads, else 0.", (), "gauge", "1")
-BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "Always 1.", ("version",), "gauge", "1")
+LEADER = OperatorMetric(
+    name="rlhf_operator_leader", kind="gauge", unit="1", meaning="1 while this replica leads, else 0."
+)
+BUILD_INFO = OperatorMetric(
+    name="rlhf_operator_build_info", kind="gauge", unit="1", meaning="Always 1.", labels=("version",)
+)
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
 
 Sample = tuple[tuple[str, ...], float]
@@ -203,12 +219,12 @@ class OperatorMetrics:
         """`jobs`, `queue_depth` and `leads` are asked at each scrape."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._passes = Counter(*RECONCILE_TOTAL[:3], registry=self.registry)
-        self._seconds = Histogram(*RECONCILE_SECONDS[:3], registry=self.registry, buckets=BUCKETS)
-        self._requests = Counter(*REQUESTS_TOTAL[:3], registry=self.registry)
-        Gauge(*QUEUE_DEPTH[:3], registry=self.registry).set_function(lambda: float(queue_depth()))
-        Gauge(*LEADER[:3], registry=self.registry).set_function(lambda: float(leads()))
-        Gauge(*BUILD_INFO[:3], registry=self.registry).labels(version).set(1)
+        self._passes = RECONCILE_TOTAL.instrument(Counter, self.registry)
+        self._seconds = RECONCILE_SECONDS.instrument(partial(Histogram, buckets=BUCKETS), self.registry)
+        self._requests = REQUESTS_TOTAL.instrument(Counter, self.registry)
+        QUEUE_DEPTH.instrument(Gauge, self.registry).set_function(lambda: float(queue_depth()))
+        LEADER.instrument(Gauge, self.registry).set_function(lambda: float(leads()))
+        BUILD_INFO.instrument(Gauge, self.registry).labels(version).set(1)
         self.registry.register(JobCollector(jobs, now))
 
     def reconciled(self, result: Result, seconds: float) -> None:

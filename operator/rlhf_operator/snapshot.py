@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rlhf_api.status import Status
-from rlhf_operator import names
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
@@ -212,13 +211,13 @@ class Snapshot:
 
 def inputs_of(spec: Document) -> set[str]:
     """Names of the jobs that a spec's models come from (job://), whether or not the spec is right."""
-    return {uri.removeprefix("job://").split("/")[0] for uri in _uris(spec.get("models"), "job://")}
+    return {uri.removeprefix("job://") for uri in _uris(spec.get("models"), "job://")}
 
 
-def claims_of(job: str, spec: Document) -> set[str]:
-    """Names of the claims that a spec names (pvc://claim/...), and of the one that is made for the job."""
+def claims_named(spec: Document) -> set[str]:
+    """Names of the claims that a spec names (pvc://claim/...); none of them is made by the operator."""
     parts = [part for field, part in spec.items() if field != "runtime"]
-    return {names.output_claim(job), *(uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://"))}
+    return {uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://")}
 
 
 def _uris(value: object, scheme: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rlhf_operator import names
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import Listing
-from rlhf_operator.snapshot import ObservedJob, ObservedQuota, claims_of, inputs_of
+from rlhf_operator.snapshot import ObservedJob, ObservedQuota, claims_named, inputs_of
 
 KEYS = [
     *("metadata", "spec", "status", "labels", "name", "namespace", "uid", "resourceVersion", "creationTimestamp"),
@@ -174,11 +174,11 @@ def job(name: str, version: int = 1, uid: str = "", phase: str = "", **models: s
 
 
 def test_a_job_names_its_inputs_and_claims() -> None:
-    spec = job("a", actor="job://x", reward="job://y/model", critic="pvc://c/path")["spec"]
+    spec = job("a", actor="job://x", reward="job://y", critic="pvc://c/path")["spec"]
     spec["checkpoint"] = {"storage": "pvc://store"}
     spec["runtime"] = {"env": [{"name": "X", "value": "pvc://nothing/x"}]}
     assert inputs_of(spec) == {"x", "y"}
-    assert claims_of("a", spec) == {"c", "store", "a-output"}
+    assert claims_named(spec) == {"c", "store"}
 
 
 def test_a_change_of_a_job_is_news_for_all_that_read_it_even_through_others() -> None:

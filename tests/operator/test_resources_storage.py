@@ -10,6 +10,7 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.resume import changes, identity
 from rlhf_operator.resources import storage
+from rlhf_operator.snapshot import claims_named
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, groups, head, made, mapped, nodes, pod_of
 
 PPO = "helpful-ppo"
@@ -126,7 +127,7 @@ def test_a_job_reads_the_claims_of_others_and_writes_its_own() -> None:
     assert models["actor"]["uri"] == "file:///rlhf/inputs/helpful-sft/helpful-sft/model"
     assert models["critic"]["uri"] == "file:///rlhf/inputs/helpful-rm/helpful-rm/model"
     assert storage.output_uri(job) == "pvc://helpful-ppo-output/helpful-ppo/model"
-    assert storage.claims_named(job) == frozenset()
+    assert claims_named(job.spec.model_dump()) == set()
 
 
 def test_a_claim_of_the_user_s_is_not_made_and_each_job_has_a_folder_in_it() -> None:
@@ -134,7 +135,7 @@ def test_a_claim_of_the_user_s_is_not_made_and_each_job_has_a_folder_in_it() -> 
     assert list(made(job, CPUS)) == ["ConfigMap", "RayJob"]
     assert mounted(job)["/rlhf/output"] == ("shared", "team/runs/helpful-ppo", False)
     assert storage.output_uri(job) == "pvc://shared/team/runs/helpful-ppo/helpful-ppo/model"
-    assert storage.claims_named(job) == {"shared"}
+    assert claims_named(job.spec.model_dump()) == {"shared"}
     assert given(job)["spec"]["checkpoint"]["storage"] is None
     whole = changed(PPO, {"checkpoint.storage": "pvc://shared"})
     assert mounted(whole)["/rlhf/output"] == ("shared", "helpful-ppo", False)
@@ -166,7 +167,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
     assert document["spec"]["models"]["actor"]["uri"] == "file:///rlhf/claims/models/llama%207b/100%25"
     assert document["spec"]["models"]["reference"]["uri"] == "file:///rlhf/claims/models/etc"
     assert document["spec"]["data"]["train"]["uri"] == "file:///rlhf/claims/sets.v2/train.jsonl"
-    assert storage.claims_named(job) == {"models", "sets.v2"}
+    assert claims_named(job.spec.model_dump()) == {"models", "sets.v2"}
 
 
 def test_no_path_leads_out_of_a_claim() -> None:

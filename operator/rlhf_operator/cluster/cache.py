@@ -22,7 +22,7 @@ from rlhf_operator.snapshot import (
     ObservedPod,
     ObservedQuota,
     ObservedRayJob,
-    claims_of,
+    claims_named,
     inputs_of,
 )
 
@@ -124,11 +124,8 @@ def _identity(document: Document) -> tuple[Key, str, int]:
 def _job(document: Document) -> tuple[ObservedJob, str, frozenset[str]]:
     job = parse.job(document)
     inputs = (f"input:{each}" for each in inputs_of(job.spec))
-    return (
-        job,
-        job.uid,
-        frozenset((*inputs, *(f"claim:{each}" for each in claims_of(job.name, job.spec)))),
-    )
+    claims = (f"claim:{each}" for each in (names.output_claim(job.name), *claims_named(job.spec)))
+    return job, job.uid, frozenset((*inputs, *claims))
 
 
 def _rayjob(document: Document) -> tuple[ObservedRayJob, str, frozenset[str]]:

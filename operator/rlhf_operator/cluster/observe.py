@@ -25,7 +25,7 @@ from rlhf_operator.snapshot import (
     ObservedQuota,
     ObservedRayJob,
     Snapshot,
-    claims_of,
+    claims_named,
     inputs_of,
 )
 
@@ -188,7 +188,7 @@ class Observer:
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         outputs = (each.output_uri for each in inputs.values())
         read = {uri.removeprefix("pvc://").split("/")[0] for uri in outputs if uri.startswith("pvc://")}
-        for name in sorted(claims_of(job.name, job.spec) | read):
+        for name in sorted({names.output_claim(job.name)} | claims_named(job.spec) | read):
             if entry := self._cache.claims.get((job.namespace, name)):
                 yield replace(entry.value, owned=entry.owner == job.uid)
 

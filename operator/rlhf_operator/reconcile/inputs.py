@@ -10,8 +10,7 @@ from rlhf_api.problems import SpecError
 from rlhf_operator import names
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
-from rlhf_operator.resources.storage import claims_named
-from rlhf_operator.snapshot import inputs_of
+from rlhf_operator.snapshot import claims_named, inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
 """No event tells that a RayJob without our labels has gone."""
@@ -39,7 +38,7 @@ def conflict(ctx: ReconcileContext, name: str) -> bool:
 
 def ready(ctx: ReconcileContext, job: Job) -> bool:
     """Whether all jobs that this one reads have succeeded; a wrong or failed one fails the job."""
-    needed = sorted(chain.inputs_of(job))
+    needed = sorted(inputs_of(ctx.snapshot.job.spec))
     if circle := _circle(ctx, needed):
         finish.fail(ctx, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
         return False
@@ -68,7 +67,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if storage is not None and storage.startswith("file://"):
         where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
-    named, claims = claims_named(ctx.job), ctx.snapshot.claims
+    named, claims = claims_named(ctx.snapshot.job.spec), ctx.snapshot.claims
     for name in sorted(named):
         if name not in claims:
             return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
@@ -83,7 +82,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
 def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
     """What is wrong with the inputs as such; empty if nothing is."""
     kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.algorithm}
-    unknown = chain.inputs_of(job) - kinds.keys() - {job.name}
+    unknown = inputs_of(ctx.snapshot.job.spec) - kinds.keys() - {job.name}
     if unknown:
         return ""  # an input whose own spec is broken is no fault of this job
     try:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from rlhf_api.chain import SCHEME, inputs_of
+from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedInput, ObservedJob
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, claims_named, inputs_of
 
 PVC = "pvc://"
 MODEL_FOLDER = "model"
@@ -75,18 +75,11 @@ def of_checkpoints(job: Job) -> str | None:
     return f"{storage.rstrip('/')}/{job.metadata.namespace}"
 
 
-def claims_named(job: Job) -> frozenset[str]:
-    """The claims that a spec names; none of them is made by the operator."""
-    storage = job.spec.checkpoint.storage
-    uris = [*_uris(job), *([storage] if storage else [])]
-    return frozenset(Place.of(uri).claim for uri in uris if uri.startswith(PVC))
-
-
 def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
     """All claims of a job's pods."""
-    read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(job)]
-    claims = {Place.of(uri).claim for uri in _uris(job) if uri.startswith(PVC)}
-    read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims]
+    spec = job.spec.model_dump(exclude={"checkpoint"})
+    read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(spec)]
+    read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims_named(spec)]
     return (
         Mount(place=run_folder(job), folder=names.OUTPUT_FOLDER, read_only=False),
         *(Mount(place=Place(claim=claim, path=""), folder=folder, read_only=True) for folder, claim in sorted(read)),
@@ -138,13 +131,6 @@ def output_claim(job: ObservedJob, settings: Settings) -> Manifest:
         "metadata": identity.metadata(job, names.output_claim(job.name), controlled=False),
         "spec": spec,
     }
-
-
-def _uris(job: Job) -> list[str]:
-    """Of all models and data."""
-    data, evaluation = job.spec.data, job.spec.evaluation
-    sources = [data.train, data.pretrain, evaluation.data if evaluation else None]
-    return [model.uri for model in job.spec.models.given().values()] + [each.uri for each in sources if each]
 
 
 def _file(folder: str, place: Place) -> str:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec import Model
+from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.config_file import made_from
-from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
-from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import gpus_here
@@ -52,12 +52,13 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)
     except (TrainerError, UnknownGpuError) as error:
         return Placed(together, str(error))
-    answer = plan_job(job, cluster, shapes, device=together.device)
-    if isinstance(answer, DeviceMapping):
-        return Placed(answer)
     if job.spec.placement.mode == "Manual":
-        return Placed(together, str(answer))
-    raise EnvironmentProblem(f"{job.name}: {answer}")
+        kept = predict(job, together, cluster, shapes)
+        return Placed(kept) if isinstance(kept, DeviceMapping) else Placed(together, str(kept))
+    best = auto_map(job, cluster, shapes, device=together.device)
+    if isinstance(best, Infeasible):
+        raise EnvironmentProblem(f"{job.name}: {best}")
+    return Placed(best)
 
 
 def _origin(job: Job, role: Role, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:
