@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from rlhf_trainer.protocols import TransferProtocol
 
-Fields = dict[str, Tensor]
+Fields = Mapping[str, Tensor]
 Method = TypeVar("Method", bound=Callable[..., Any])
 Value_co = TypeVar("Value_co", covariant=True)
 

@@ -33,6 +33,7 @@ def trainer_of(folder: str, layout: ParallelSizes, *, recompute: bool = False) -
         path="models.actor",
         role="actor",
         offload="None",
+        attention="Auto",
     )
 
 

@@ -63,6 +63,7 @@ def learnt(folder: str, layout: ParallelSizes, recompute: bool, backend: str) ->
         path="models.actor",
         role="actor",
         offload="None",
+        attention="Auto",
     )
     seen: list[float] = []
     for step in range(1, UPDATES + 1):

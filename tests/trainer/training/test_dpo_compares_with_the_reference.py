@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import merge, recorder
-from rlhf_trainer.types import Batch
+from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.preference import PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
@@ -78,7 +78,7 @@ def test_an_update_makes_the_chosen_likelier_than_the_rejected(tmp_path: Path) -
 SCORES = torch.tensor([1.0, 5.0, 3.0, 2.0, 2.0, 2.0, -1.0, 0.0, -2.0, 1.0, 2.0, 3.0])
 
 
-def choose(folder: str) -> dict[str, Tensor]:
+def choose(folder: str) -> Fields:
     """Pairs among three responses to each of four prompts; the fourth is padding."""
     import torch.distributed as dist
 

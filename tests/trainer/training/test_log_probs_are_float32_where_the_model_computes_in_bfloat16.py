@@ -40,6 +40,7 @@ def read_and_updated(folder: str) -> tuple[Likelihood, float, float]:
         path="models.actor",
         role="actor",
         offload="None",
+        attention="Auto",
     )
     given = ModelInput.of(texts_of({"tokens": TOKENS}))
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.training.model_input import FieldsOnDevice
+from rlhf_trainer.training import model_input
 from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
@@ -81,8 +81,17 @@ def test_any_number_of_micro_batches_is_read_as_often(case: str, tmp_path: Path)
     assert one == eight > 0
 
 
-def test_only_fields_that_are_read_go_to_the_device() -> None:
-    fields = FieldsOnDevice({"mask": torch.ones(2), "tokens": torch.ones(2)}, torch.device("meta"))
+def test_only_fields_that_are_read_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Tensor] = []
+
+    def copy(tensor: Tensor, device: torch.device) -> Tensor:
+        copied.append(tensor)
+        return tensor.to(device)
+
+    monkeypatch.setattr(model_input, "to_device", copy)
+    mask = torch.ones(2)
+    fields = model_input.FieldsOnDevice({"mask": mask, "tokens": torch.ones(2)}, torch.device("meta"))
+    assert list(fields) == ["mask", "tokens"]
     assert fields["mask"].is_meta
-    assert fields["mask"] is fields["mask"]
-    assert list(fields) == ["mask"]
+    assert fields.get("mask") is fields["mask"]
+    assert [each is mask for each in copied] == [True]

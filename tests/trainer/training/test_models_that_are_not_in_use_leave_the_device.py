@@ -56,6 +56,7 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
         path="models.actor",
         role="actor",
         offload=offload,
+        attention="Auto",
     )
     outputs: list[Tensor] = []
 
@@ -137,7 +138,9 @@ def frozen(folder: str) -> tuple[Tensor, Tensor, int, bool]:
     """(scores, those of the same model offloaded, bytes it holds at rest, whether its weights can be read there)."""
     tokens = torch.randint(3, 500, (2, 12), generator=torch.Generator().manual_seed(1))
     engines = [
-        ModelRunner(language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind)
+        ModelRunner(
+            language_model(folder, trained=False), token_budget=1024, role="reference", offload=kind, attention="Auto"
+        )
         for kind in ("None", "Parameters")
     ]
     here, away = (engine.infer({"tokens": tokens}, all_tokens, log_probs) for engine in engines)

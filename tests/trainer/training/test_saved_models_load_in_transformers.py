@@ -64,7 +64,7 @@ def test_a_reward_model_loads_as_a_sequence_classifier(tmp_path: Path) -> None:
 def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
     model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
     sharded = shard(model, compute_dtype=torch.bfloat16, recompute_activations=False)
-    engine = ModelRunner(sharded, token_budget=100, role="actor", offload="None")
+    engine = ModelRunner(sharded, token_budget=100, role="actor", offload="None", attention="Auto")
     engine.infer({"tokens": TOKENS}, all_tokens, log_probs)
     save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
 

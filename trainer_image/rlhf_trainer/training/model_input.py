@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -35,16 +35,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class FieldsOnDevice(dict[str, Tensor]):
+class FieldsOnDevice(Mapping[str, Tensor]):
     """The fields of a micro-batch, each copied to the device when it is first read."""
 
     def __init__(self, on_host: Fields, device: torch.device) -> None:
-        super().__init__()
         self._on_host, self._device = on_host, device
+        self._copied: dict[str, Tensor] = {}
 
-    def __missing__(self, name: str) -> Tensor:
-        self[name] = to_device(self._on_host[name], self._device)
-        return self[name]
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._copied:
+            self._copied[name] = to_device(self._on_host[name], self._device)
+        return self._copied[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._on_host)
+
+    def __len__(self) -> int:
+        return len(self._on_host)
 
 
 @dataclass(frozen=True)

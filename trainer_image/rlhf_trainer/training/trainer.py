@@ -43,7 +43,7 @@ class ModelRunner:
         token_budget: int,
         role: str,
         offload: Offload,
-        attention: Attention = "Auto",
+        attention: Attention,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """token_budget: tokens of a micro-batch; role: the model's, for measurements; offload: what is moved to host
@@ -131,7 +131,7 @@ class Trainer(ModelRunner):
         path: str,
         role: str,
         offload: Offload,
-        attention: Attention = "Auto",
+        attention: Attention,
     ) -> None:
         """path: the model's field in the manifest, for messages; the others: see `ModelRunner`."""
         self._settings = optimizer

@@ -65,7 +65,7 @@ class AdvantageWorker:
         found = advantage(
             **{name: INPUTS[name](self, batch, rewards) if name in INPUTS else batch.fields.get(name) for name in names}
         )
-        fields: Fields = found if isinstance(found, dict) else {"advantages": found}
+        fields: dict[str, Tensor] = found if isinstance(found, dict) else {"advantages": found}
         if (advantages := fields["advantages"]).dim() == 1:
             mask = fields.get("response_mask", batch["response_mask"])
             fields["advantages"] = on_every_token(advantages[_rows(batch)].float(), mask)

@@ -87,7 +87,7 @@ class PairChooser:
         differ = (scores.amax(1) - scores.amin(1) > SIGNAL) & (batch["valid"][first] > 0)
         recorder.mean("reward/mean", (batch["scores"] * batch["valid"]).sum(), batch["valid"].sum())
         recorder.mean("groups/with_signal", differ.sum(), batch["valid"][first].sum())
-        pairs: Fields = {"valid": torch.zeros(batch.size)}
+        pairs = {"valid": torch.zeros(batch.size)}
         pairs["valid"][first] = differ.float()
         for side, row in (("chosen", scores.argmax(1)), ("rejected", scores.argmin(1))):
             for name, source in (("tokens", "tokens"), ("mask", "attention_mask"), ("response_mask", "response_mask")):

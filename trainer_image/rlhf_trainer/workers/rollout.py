@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
@@ -175,7 +176,7 @@ class GeneratingActor(TrainedModel):
         return rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
 
 
-def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> Fields:
+def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> dict[str, Tensor]:
     """Prompt and response of each row, contiguous from position 0, padded on the right to the longest of any rank."""
     longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
     width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
