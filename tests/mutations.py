@@ -39,6 +39,24 @@ FOLDER = "tests/trainer/unit/test_what_is_left_to_do_in_a_run_folder.py"
 CHECKPOINTS = "tests/trainer/checkpoint/test_only_a_whole_checkpoint_is_chosen.py"
 ATTEMPTS = "tests/trainer/pods/test_an_older_attempt_writes_no_more.py"
 EXPERIMENT = "tests/api/test_only_the_same_experiment_goes_on.py"
+CEL = "tests/api/test_cel_says_what_python_says.py"
+REQUESTS = "tests/operator/test_writes_to_a_failing_server.py"
+ELECTION = "tests/operator/test_leader_election.py"
+TRAINING = "tests/trainer/training"
+HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
+PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
+COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
+REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
+ADAMW = f"{RATES}::test_moments_epsilon_and_decay_are_those_of_the_settings"
+SAFE = (
+    f"{TRAINING}/test_advantages_do_not_depend_on_ranks_or_padding.py"
+    "::test_safe_rlhf_weighs_the_cost_by_the_multiplier_by_hand"
+)
+LOADING = f"{TRAINING}/test_a_rank_reads_and_holds_its_shards_only.py"
+SLICES = (
+    "tests/trainer/checkpoint/test_a_rank_downloads_what_it_holds.py::test_rows_and_columns_come_as_they_were_written"
+)
+BUCKETS = "tests/trainer/hybrid_engine/test_shards_travel_and_arrive_as_they_were.py"
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,11 @@ class Mutation:
 def ops(file: str, old: str, new: str, test: str) -> Mutation:
     """A change in rlhf_trainer.ops."""
     return Mutation(f"{TRAINER}/ops/{file}.py", old, new, test)
+
+
+def training(file: str, old: str, new: str, test: str) -> Mutation:
+    """A change in rlhf_trainer.training."""
+    return Mutation(f"{TRAINER}/training/{file}.py", old, new, test)
 
 
 MUTATIONS = (
@@ -102,13 +125,68 @@ MUTATIONS = (
     ),
     Mutation(f"{TRAINER}/algorithms/grpo.py", "if self.normalize_by_std", "if not self.normalize_by_std", GROUPS),
     Mutation(f"{TRAINER}/algorithms/rloo.py", "/ (group_size - 1)", "/ group_size", GROUPS),
-    Mutation(f"{TRAINER}/training/trainer.py", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),
-    Mutation(f"{TRAINER}/training/trainer.py", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
-    Mutation(f"{TRAINER}/training/trainer.py", "max(0, step - warmup)", "step", RATES),
+    Mutation(
+        f"{TRAINER}/algorithms/safe_rlhf.py",
+        "(rewards - multiplier * costs)",
+        "(rewards + multiplier * costs)",
+        SAFE,
+    ),
+    Mutation(
+        f"{TRAINER}/algorithms/safe_rlhf.py",
+        "multiplier * cost_advantages) / (1.0 + multiplier)",
+        "multiplier * cost_advantages)",
+        SAFE,
+    ),
+    training("trainer", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),
+    training("trainer", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
+    training("trainer", "max(0, step - warmup)", "step", RATES),
+    training("optimizer", "betas=settings.betas", "betas=(0.9, 0.999)", ADAMW),
+    training("optimizer", "weight_decay=settings.weight_decay", "weight_decay=0.0", ADAMW),
+    training("head", "weighted / total if entropy", "weighted if entropy", HEAD),
+    training("head", "own - log_total, entropies", "own - total.log(), entropies", HEAD),
+    training("model_input", "cumsum(0) - 2", "cumsum(0) - 1", PACKING),
+    training("attention", "triu(1 - sliding_window)", "triu(-sliding_window)", PACKING),
+    training("balance", "* (self._parameters +", "* (0 *", COSTS),
+    training("balance", "self._attention * lengths)", "self._attention)", COSTS),
+    training(
+        "accumulation",
+        "set_requires_all_reduce(is_last)",
+        "set_requires_all_reduce(True)",
+        f"{REDUCTIONS}::test_gradients_are_reduced_after_the_last_micro_batch",
+    ),
+    training(
+        "loading",
+        "= StoredTensor([Piece(file, name)])",
+        "= StoredTensor([Piece(file, own)])",
+        f"{LOADING}::test_weights_saved_without_the_head_are_found_by_their_names_in_the_model",
+    ),
+    training(
+        "loading",
+        "weights[name].shape != parameter.shape",
+        "weights[name].shape == ()",
+        f"{LOADING}::test_a_damaged_folder_is_one_sentence",
+    ),
+    Mutation(f"{TRAINER}/stored_tensors.py", "start + index[0].start * row", "start", SLICES),
+    Mutation(f"{TRAINER}/stored_tensors.py", "(slice(None), *index[1:])", "(slice(None), *index[2:])", SLICES),
+    Mutation(f"{TRAINER}/stored_tensors.py", "part.within(held))", "part.within(part))", SLICES),
     Mutation(f"{TRAINER}/protocols.py", "+ min(index, longer)", "+ max(index, longer)", PROTOCOLS),
     Mutation(f"{TRAINER}/protocols.py", "AxisPlacement.LAST: size - 1", "AxisPlacement.LAST: 0", PROTOCOLS),
-    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "source % len(lacking)", "0", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "source % len(needing)", "0", RESHARD),
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "if nodes[rank] == node", "if nodes[rank] >= node", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "holders[node % len(holders)]", "holders[0]", RESHARD),
+    Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "inside[place % len(inside)]", "inside[0]", RESHARD),
+    Mutation(
+        f"{TRAINER}/hybrid_engine/buckets.py",
+        "torch.maximum(across + within",
+        "torch.minimum(across + within",
+        f"{BUCKETS}::test_no_rank_sends_and_gets_more_in_a_step_than_the_limit",
+    ),
+    Mutation(
+        f"{TRAINER}/hybrid_engine/buckets.py",
+        "for _, cut in sorted(found)",
+        "for _, cut in found",
+        f"{BUCKETS}::test_stages_send_by_turns",
+    ),
     Mutation(
         f"{TRAINER}/telemetry.py",
         "old_weight + _in_64_bits(weight)",
@@ -131,6 +209,14 @@ MUTATIONS = (
         "divides = whole * Field",
         "tests/api/test_cases_are_judged_as_expected.py",
     ),
+    Mutation(
+        f"{API}/expressions.py",
+        "not one or other",
+        "not other or one",
+        "tests/api/test_cases_are_judged_as_expected.py",
+    ),
+    Mutation(f"{API}/expressions.py", '"({} && {})"', '"({} || {})"', CEL),
+    Mutation(f"{API}/expressions.py", '[*(f"!{given}" for given in needed), test', "[test", CEL),
     Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
     Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
     Mutation(f"{TRAINER}/run_folder/lock.py", "SETTLE_SECONDS: Final = 1.0", "SETTLE_SECONDS: Final = 0.1", ATTEMPTS),
@@ -150,6 +236,21 @@ MUTATIONS = (
         '(lacks("QuotaReserved"), "Queued")',
         '(lacks("QuotaReserved"), "Provisioning")',
         "tests/operator/test_a_job_lives_its_life.py",
+    ),
+    Mutation(f"{OPERATOR}/cluster/client.py", "self.status >= 500", "self.status > 500", REQUESTS),
+    Mutation(f"{OPERATOR}/cluster/client.py", 'del query["continue"], query["limit"]', "pass", REQUESTS),
+    Mutation(f"{OPERATOR}/cluster/client.py", "                items.clear()\n", "", REQUESTS),
+    Mutation(
+        f"{OPERATOR}/cluster/leader_election.py",
+        "self._renewed = begun",
+        "self._renewed = self._clock()",
+        f"{ELECTION}::test_the_deadline_counts_from_the_renewal_that_the_server_has_and_not_from_its_answer",
+    ),
+    Mutation(
+        f"{OPERATOR}/cluster/leader_election.py",
+        "self._seen_at < claimed",
+        "self._seen_at < 0",
+        f"{ELECTION}::test_a_leader_that_was_killed_is_followed_after_the_duration_and_not_before",
     ),
     Mutation(
         f"{OPERATOR}/work_queue.py",

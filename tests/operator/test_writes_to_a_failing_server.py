@@ -158,6 +158,7 @@ def test_a_list_that_grows_too_old_between_pages_begins_anew(tmp_path: Path) -> 
         assert [each["metadata"]["name"] for each in found.items] == ["1", "2"]
         assert found.version == 9
         assert all(query["labelSelector"] == "x=y" for query in parts.server.queries)
+        assert [query.get("continue") for query in parts.server.queries] == [None, "c", None]
 
     run(tmp_path, test)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -12,6 +13,7 @@ from rlhf_api.spec import Optimizer
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.storage import open_storage
+from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.sharding import held_piece, shard
 from rlhf_trainer.training.trainer import Trainer
@@ -33,6 +35,7 @@ def trainer_of(folder: str, layout: ParallelSizes) -> Trainer:
         path="models.critic",
         role="critic",
         offload="None",
+        attention="Auto",
     )
 
 
@@ -86,6 +89,24 @@ def test_a_rank_downloads_what_it_holds(s3: str, tmp_path: Path) -> None:
             assert downloaded <= headers + weights_and_moments * (1 if layout == CUT else 2), layout
             assert downloaded < 0.75 * everything
     assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize(
+    ("starts", "stops"),
+    [((0, 0, 0), (5, 4, 3)), ((1, 0, 0), (3, 4, 3)), ((0, 1, 0), (5, 3, 3)), ((2, 1, 1), (4, 3, 2))],
+)
+def test_rows_and_columns_come_as_they_were_written(
+    is_remote: bool, starts: tuple[int, ...], stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "piece.safetensors", TensorSlice.whole((5, 4, 3))
+    tensor, part = torch.arange(60.0).reshape(5, 4, 3), TensorSlice(starts, stops)
+    stored_tensors.write_piece(path, {"before": (tensor + 1, whole), "weight": (tensor, whole)}, torch.float32)
+    remote, local = stored_tensors.RemoteFile(LocalFileSystem(), str(path)), stored_tensors.LocalFile(lambda: str(path))
+    file = remote if is_remote else local
+    read = torch.zeros(part.shape)
+    stored_tensors.read_into(read, part, stored_tensors.StoredTensor([stored_tensors.Piece(file, "weight")]))
+    assert torch.equal(read, tensor[part.within(whole)])
 
 
 def test_a_checkpoint_that_is_cut_off_is_named(s3: str, tmp_path: Path) -> None:

@@ -178,11 +178,12 @@ def test_a_replica_of_shards_trades_inside_itself() -> None:
 
 
 def test_what_many_hold_is_sent_by_all_of_them() -> None:
-    """In a replica each rank sends what it receives, and equal sources send the same."""
+    """In a replica each rank sends what it receives, and equal sources send the same, also from node to node."""
     made = transition("HybridFlow-V", TIED, layout(1, 2, 2, 1, 1)).plans
     assert [each.sent() for each in made] == [each.received() for each in made]
-    pools = disjoint(TIED, ParallelSizes(data=4, replicas=4), ParallelSizes(data=4))
-    assert len({each.sent() for each in pools[:4]}) == 1
+    for per_node in (1, 16):
+        pools = disjoint(TIED, ParallelSizes(data=4, replicas=4), ParallelSizes(data=4), per_node=per_node)
+        assert len({each.sent() for each in pools[:4]}) == 1
 
 
 def disjoint(

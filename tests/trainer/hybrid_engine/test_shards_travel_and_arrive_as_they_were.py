@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -326,8 +326,9 @@ def test_stages_send_by_turns() -> None:
 
 
 def test_no_rank_sends_and_gets_more_in_a_step_than_the_limit() -> None:
-    """The embedding is larger, so it comes in parts."""
-    for found in steps_of(plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1)), 2048, 2048):
+    """The embedding is larger, so it comes in parts. Over nodes a step forwards what came in the one before."""
+    plans = [plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1), per_node=per_node) for per_node in (2, 8)]
+    for found in chain.from_iterable(steps_of(made, 2048, 2048) for made in plans):
         assert 1024 < max(step.numel for step in found) <= 2048 + 64  # parts end with a row
         assert sum(any("embed_tokens" in name for name, _ in step.needed) for step in found) > 1
 

@@ -11,13 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.stored_tensors import write_piece
+from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.save import _put_together, save_model
@@ -270,6 +271,17 @@ def test_a_model_made_from_the_seed_is_the_same_on_any_layout() -> None:
     for _, then, held, peak in seen:
         assert then == drawn
         assert peak <= held + 2 * largest + SMALL
+
+
+def test_weights_saved_without_the_head_are_found_by_their_names_in_the_model(tmp_path: Path) -> None:
+    """As transformers' base model saves them: `layers.0...` is `model.layers.0...`."""
+    base = AutoModel.from_pretrained(save_tiny(tmp_path / "model", seed=1))
+    base.save_pretrained(tmp_path / "base")
+    found = load_language_model(str(tmp_path / "base"), seed=0, trust_remote_code=False, revision=None).weights
+    assert found is not None
+    for name, weight in base.named_parameters():
+        ((_, values),) = found[f"model.{name}"].parts(TensorSlice.whole(tuple(weight.shape)))
+        assert torch.equal(values, weight), name
 
 
 def damaged(folder: Path, how: str) -> None:

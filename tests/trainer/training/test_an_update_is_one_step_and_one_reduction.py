@@ -52,6 +52,7 @@ def trainer_of(folder: str, layout: ParallelSizes, *, token_budget: int) -> Trai
         path="models.critic",
         role="critic",
         offload="None",
+        attention="Auto",
     )
 
 

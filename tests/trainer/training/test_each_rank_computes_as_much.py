@@ -9,6 +9,7 @@ from torch import Tensor
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.sharding import shard
@@ -45,6 +46,7 @@ def learn(folder: str, layout: ParallelSizes) -> Seen:
         path="models.critic",
         role="critic",
         offload="None",
+        attention="Auto",
     )
     computed = []
 
@@ -55,6 +57,13 @@ def learn(folder: str, layout: ParallelSizes) -> Seen:
     scores = trainer.infer(fields, texts_of, lambda scores, _: scores) * mask
     norm = trainer.update(fields, texts_of, loss, step=1)
     return sum(computed), scores, norm, weights_on_first_rank(trainer.model)
+
+
+def costs(folder: str, layout: ParallelSizes) -> list[int]:
+    """Of a row of one token and of one of ten."""
+    model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="")
+    sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
+    return RowCosts(sharded).of(torch.tensor([1, 10])).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +97,15 @@ def test_ranks_compute_as_much_and_what_one_rank_computes(layout: ParallelSizes,
     assert seen[0][2] == pytest.approx(alone[2], rel=1e-5)
     for name, weight in alone[3].items():
         torch.testing.assert_close(seen[0][3][name], weight, rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("layout", [ParallelSizes(data=2), ParallelSizes(data=1, tensor=2)], ids=str)
+def test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand(layout: ParallelSizes, model: str) -> None:
+    """Hidden 64, 8 heads of 8 (4 of keys and values), 128 inside the MLP.
+
+    A product of n numbers is 2 n FLOPs. Token i is multiplied with the weights, and with i keys and i values in each
+    head: up to token L that is L^2 / 2 times 2 x 64 numbers.
+    """
+    weights = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64  # with the gains of two norms
+    ranks = run_ranks(2, costs, model, layout)
+    assert ranks == [[weights + 64, 10 * weights + 10**2 * 64]] * 2

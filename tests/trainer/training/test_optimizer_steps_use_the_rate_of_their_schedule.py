@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step, seen in how far the weights move, against rates worked out by hand."""
+"""Each optimizer step: its learning rate, seen in how far the weights move, by hand; its other settings as torch's."""
 
 import math
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.training.head import Likelihood
@@ -51,6 +53,7 @@ def largest_moves(folder: str, settings: Optimizer, steps: int) -> list[float]:
         path="models.actor",
         role="actor",
         offload="None",
+        attention="Auto",
     )
 
     def loss(found: Likelihood, _: Fields) -> Tensor:
@@ -70,3 +73,45 @@ def test_weights_move_by_the_rate_of_the_step(settings: Optimizer, shares: list[
     folder = save_tiny(tmp_path, seed=1)
     [moves] = run_ranks(1, largest_moves, folder, settings, len(shares))
     assert moves == pytest.approx([PEAK * share for share in shares], rel=1e-4)
+
+
+ROWS = torch.arange(3, 15).reshape(2, 6)
+
+
+def after_two_steps(folder: str, settings: Optimizer) -> dict[str, Tensor]:
+    """Of a model in two shards, each of whose ranks learns from a row of its own."""
+    model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    trainer = Trainer(
+        shard(model.requires_grad_(True), compute_dtype=torch.float32, recompute_activations=False),
+        token_budget=64,
+        optimizer=settings,
+        total_steps=2,
+        max_skipped_updates=0,
+        path="models.actor",
+        role="actor",
+        offload="None",
+        attention="Auto",
+    )
+
+    def loss(found: Likelihood, _: Fields) -> Tensor:
+        return -found.log_probs.sum() / 10
+
+    for step in (1, 2):
+        trainer.update({"tokens": ROWS[[torch.distributed.get_rank()]]}, all_tokens, loss, step=step)
+    return full_weights(trainer.model)
+
+
+def test_moments_epsilon_and_decay_are_those_of_the_settings(tmp_path: Path) -> None:
+    settings = Optimizer(learning_rate=0.1, betas=(0.5, 0.7), epsilon=0.01, weight_decay=0.3, max_grad_norm=0.2)
+    folder = save_tiny(tmp_path, seed=1)
+    found = run_ranks(2, after_two_steps, folder, settings)[0]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.7), eps=0.01, weight_decay=0.3)
+    for _ in range(2):
+        plain.zero_grad()
+        logits = model(ROWS).logits[:, :-1].flatten(0, 1)
+        cross_entropy(logits, ROWS[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        plain.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[name], weight.detach(), rtol=0, atol=1e-6, msg=name)

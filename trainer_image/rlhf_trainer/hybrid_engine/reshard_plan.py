@@ -190,23 +190,21 @@ def _moves(
             own = Move(part, rank, rank)
         seen = needing if rank in sources else {here: needing[here]}
         for node, ranks in seen.items():
-            entering, forwarded = _moves_into(
-                node, part, sources, [each for each in ranks if each not in sources], nodes
-            )
+            entering, forwarded = _moves_into(node, part, sources, ranks, nodes)
             across += [move for move in entering if rank in (move.source, move.destination)]
             within += [move for move in forwarded if rank in (move.source, move.destination)]
     return Moves(own, tuple(across), tuple(within))
 
 
 def _moves_into(
-    node: int, part: TensorSlice, holders: Ranks, lacking: Ranks, nodes: Sequence[int]
+    node: int, part: TensorSlice, holders: Ranks, needing: Ranks, nodes: Sequence[int]
 ) -> tuple[list[Move], list[Move]]:
-    """(at most one move from another node, moves inside the node) that give a part to those of a node who lack it."""
+    """(at most one move from another node, moves inside the node) that give a part to those of a node who need it."""
     inside = [rank for rank in holders if nodes[rank] == node]
     entering: list[Move] = []
-    if lacking and not inside:
+    if not inside:
         source = holders[node % len(holders)]
-        inside = [lacking[source % len(lacking)]]  # so the parts of several sources enter by several ranks
+        inside = [needing[source % len(needing)]]  # so the parts of several sources enter by several ranks
         entering = [Move(part, source, inside[0])]
-    others = (rank for rank in lacking if rank not in inside)
+    others = (rank for rank in needing if rank not in inside)
     return entering, [Move(part, inside[place % len(inside)], rank) for place, rank in enumerate(others)]
