@@ -31,13 +31,7 @@ RESHARDED = (
     "rollout.tensorParallel=2",
     "evaluation.data.limit=48",
 )
-SIZES = (
-    "two-layers-of-qwen2.5-7b",
-    "two-layers-of-llama-3-8b",
-    "two-layers-of-qwen3-32b",
-    "two-layers-of-llama-3-70b",
-    "qwen2.5-7b-8",
-)
+SIZES = ("two-layers-of-llama-3-8b", "qwen2.5-7b-8", "llama-3-70b-64")
 """Cases of tests.real_size."""
 RESHARDED_TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
 """Of a loss that is cut otherwise, relative; losses near 0 are measured against this one."""

@@ -19,8 +19,6 @@ IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")
 CASES: Mapping[str, Case] = {
     "two-layers-of-qwen2.5-7b": replace(QWEN_7B, layers=2),
     "two-layers-of-llama-3-8b": replace(LLAMA_8B, layers=2),
-    "two-layers-of-qwen3-32b": replace(QWEN_32B, layers=2),
-    "two-layers-of-llama-3-70b": replace(LLAMA_70B, layers=2),
     "qwen2.5-7b-8": QWEN_7B,
     "qwen2.5-7b-8-last-rank": replace(QWEN_7B, rank=7),
     "llama-3-8b-8": LLAMA_8B,
