@@ -43,6 +43,8 @@ class Case:
     """Of every model; see SHAPES."""
     ranks: int
     algorithm: str = "PPO"
+    scored_by_model: bool = True
+    """Whether the reward is a model; False: a rule, which holds nothing."""
     rank: int = 0
     """The one whose bytes are counted; coordinates: see ParallelSizes."""
     layout: Mapping[str, int] = field(default_factory=dict)
@@ -96,7 +98,8 @@ def measure(case: Case, folder: Path) -> LiveBytes:
         patch.object(hybrid_engine, "_nodes", lambda: nodes),
         patch.object(exchange.Exchange, "verify", lambda *_: None),  # there are no bits to compare
     ):
-        workers = {role: _built(role, case, job, folders, live) for role in ROLES[case.algorithm]}
+        roles = [role for role in ROLES[case.algorithm] if case.scored_by_model or role != "reward"]
+        workers = {role: _built(role, case, job, folders, live) for role in roles}
         _step(workers, case, live)
     return live
 
