@@ -16,6 +16,19 @@ LLAMA_70B = Case(
 )
 IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")
 
+ALONE: Mapping[str, Case] = {
+    f"qwen2.5-1.5b-1-{tokens // 1024}k{'' if recompute else '-kept'}": Case(
+        shape="Qwen2.5-1.5B",
+        ranks=1,
+        algorithm="GRPO",
+        rows=8,
+        micro_batch_tokens=tokens,
+        recompute=recompute,
+    )
+    for tokens, recompute in ((4096, True), (8192, True), (16384, True), (4096, False))
+}
+"""One GPU, so that a single one can be held against them (tests/gpu); `kept`: activations are not recomputed."""
+
 CASES: Mapping[str, Case] = {
     "two-layers-of-qwen2.5-7b": replace(QWEN_7B, layers=2),
     "two-layers-of-llama-3-8b": replace(LLAMA_8B, layers=2),
@@ -29,4 +42,6 @@ CASES: Mapping[str, Case] = {
     "qwen3-32b-32-last-stage": replace(STAGES_32B, rank=31),
     "llama-3-70b-64": LLAMA_70B,
     "llama-3-70b-64-last-rank": replace(LLAMA_70B, rank=63),
+    **ALONE,
+    "rehearsal": Case(shape="Qwen2.5-0.5B", ranks=1, algorithm="GRPO", layers=2, rows=8, prompt=16, response=16),
 }

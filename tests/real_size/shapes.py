@@ -16,6 +16,18 @@ def _tokens() -> dict[str, int]:
 
 
 SHAPES: Mapping[str, PreTrainedConfig] = {
+    "Llama-1M": LlamaConfig(  # nobody's: for a rehearsal of what real shapes are for
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        **_tokens(),
+    ),
     "Qwen2.5-0.5B": Qwen2Config(
         hidden_size=896,
         intermediate_size=4864,

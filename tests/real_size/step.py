@@ -19,6 +19,7 @@ from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine import exchange, hybrid_engine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.state import MOMENT
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
@@ -28,8 +29,8 @@ from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import RewardWorker
 from tests.real_size.live_bytes import GENERATOR, GRADIENTS, MOMENTS, PARAMETERS, LiveBytes
+from tests.real_size.model_folder import model_folder
 from tests.real_size.shapes import SHAPES
-from tests.real_size.world import model_folder, rank_of_world
 
 GPUS_OF_NODE = 8
 ROLES = {"PPO": ("actor", "critic", "reference", "reward"), "GRPO": ("actor", "reference", "reward")}
@@ -62,6 +63,8 @@ class Case:
     """Fewer than the shape has, for a quick look; None: all."""
     offload: str = "None"
     """Of the trained models."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """More of `spec.training`."""
     offload_frozen: str = "None"
 
     @property
@@ -77,34 +80,49 @@ class Case:
 
 
 def measure(case: Case, folder: Path) -> LiveBytes:
-    """The phases of a step, with the bytes that each takes on rank 0."""
+    """The phases of a step, with the bytes that each takes on the rank of the case."""
+    from tests.real_size.world import rank_of_world  # it makes a device, which a process on a real one lacks
+
     live = LiveBytes()
+    job, folders = prepared(case, folder)
+    vocabulary = SHAPES[case.shape].vocab_size
+    live.vocabulary = {vocabulary, -(-vocabulary // case.layout.get("tensor", 1))}
+    with rank_of_world(case.ranks, live, rank=case.rank), _marked(live):
+        take_step(case, job, folders, live)
+    return live
+
+
+def prepared(case: Case, folder: Path) -> tuple[Job, dict[str, str]]:
+    """The job of a case, and the folders of its language model and its reward model."""
     config = copy.deepcopy(SHAPES[case.shape])
     if case.layers:
         kinds = getattr(config, "layer_types", None)
         config.num_hidden_layers, config.layer_types = case.layers, kinds and kinds[: case.layers]
-    tensor = case.layout.get("tensor", 1)
-    live.vocabulary = {config.vocab_size, -(-config.vocab_size // tensor)}
     folders = {
         "actor": model_folder(folder / "lm", config),
         "reward": model_folder(folder / "rm", config, labels=1),
     }
-    job = Job.parse(_manifest(case, folders))
+    return Job.parse(manifest(case, folders)), folders
+
+
+def take_step(case: Case, job: Job, folders: Mapping[str, str], live: LiveBytes) -> dict[str, Any]:
+    """Build the workers and take a step with a generator of weights alone; returns the workers by role."""
     nodes = [rank // GPUS_OF_NODE for rank in range(case.ranks)]
     with (
-        rank_of_world(case.ranks, live, rank=case.rank),
-        _marked(live),
         patch.object(rollout, "GenerationEngine", _generator(live)),
         patch.object(hybrid_engine, "_nodes", lambda: nodes),
         patch.object(exchange.Exchange, "verify", lambda *_: None),  # there are no bits to compare
     ):
-        roles = [role for role in ROLES[case.algorithm] if case.scored_by_model or role != "reward"]
-        workers = {role: _built(role, case, job, folders, live) for role in roles}
+        workers = {}
+        for role in ROLES[case.algorithm]:
+            if case.scored_by_model or role != "reward":
+                workers[role] = worker_of(role, case, job, folders, live)
+                _add_moments(workers[role], role, live)
         _step(workers, case, live)
-    return live
+    return workers
 
 
-def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
+def manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
     trained = {
         "parallelism": dict(case.layout),
         "gradientCheckpointing": case.recompute,
@@ -133,6 +151,7 @@ def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
             "promptBatchSize": case.rows * case.sizes.data // group,
             "microBatchTokens": case.micro_batch_tokens,
             "precision": "BF16",
+            **case.training,
         },
         "resources": {
             "slotsPerNode": min(GPUS_OF_NODE, case.ranks),
@@ -148,7 +167,7 @@ def _manifest(case: Case, folders: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _built(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: LiveBytes) -> Any:
+def worker_of(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: LiveBytes) -> Any:
     """The worker of a role, as a slot's process builds it."""
     setting = WorkerSetting(
         job=job,
@@ -167,6 +186,11 @@ def _built(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: Li
     with live.measured(f"load {role}"):
         worker = made[role]()
         gc.collect()
+    return worker
+
+
+def _add_moments(worker: Any, role: str, live: LiveBytes) -> None:
+    """Make the moments of a trained model, and say what is what."""
     runner = worker.trainer if hasattr(worker, "trainer") else worker._model
     if hasattr(worker, "trainer"):
         with live.measured(f"load {role}'s moments"):  # as for a checkpoint, so that the update is not the first one
@@ -177,12 +201,11 @@ def _built(role: Any, case: Case, job: Job, folders: Mapping[str, str], live: Li
         live.mark([parameter], PARAMETERS)
         live.weight_shapes.add(tuple(parameter.shape))
         live.weight_shapes.add(tuple(parameter._local_tensor.shape))
-    return worker
 
 
 def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
     """What the algorithm's file calls, in its order, on the longest responses there can be."""
-    batch = _batch(case)
+    batch = batch_of(case)
     actor = workers["actor"]
 
     def call(name: str, role: str, method: str) -> None:
@@ -206,13 +229,13 @@ def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
     call("actor update", "actor", "update_actor")
 
 
-def _batch(case: Case) -> Batch:
+def batch_of(case: Case) -> Batch:
     """This rank's rows."""
     width = case.prompt + case.response
     shape = (case.rows, width)
     response = torch.zeros(shape)
     response[:, case.prompt :] = 1.0
-    tokens = (torch.arange(case.rows * width) % 1000).reshape(shape)
+    tokens = (torch.arange(case.rows * width) % 500).reshape(shape)
     log_probs = dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), -response)
     fields = {
         "tokens": tokens,
@@ -263,7 +286,7 @@ def _generator(live: LiveBytes) -> type:
 
         def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
             for name, part in holds.items():
-                self._weights[name] = torch.empty(part.shape, dtype=torch.bfloat16, device="gpu")
+                self._weights[name] = torch.empty(part.shape, dtype=torch.bfloat16, device=device_here())
             live.mark(self._weights.values(), GENERATOR)
             for _ in pieces:
                 pass

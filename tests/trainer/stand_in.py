@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlhf_trainer.generation.checksum import bit_sum
@@ -23,7 +22,7 @@ class GeneratorStandIn:
         missing = {name: part.numel for name, part in holds.items()}
         for name, part, piece in pieces:
             if name not in self.weights:
-                self.weights[name] = torch.empty(holds[name].shape, dtype=piece.dtype)
+                self.weights[name] = piece.new_empty(holds[name].shape)
             self.weights[name][part.within(holds[name])] = piece
             missing[name] -= part.numel
         assert not any(missing.values()), missing
