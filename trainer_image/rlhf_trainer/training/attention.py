@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep texts apart; convolutions and recurrent layers do not."""
 FLASH_CAPABILITY = (8, 0)
 """The oldest GPUs that FlashAttention runs on: Ampere."""
+
+FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Says that keys and values have fewer heads than queries; torch 2.11 has no word for it and allows it always."""
 
 
 def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -89,7 +93,7 @@ def _by_flash(
     starts, longest = documents.starts, max(documents.lengths)
     window = (sliding_window - 1 if sliding_window else -1, 0)
     output = varlen_attn(
-        query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+        query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window, **FEWER_KEYS
     )
     assert isinstance(output, Tensor)
     return output[None], None
