@@ -18,6 +18,7 @@ from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
 from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
 from rlhf_trainer.generation.vllm_groups import groups_on
+from rlhf_trainer.generation.vllm_inspection import classes_inspected_here
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
@@ -215,7 +216,7 @@ def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterat
     from rlhf_trainer.generation.self_check import layout_checked  # it imports vLLM
 
     try:
-        with torch.random.fork_rng(), groups_on(tensor_groups), layout_checked():
+        with torch.random.fork_rng(), groups_on(tensor_groups), layout_checked(), classes_inspected_here():
             yield
     except (MemoryError, RuntimeError, ValueError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
