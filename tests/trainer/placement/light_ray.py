@@ -65,7 +65,7 @@ class LightRay:
             for name in ("remote", "get", "wait", "kill"):
                 patch.setattr(ray, name, getattr(self, name))
             patch.setattr(ray, "cluster_resources", lambda: {"CPU": SLOTS})
-            patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(ready=self._done))
+            patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda _: True))
             patch.setattr(resource_pool, "remove_placement_group", lambda _: None)
             meter = SimpleNamespace(watching=nullcontext, read=lambda: 0)
             patch.setattr(wiring, "PayloadMeter", lambda: meter)
@@ -77,11 +77,6 @@ class LightRay:
 
     def new(self) -> Reference:
         return Reference(self._folder / f"object-{next(self._numbers)}")
-
-    def _done(self) -> Reference:
-        reference = self.new()
-        reference.put((True, None))
-        return reference
 
     def remote(self, **_: Any) -> Any:
         """`ray.remote(**options)(Class)`: what makes actors."""

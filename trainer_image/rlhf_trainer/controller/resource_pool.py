@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from rlhf_api.names import POOL_RESOURCE
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
+LOOK_SECONDS = 1
+"""How long Ray is waited for at a time: in between, Python sees signals."""
 
 
 def threads_per_gpu(nodes: Sequence[Mapping[str, Any]]) -> int:
@@ -52,14 +55,15 @@ class ResourcePool:
         if (own := f"{POOL_RESOURCE}{self.name}") in ray.cluster_resources():
             bundle[own] = 1.0  # else a small pool may sit on the machine that a large one needs
         self._groups = [placement_group([bundle] * slots, strategy="STRICT_PACK") for slots in self.slots_per_machine]
-        try:
-            ray.get([group.ready() for group in self._groups], timeout=deadline)
-        except ray.exceptions.GetTimeoutError:
-            self.release()
-            raise EnvironmentProblem(
-                f"Ray did not give pool {self.name} its {self.size} {self.device} slots, "
-                f"{list(self.slots_per_machine)} by machine, within {deadline:.0f} s"
-            ) from None
+        until = time.monotonic() + deadline
+        for group in self._groups:
+            while not group.wait(LOOK_SECONDS):  # `ready` would start a process for its answer
+                if time.monotonic() > until:
+                    self.release()
+                    raise EnvironmentProblem(
+                        f"Ray did not give pool {self.name} its {self.size} {self.device} slots, "
+                        f"{list(self.slots_per_machine)} by machine, within {deadline:.0f} s"
+                    )
 
     def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:
         """For each rank: where Ray shall put it, and its rank on its machine."""
