@@ -25,6 +25,7 @@ from transformers import AutoTokenizer
 from rlhf_api.job import Job
 from rlhf_mapper.place import place
 from rlhf_trainer.run.session import ray_session
+from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import model_folders
 
@@ -51,7 +52,7 @@ def measure(repeats: int) -> dict[str, float]:
         job = job_in(Path(temporary))
         folders = model_folders(job, Path(temporary))
         placed = place(job, (0,))
-        runtime = RayRuntime(job, placed, folders, stacks=Path(temporary) / "stacks.txt")
+        runtime = RayRuntime(job, placed, folders, slots=Slots(), stacks=Path(temporary) / "stacks.txt")
         with runtime.running():
             return seconds_of(runtime, job, repeats)
 

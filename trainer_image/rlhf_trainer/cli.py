@@ -78,7 +78,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
             signal.signal(number, leave_at_once)
         from rlhf_trainer.outputs.listeners import OutputOptions
-        from rlhf_trainer.run.chain import run_file  # torch and ray: seconds that `validate` does not need
+        from rlhf_trainer.run.chain import run_file  # ray: a second that `validate` does not need
 
         options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
         run_file(file, output=folder, overrides=overrides, restart=restart, address=address, options=options)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.place import place
+from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
 from rlhf_trainer.workers import rollout
@@ -98,7 +99,7 @@ def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
     light, saved = LightRay(folder / "light"), one.saved
     with pytest.MonkeyPatch.context() as patch, light.patched():
         patch.setattr(rollout, "GenerationEngine", PlainSampler)
-        runtime = RayRuntime(one, placed, folders, stacks=folder / "stacks.txt")
+        runtime = RayRuntime(one, placed, folders, slots=Slots(), stacks=folder / "stacks.txt")
         with runtime.running():
             records = steps(one, runtime)
             runtime.models[saved].save(folder=str(folder / saved)).result()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.run.chain import report_mapping
+from rlhf_trainer.run.on_ray import report_mapping
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN

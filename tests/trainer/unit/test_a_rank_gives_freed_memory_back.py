@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from rlhf_trainer.run.wiring import HEAP
+from rlhf_trainer.run.slots import HEAP
 
 SCRIPT = """
 import gc, os, torch

@@ -10,7 +10,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
-from rlhf_trainer.run import wiring
+from rlhf_trainer.run import slots, wiring
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from tests.trainer.jobs import job
@@ -48,7 +48,7 @@ class Group:
     def stop(self) -> None: ...
 
 
-class Slots:
+class Pool:
     """Stands for the slots of a pool in Ray."""
 
     threads = 1
@@ -110,11 +110,13 @@ def mapping(device: Device) -> DeviceMapping:
 
 def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path) -> dict[str, WorkerSetting]:
     """Role -> the setting that its workers are built from when the job starts."""
-    for name, fake in (("WorkerGroup", Group), ("ResourcePool", Slots), ("PayloadMeter", Meter)):
-        patch.setattr(wiring, name, fake)
+    patch.setattr(slots, "WorkerGroup", Group)
+    patch.setattr(slots, "ResourcePool", Pool)
+    patch.setattr(wiring, "PayloadMeter", Meter)
     patch.setattr(Group, "built", {})
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
-    with wiring.RayRuntime(job, placed, folders, stacks=folder / "stacks.txt").running():
+    runtime = wiring.RayRuntime(job, placed, folders, slots=slots.Slots(), stacks=folder / "stacks.txt")
+    with runtime.running():
         return {role: Group.built[role].arguments["setting"] for role in ROLES}
 
 

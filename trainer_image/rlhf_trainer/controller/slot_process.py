@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -64,6 +65,7 @@ class SlotProcess:
         """Number of a call of this step -> (first row, the fields that it added), or why it failed."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
+        self._seed = torch.initial_seed()
 
     def inspect(self) -> ProcessState:
         """What this process does now; answers also while a call runs."""
@@ -89,6 +91,17 @@ class SlotProcess:
         """Make the worker of a role in this process."""
         with self._running_call(f"{role}.__init__"), translated_errors(role):
             self._workers[role] = worker_class(**arguments)
+
+    def clear(self) -> None:
+        """Forget the workers, the fields that they added, and all random draws: another job finds a process as if new.
+
+        The process groups stay: torch's caches know the meshes of the workers that are gone.
+        """
+        with self._running_call("clear"):
+            self._workers.clear()
+            self._kept.clear()
+            gc.collect()  # models are in cycles
+            torch.manual_seed(self._seed)
 
     def call(self, request: CallRequest, *tensors: Tensor) -> Any:
         """Run a method of a worker. Ray starts this call when the tensors that it reads are on this machine.

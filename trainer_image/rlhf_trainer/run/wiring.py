@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +15,45 @@ from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.payload import PayloadMeter
-from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
-from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
+from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.telemetry import Report
-from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
-
-COLLECTIVE_DEADLINES = 2
-"""How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
-POOL_DEADLINE_SECONDS = 300.0
-"""How long Ray may take to set a pool's slots aside."""
-HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
-"""Memory of so many bytes goes back to the system when a tensor is freed.
-
-By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
-"""
 
 
 class RayRuntime:
     """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
 
-    def __init__(self, job: Job, placed: DeviceMapping, folders: Mapping[Role, str], *, stacks: Path) -> None:
+    def __init__(
+        self, job: Job, placed: DeviceMapping, folders: Mapping[Role, str], *, slots: Slots, stacks: Path
+    ) -> None:
         """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang."""
         self.models: dict[str, Any] = {}
         self._job, self._placed, self._folders = job, placed, folders
         self._log, self._meter = CallLog(), PayloadMeter()
         self._deadline = float(job.spec.training.call_deadline_seconds)
-        self._stacks = stacks
-        self._slots: list[ResourcePool] = []
-        self._groups: dict[str, WorkerGroup] = {}
+        self._slots, self._stacks = slots, stacks
+        self._groups: Mapping[str, WorkerGroup] = {}
 
     @contextmanager
     def running(self) -> Iterator[DataShape]:
         """Pools, processes and models exist while the block runs; gives what was found in the data.
 
-        A CommunicationError that leaves the block says which rank is to blame.
+        Afterwards the next job may have the processes, unless vLLM is in them, or memory of a GPU. A CommunicationError
+        that leaves the block says which rank is to blame.
         """
-        try:
-            with self._meter.watching():
-                yield self._start()
-        except CommunicationError as error:
-            ranks = [rank for group in self._groups.values() for rank in group.inspect()]
-            raise diagnose(error, ranks, self._stacks) from error
-        finally:
-            for end in [group.stop for group in self._groups.values()] + [slots.release for slots in self._slots]:
-                with suppress(Exception):  # it must not hide why the block ended
-                    end()
+        may_stay = self._job.spec.algorithm.offline and self._placed.device == "CPU"
+        with (
+            self._meter.watching(),
+            self._slots.held(
+                self._placed, log=self._log, deadline=self._deadline, stacks=self._stacks, may_stay=may_stay
+            ) as self._groups,
+        ):
+            yield self._start()
 
     def blank(self, step: int, size: int) -> BatchFuture:
         """A batch of `size` rows that has no fields yet."""
@@ -79,18 +65,6 @@ class RayRuntime:
         return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
 
     def _start(self) -> DataShape:
-        for pool in self._placed.pools:
-            reserved = ResourcePool(pool.slots_per_machine, name=pool.name, device=self._placed.device)
-            reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
-            self._slots.append(reserved)
-        for pool, reserved in zip(self._placed.pools, self._slots, strict=True):
-            self._groups[pool.name] = WorkerGroup(
-                reserved,
-                start=partial(distributed.start, self._placed.device, COLLECTIVE_DEADLINES * self._deadline),
-                environment={"OMP_NUM_THREADS": str(reserved.threads), **HEAP},
-                log=self._log,
-                deadline=self._deadline,
-            )
         saved = self._job.saved
         home = next(pool for pool in self._placed.pools if saved in pool.models)
         setting = setting_of(self._job, saved, self._folders)

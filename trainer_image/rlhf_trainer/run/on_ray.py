@@ -1,0 +1,91 @@
+"""Runs the jobs of a manifest on the connected Ray, one after the other, in slots that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_mapper.mapping import DeviceMapping
+from rlhf_planning.numbers import duration
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.job_run import run_job
+from rlhf_trainer.run.placement import Placed
+from rlhf_trainer.run.preconditions import require_one_vocabulary
+from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.resume import Start
+from rlhf_trainer.run.slots import Slots
+from rlhf_trainer.run.stopping import StopSignals
+from rlhf_trainer.run.wiring import RayRuntime
+from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What the jobs of a run have in common."""
+
+    output: Path
+    display: Display
+    listeners: Sequence[Listener]
+    stop: StopSignals
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    placed: Mapping[str, Placed],
+    folders: Mapping[str, Mapping[Role, str]],
+    starts: Mapping[str, Start],
+    context: RunContext,
+) -> None:
+    """Run the jobs in their order; placed, folders (of the models by role) and starts: by the name of the job."""
+    slots = Slots()
+    try:
+        for job in jobs:
+            run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], slots=slots, context=context)
+    finally:
+        slots.release()
+
+
+def run_on_ray(
+    job: Job, placed: Placed, folders: Mapping[Role, str], *, start: Start, slots: Slots, context: RunContext
+) -> None:
+    """Run one job into its folder and add what it measured to summary.json."""
+    folder = JobFolder(context.output, job)
+    folder.begin(start.checkpoint, inputs=start.inputs)
+    publisher = Publisher(job, folder, context.display, context.listeners)
+    mapping = placed.mapping
+    publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
+    report_mapping(mapping, publisher)
+    if placed.unmapped:
+        publisher.say(f"not mapped: {placed.unmapped}")
+    if start.checkpoint:
+        publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
+    with publisher.recording_the_end():
+        require_one_vocabulary(job, folders)
+        runtime = RayRuntime(job, mapping, folders, slots=slots, stacks=folder.path / "stacks.txt")
+        with runtime.running() as shape:
+            for fact in shape.facts:
+                publisher.say(fact)
+            summary = run_job(
+                job,
+                runtime,
+                shape,
+                model_folder=folder.model.resolve(),
+                publisher=publisher,
+                checkpoints=KeptCheckpoints(
+                    job, folder, runtime.models, rows=shape.rows, stop=context.stop, resumed=start.checkpoint
+                ),
+            )
+        add_to_summary(context.output, job.name, summary)
+
+
+def report_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
+    """Leave the mapping in the job's folder, and say what a step is predicted to take."""
+    publisher.folder.write_mapping(placed)
+    if prediction := placed.prediction:
+        pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
+        publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")

@@ -1,0 +1,94 @@
+"""The slots of a run: pools, and a process in each slot, which a job may take over from the job before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf_mapper.mapping import DeviceMapping
+from rlhf_trainer.controller.diagnosis import diagnose
+from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
+from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.training import distributed
+
+COLLECTIVE_DEADLINES = 2
+"""How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
+POOL_DEADLINE_SECONDS = 300.0
+"""How long Ray may take to set a pool's slots aside."""
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
+"""Memory of so many bytes goes back to the system when a tensor is freed.
+
+By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
+"""
+
+
+class Slots:
+    """A worker group for each pool of a job; one job at a time."""
+
+    def __init__(self) -> None:
+        self._like: Any = None
+        self._pools: list[ResourcePool] = []
+        self._groups: dict[str, WorkerGroup] = {}
+
+    @contextmanager
+    def held(
+        self, placed: DeviceMapping, *, log: CallLog, deadline: float, stacks: Path, may_stay: bool
+    ) -> Iterator[Mapping[str, WorkerGroup]]:
+        """The worker groups of a job, by pool: those that the job before has left, if its pools were the same.
+
+        may_stay: whether the next job may have the processes of this one; those of a job that fails it never has.
+        A CommunicationError that leaves the block says which rank is to blame; stacks: the file for those of a hang.
+        """
+        like = (placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools])
+        if self._like != like:
+            self.release()
+        stays = False
+        try:
+            if self._groups:
+                for group in self._groups.values():
+                    group.take_over(log)
+            else:
+                self._start(placed, log, deadline)
+            yield self._groups
+            stays = may_stay and self._are_clear()
+            self._like = like
+        except CommunicationError as error:
+            ranks = [rank for group in self._groups.values() for rank in group.inspect()]
+            raise diagnose(error, ranks, stacks) from error
+        finally:
+            if not stays:
+                self.release()
+
+    def release(self) -> None:
+        """End the processes and give the slots back."""
+        for end in [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]:
+            with suppress(Exception):  # it must not hide why a job ended
+                end()
+        self._like, self._pools, self._groups = None, [], {}
+
+    def _are_clear(self) -> bool:
+        """Have all processes forget the job, which has ended well whatever becomes of them; whether they have."""
+        try:
+            for group in self._groups.values():
+                group.clear()
+        except TrainerError:
+            return False
+        return True
+
+    def _start(self, placed: DeviceMapping, log: CallLog, deadline: float) -> None:
+        for pool in placed.pools:
+            reserved = ResourcePool(pool.slots_per_machine, name=pool.name, device=placed.device)
+            reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
+            self._pools.append(reserved)
+        for pool, reserved in zip(placed.pools, self._pools, strict=True):
+            self._groups[pool.name] = WorkerGroup(
+                reserved,
+                start=partial(distributed.start, placed.device, COLLECTIVE_DEADLINES * deadline),
+                environment={"OMP_NUM_THREADS": str(reserved.threads), **HEAP},
+                log=log,
+                deadline=deadline,
+            )
