@@ -24,6 +24,8 @@ test test-unit test-cluster test-full accept: export OMP_NUM_THREADS := 1
 test test-unit test-cluster test-full accept: export HF_HUB_OFFLINE := 1
 test test-unit test-cluster test-full accept: export TOKENIZERS_PARALLELISM := false
 test test-unit test-cluster test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+# Ray gives its workers niceness 15: beside the tests of the cluster they would wait.
+test test-full: export RAY_worker_niceness := 0
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
