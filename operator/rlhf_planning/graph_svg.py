@@ -73,7 +73,7 @@ class _Drawing(Picture):
             low - 16,
             "Full dot: the call adds the field. Ring: it reads it. A call waits for calls of lower levels only.",
         )
-        total = f"{self.graph.rows} rows; all ranks fetch {size_text(self.graph.bytes)} at most."
+        total = f"{self.graph.rows} rows; all ranks read {size_text(self.graph.bytes)} at most."
         self.small(MARGIN, low, f"{total} Sizes are those of the longest prompts and responses.")
 
     def levels(self) -> None:

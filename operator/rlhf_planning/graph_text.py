@@ -14,7 +14,7 @@ COLUMNS = 100
 LEGEND = """\
 A call waits for calls of lower levels only; those of one level are on different pools and overlap.
 a -> b: b reads fields that a added. S(0)/n: the rows are split into n blocks; B*n: n ranks of b get
-each row; P+n: n ranks of a hold addends of it. Bytes are those that all ranks of b fetch, if every
+each row; P+n: n ranks of a hold addends of it. Bytes are those that all ranks of b read, if every
 prompt and response is as long as it may be."""
 
 
@@ -33,7 +33,7 @@ def text_of(graph: Graph, *, title: str) -> str:
         ends = f"{edge.producer} -> {edge.consumer}"
         moved.add_row(ends, edge.spread, size_text(edge.bytes), ", ".join(moved.name for moved in edge.fields))
     console = Console(width=COLUMNS, file=StringIO(), highlight=False, color_system=None)
-    total = f"{graph.rows} rows, {size_text(graph.bytes)} fetched at most"
+    total = f"{graph.rows} rows, {size_text(graph.bytes)} read at most"
     console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
     assert isinstance(console.file, StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())

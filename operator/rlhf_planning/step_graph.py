@@ -40,7 +40,7 @@ class FieldTransfer:
     added_as: str
     """Its name where it was added; another one if `with_prefixed` gave it a prefix."""
     bytes: int
-    """What all ranks of the consumer fetch of it together, at most."""
+    """What all ranks of the consumer read of it together, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,5 +89,5 @@ class Graph:
 
     @property
     def bytes(self) -> int:
-        """Bytes that all ranks fetch in a step, at most."""
+        """Bytes that all ranks read in a step, at most."""
         return sum(edge.bytes for edge in self.edges)

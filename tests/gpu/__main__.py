@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(RUNGS)}; default: all")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny model")
     options = parser.parse_args()
+    if unknown := set(options.names) - set(RUNGS):
+        parser.error(f"{min(unknown)} is none of {', '.join(RUNGS)}")
     failed = False
     for name in options.names or RUNGS:
         line = climb(name, rehearse=options.rehearse)

@@ -18,7 +18,7 @@ GRACE_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class Step:
+class Program:
     """A program of the ladder."""
 
     module: str
@@ -27,32 +27,37 @@ class Step:
     variant: str = ""
 
 
-RUNGS: Mapping[str, Step] = {
-    "trainer": Step("trainer", 240),
-    "generation": Step("generation", 180),
-    "generation-float32": Step("generation", 180, "FP32"),
-    "update": Step("update", 300),
-    "speed": Step("speed", 240),
-    "speed-eager": Step("speed", 180, "eager"),
-    "seven": Step("seven", 400),
-    "demo": Step("demo", 580),
-    "several": Step("several", 400),
+RUNGS: Mapping[str, Program] = {
+    "trainer": Program("trainer", 240),
+    "generation": Program("generation", 180),
+    "generation-float32": Program("generation", 180, "FP32"),
+    "update": Program("update", 300),
+    "speed": Program("speed", 240),
+    "speed-eager": Program("speed", 180, "eager"),
+    "seven": Program("seven", 400),
+    "demo": Program("demo", 580),
+    "several": Program("several", 400),
 }
 
 
 def climb(name: str, *, rehearse: bool) -> dict[str, Any]:
     """What a rung printed; where it was killed or died, what is known of that."""
-    step = RUNGS[name]
-    options = ["--seconds", str(step.seconds), *filter(None, [step.variant]), *(["--rehearse"] if rehearse else [])]
+    program = RUNGS[name]
+    options = [
+        "--seconds",
+        str(program.seconds),
+        *filter(None, [program.variant]),
+        *(["--rehearse"] if rehearse else []),
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", f"tests.gpu.{step.module}", *options],
+        [sys.executable, "-W", "ignore", "-m", f"tests.gpu.{program.module}", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=step.seconds + GRACE_SECONDS)
+        out, _ = process.communicate(timeout=program.seconds + GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, _ = process.communicate()

@@ -64,7 +64,7 @@ def measure(rung: Rung) -> None:
         with rung.part(f"{turn} score"), live.measured(f"{turn} score"):
             batch = batch.with_fields(actor.compute_log_prob(batch))
     if offload is None:
-        rung.skipped["update"] = f"needs {_needed(shape) / 1e9:.0f} GB of a GPU, or of a host that has a third more"
+        rung.skipped["update"] = f"needs {_needed(shape) / 1e9:.0f} GB of a GPU, or of a host that has a fifth more"
     else:
         for turn in ("first", "second"):
             with rung.part(f"{turn} update") as found, live.measured(f"{turn} update"):

@@ -1,4 +1,4 @@
-"""Two and more GPUs: an update and the generator's responses do not depend on how a model is cut over them."""
+"""Two and more GPUs: however a model is cut over them, its gradient's norm is one rank's, its generator agrees."""
 
 from __future__ import annotations
 

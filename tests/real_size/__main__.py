@@ -77,6 +77,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CASES)}; default: all")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if unknown := set(options.names) - set(CASES):
+        parser.error(f"{min(unknown)} is none of {', '.join(CASES)}")
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     gc.freeze()  # modules and their classes stay: what is collected after each phase are tensors

@@ -44,8 +44,8 @@ class TransferProtocol:
     """(layout, rows of the batch) -> the rows that each rank gets."""
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
     """layout -> the ranks whose outputs are joined, in the order of their rows; those of a tuple are added up."""
-    copies: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
-    """layout -> the ranks whose output is, for the rows that they got, the result itself: they need not fetch it."""
+    holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
+    """layout -> the ranks whose own output is the result for their rows, so that they can read it where they are."""
     by_rank: bool = False
     """The caller gives a batch for each rank, and nothing is distributed."""
 
@@ -82,7 +82,7 @@ def collected(gives: PlacementKey, layout: ParallelSizes) -> list[tuple[int, ...
 
 
 @lru_cache
-def copies(gives: PlacementKey, layout: ParallelSizes) -> frozenset[int]:
+def holders(gives: PlacementKey, layout: ParallelSizes) -> frozenset[int]:
     """The ranks whose own output is the result for their rows: broadcast ones too, but no partial sum."""
     if any(placement is AxisPlacement.PARTIAL and layout.size(axis) > 1 for axis, placement in gives):
         return frozenset()
@@ -102,7 +102,7 @@ def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> 
         name=name,
         distribute=partial(distributed, tuple(takes.items())),
         collect=partial(collected, tuple(gives.items())),
-        copies=partial(copies, tuple(gives.items())),
+        holders=partial(holders, tuple(gives.items())),
     )
 
 
@@ -119,4 +119,4 @@ THREE_D_ALL_MICRO_DP = sbp_protocol(
     gives={"data": S, "micro": S, "generation_pipeline": LAST, "generation_tensor": B},
 )
 THREE_D_PP_ONLY = sbp_protocol("3D_PP_ONLY", takes={}, gives={"data": B, "pipeline": S, "tensor": B})
-ALL_TO_ALL = replace(ONE_TO_ALL, name="ALL_TO_ALL", by_rank=True)
+ALL_TO_ALL = replace(ONE_TO_ALL, name="ALL_TO_ALL", by_rank=True, holders=lambda _: frozenset())

@@ -77,7 +77,7 @@ def of_checkpoints(job: Job) -> str | None:
 
 def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
     """All claims of a job's pods."""
-    spec = job.spec.model_dump(exclude={"checkpoint"})
+    spec = job.spec.model_dump(exclude={"checkpoint"})  # whose claim is mounted as the run folder
     read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(spec)]
     read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims_named(spec)]
     return (

@@ -42,7 +42,7 @@ def trainer_of(folder: str, layout: ParallelSizes) -> Trainer:
 def save(folder: str, uri: str) -> dict[str, Tensor]:
     trainer = trainer_of(folder, CUT)
     upload = UploadFolder(uri)
-    trainer.state.begin_save(upload.folder, then=upload.upload)
+    trainer.state.begin_save(upload.folder, then=upload.upload, copies=True)
     trainer.state.end_save()
     return weights_on_first_rank(trainer.model)
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from tests.trainer.generation.conftest import RunRanks
-from tests.trainer.generation.engines import NEW_TOKENS, build
+from tests.trainer.generation.engines import build
 from tests.trainer.tiny import save_tiny
 
 
 def build_where_no_process_can_look(folder: str) -> Any:
-    """The engine's device; a process that vLLM started for a look would fail."""
+    """Build an engine where a process that vLLM started for a look would fail."""
     from vllm.model_executor.models import registry
 
     registry._SUBPROCESS_COMMAND = ["false"]
-    engine = build(folder, [[0]])
-    return [engine.bytes_held() >= 0, NEW_TOKENS]
+    build(folder, [[0]])
+    return True
 
 
 def test_an_engine_starts_no_process(tmp_path: Path, vllm_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def save_and_go_on(model: str, folder: str, layout: ParallelSizes) -> tuple[Tens
     saved = train(trainer, range(1, 3))
     torch.manual_seed(7 + torch.distributed.get_rank())
     done: list[bool] = []
-    trainer.state.begin_save(Path(folder), then=lambda: done.append(True))
+    trainer.state.begin_save(Path(folder), then=lambda: done.append(True), copies=True)
     later = train(trainer, range(3, 5))
     trainer.state.end_save()
     assert done == [True]

@@ -87,7 +87,7 @@ def life(folder: str, output: str, offload: Offload) -> Seen:
         weights = full_weights(trainer.model)
     seen.append(held())
     with trainer.offloader.in_use(moments=True):
-        trainer.state.begin_save(Path(output) / "checkpoint", then=lambda: None)
+        trainer.state.begin_save(Path(output) / "checkpoint", then=lambda: None, copies=True)
     train(range(4, 6))
     trainer.state.end_save()
     with trainer.offloader.in_use(moments=True):

@@ -1,5 +1,6 @@
 """What the mapper chose for a model on GPUs is in the setting from which the model's workers are built."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -28,7 +29,8 @@ class Group:
 
     built: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, pool: Any, **_: Any) -> None:
+    def __init__(self, pool: Any, *, environment: Mapping[str, str], **_: Any) -> None:
+        assert environment.items() >= slots.HEAP.items(), "ranks would keep freed memory"
         self.layout = ParallelSizes(data=pool.size)
 
     def build(self, workers: dict[str, Any]) -> None:

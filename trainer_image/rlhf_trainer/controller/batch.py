@@ -69,8 +69,7 @@ class FieldFuture:
         last = bisect_left(self.blocks, rows.stop, key=lambda block: block.start)
         found = [block for block in self.blocks[first:last] if block.start < block.stop]
         sent = range(found[0].start, found[-1].stop) if found else range(0)
-        assert rows[0] in sent, f"{self.name}: {rows} was not sent"
-        assert rows[-1] in sent, f"{self.name}: {rows} was not sent"
+        assert all(row in sent for row in (rows[0], rows[-1])), f"{self.name}: {rows} was not sent"
         return found
 
 

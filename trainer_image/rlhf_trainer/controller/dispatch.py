@@ -19,7 +19,7 @@ Batches = BatchFuture | Sequence[BatchFuture]
 
 
 class Readers:
-    """The methods of all groups of a run, by the fields that they read.
+    """The methods of all groups of a job, by the fields that they read.
 
     A producer of a field puts into Ray's object store what some rank reads from another process, in a block for each
     reader's rows; what every reader finds in its own process is not sent at all.
@@ -59,13 +59,13 @@ class Readers:
             for rank, part in enumerate([range(rows)] if protocol.by_rank else protocol.distribute(layout, rows))
             if protocol.by_rank or not holders.keep(part, pool=pool, rank=rank)
         ]
-        change: dict[int, int] = {}
+        change: dict[int, int] = {}  # row -> readers that begin there less readers that end there
         for part in read:
             change[part.start] = change.get(part.start, 0) + 1
             change[part.stop] = change.get(part.stop, 0) - 1
-        ends = sorted(change)
-        readers_from = accumulate(change[end] for end in ends)
-        pieces = [range(*ends) for ends, count in zip(pairwise(ends), readers_from, strict=False) if count]
+        places = sorted(change)
+        readers_from = accumulate(change[place] for place in places)
+        pieces = [range(*ends) for ends, count in zip(pairwise(places), readers_from, strict=False) if count]
         return pieces, not all(read)
 
 
@@ -108,7 +108,7 @@ class Dispatch:
     """A call's batch as it is dealt to the ranks of a group."""
 
     call: int
-    """Its number in the run."""
+    """Its number in the job."""
     parts: Sequence[RankPart]
     """By rank."""
     holders: Holders
@@ -160,8 +160,8 @@ def dispatch(
         given = [(batch, rows) for rows in protocol.distribute(layout, batch.size)]
         _require_each_row_once(transfer, layout, given, name=name)
     collected = {rank for ranks in protocol.collect(layout) for rank in ranks}
-    copies = frozenset() if protocol.by_rank else protocol.copies(layout)
-    holders = Holders(pool, tuple(rows if rank in copies else None for rank, (_, rows) in enumerate(given)))
+    keep = protocol.holders(layout)
+    holders = Holders(pool, tuple(rows if rank in keep else None for rank, (_, rows) in enumerate(given)))
 
     def cuts(one: BatchFuture, rows: range) -> dict[str, list[range]]:
         if protocol.by_rank:

@@ -37,7 +37,7 @@ class CallRequest:
     """
 
     number: int
-    """Of the call, in the run."""
+    """Of the call, in the job."""
     role: str
     method: str
     arguments: Mapping[str, Any]
@@ -93,7 +93,7 @@ class SlotProcess:
             self._workers[role] = worker_class(**arguments)
 
     def clear(self) -> None:
-        """Forget the workers, the fields that they added, and all random draws: another job finds a process as if new.
+        """Forget the workers and the fields that they added, and seed torch as at the start: the process is as if new.
 
         The process groups stay: torch's caches know the meshes of the workers that are gone.
         """

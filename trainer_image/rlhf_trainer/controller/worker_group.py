@@ -74,13 +74,13 @@ class SentCall:
 
 
 class CallLog:
-    """What all groups of a run share: the readers of each field, and the calls of the step with their reports."""
+    """What all groups of a job share: the readers of each field, and the calls of the step with their reports."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
-        """Of the calls of the run."""
+        """Of the calls of the job."""
         self._calls: list[SentCall] = []
         self._drained: list[SentCall] = []
 
@@ -232,7 +232,8 @@ class WorkerGroup:
 
     def take_over(self, log: CallLog) -> None:
         """Serve another job, after `clear`."""
-        self._log, self._building = log, self._building[: len(self._ranks)]
+        self._log = log
+        self._building = self._building[: len(self._ranks)]  # that ranks have joined; the workers are gone
 
     def stop(self) -> None:
         """End the processes."""

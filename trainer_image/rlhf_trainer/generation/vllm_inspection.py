@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 @contextmanager
 def classes_inspected_here() -> Iterator[None]:
-    """While this block runs; vLLM's own process keeps CUDA out of one that forks engines, and ours forks none."""
+    """While the block runs, vLLM looks in this process; its own one is for programs that fork, which CUDA forbids."""
     from vllm.model_executor.models import registry
 
-    def here(look: Callable[[], T]) -> T:
-        return look()
-
     original = registry._run_in_subprocess  # noqa: SLF001 there is no public hook
-    registry._run_in_subprocess = here  # noqa: SLF001
+    registry._run_in_subprocess = lambda look: look()  # noqa: SLF001
     try:
         yield
     finally:

@@ -12,13 +12,13 @@ from rlhf_api.spec import Model
 from rlhf_trainer.errors import ConfigError
 
 CLAIM = "pvc://"
-OF_WORKERS = ("torch", "transformers", "datasets")
-"""Packages that are imported late, for it takes seconds."""
+IMPORTED_LATE = ("torch", "transformers", "datasets")
+"""Packages that take seconds to import, so that this comes after mistakes are told."""
 
 
 def require_packages() -> None:
     """ModuleNotFoundError for a package of the workers that is not installed; none is imported."""
-    for name in OF_WORKERS:
+    for name in IMPORTED_LATE:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -8,7 +8,7 @@ from rlhf_trainer.training.distributed import device_here, device_memory, local_
 from rlhf_trainer.training.sharding import ShardedModel
 
 MEMORY_SHARE = 0.1
-"""How much more of the device's memory whole gradients may take than shards of them."""
+"""How much more of the device's memory whole gradients may take than what is there otherwise: shards, or nothing."""
 
 
 class GradientSync:

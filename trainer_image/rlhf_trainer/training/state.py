@@ -34,11 +34,11 @@ class TrainerState:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
-    def begin_save(self, folder: Path, *, then: Callable[[], None], copies: bool = True) -> None:
-        """Copy the state and return; a thread writes it to `folder` and calls `then` after that.
+    def begin_save(self, folder: Path, *, then: Callable[[], None], copies: bool) -> None:
+        """Begin to save to `folder`; a thread calls `then` when all is written.
 
-        Each rank may have a folder of its own. Without `copies` the files are written before this returns, chunk by
-        chunk, as no memory for a second state is needed where nobody trains meanwhile.
+        Each rank may have a folder of its own. copies: a thread writes a copy of the state, so that training can go on;
+        else the files are written before this returns, chunk by chunk, without memory for a second state.
         """
         random, pieces = random_state(), pieces_to_save(self._model.mesh, self._tensors())
 
