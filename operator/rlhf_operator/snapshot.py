@@ -227,6 +227,6 @@ def _uris(value: object, scheme: str) -> Iterator[str]:
         if isinstance(found, str) and found.startswith(scheme):
             yield found
         elif isinstance(found, Mapping):
-            waiting += found.values()
+            waiting += [part for name, part in found.items() if name != "arguments"]  # those of a function are its own
         elif isinstance(found, list | tuple):
             waiting += found

@@ -94,9 +94,10 @@ def prepare() -> list[Path]:
         folder = Path(temporary)
         install([*PACKAGES.split(), "vllm"], folder / "site")
         archives = {path.name: path for path in pack(folder / "site", folder)}
+        dealt = split({name: path.stat().st_size for name, path in archives.items()}, LIMIT)
         shutil.rmtree(PARTS, ignore_errors=True)
         parts = []
-        for number, names in enumerate(split({name: path.stat().st_size for name, path in archives.items()}, LIMIT)):
+        for number, names in enumerate(dealt):
             parts.append(PARTS / chr(ord("a") + number))
             parts[-1].mkdir(parents=True)
             for name in names:

@@ -40,6 +40,14 @@ RUNGS: Mapping[str, Program] = {
 }
 
 
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """What a killed rung printed; nothing where a process that it left behind holds the pipe open."""
+    try:
+        return process.communicate(timeout=GRACE_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        return ""
+
+
 def climb(name: str, *, rehearse: bool) -> dict[str, Any]:
     """What a rung printed; where it was killed or died, what is known of that."""
     program = RUNGS[name]
@@ -60,7 +68,7 @@ def climb(name: str, *, rehearse: bool) -> dict[str, Any]:
         out, _ = process.communicate(timeout=program.seconds + GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        out, _ = process.communicate()
+        out = _last_words(process)
     line = out.splitlines()[-1] if out else ""
     try:
         found: dict[str, Any] = json.loads(line)

@@ -176,6 +176,8 @@ def job(name: str, version: int = 1, uid: str = "", phase: str = "", **models: s
 def test_a_job_names_its_inputs_and_claims() -> None:
     spec = job("a", actor="job://x", reward="job://y", critic="pvc://c/path")["spec"]
     spec["checkpoint"] = {"storage": "pvc://store"}
+    arguments = {"table": "pvc://answers/t.json", "teacher": "job://z"}
+    spec["models"]["reward"]["sum"] = [{"reward": {"entrypoint": "m:f", "arguments": arguments}}]
     spec["runtime"] = {"env": [{"name": "X", "value": "pvc://nothing/x"}]}
     assert inputs_of(spec) == {"x", "y"}
     assert claims_named(spec) == {"c", "store"}

@@ -8,7 +8,8 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, FieldFuture, Holders, Kept, RowBlock
 from rlhf_trainer.controller.dispatch import Readers, dispatch
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO, TransferProtocol
-from rlhf_trainer.types import Transfer
+from rlhf_trainer.types import Transfer, transfers_of
+from rlhf_trainer.workers.scoring import ScoringWorker
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 8])
@@ -107,6 +108,17 @@ def test_fields_of_another_pool_are_sent_for_its_readers_rows() -> None:
         [range(2), range(2, 3)],
         [range(3, 4), range(4, 6)],
     ], "the right pool reads them all, under the name that `with_prefixed` gives"
+
+
+def test_ranks_that_do_not_call_the_users_code_fetch_its_scores() -> None:
+    """A sum of a function and a tensor-parallel model: rank 0 alone has whole scores."""
+    readers, layout = Readers(), ParallelSizes(tensor=2, data=1)
+    readers.add("all", ParallelSizes(data=2), transfer(DP_PROTO, reads=("scores",)))
+    scoring = transfers_of(ScoringWorker)["compute_reward"]
+    batch = BatchFuture(step=1, size=8)
+    dealt = dispatch(batch, scoring, readers, pool="all", layout=layout, call=7, name="reward.compute_reward")
+    assert dealt.holders.rows == (range(8), None)
+    assert dealt.parts[0].cuts["scores"] == [range(4, 8)], "what rank 1 reads"
 
 
 def test_reading_a_field_that_is_not_there_names_the_method_and_the_field() -> None:

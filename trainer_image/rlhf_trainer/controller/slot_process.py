@@ -136,7 +136,9 @@ class SlotProcess:
 
     def _read_kept(self, place: Kept) -> Tensor:
         """Rows of a field that an earlier call of this step added; if it failed, its error."""
-        made = self._kept[place.call]
+        made = self._kept.get(place.call)
+        if made is None:
+            raise TrainerError(f"{place.name} was added in another step, or its call did not run")
         if isinstance(made, TrainerError):
             raise made
         first, fields = made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,6 +21,12 @@ from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import SAMPLE_FIELDS, real_rows, samples_of
+
+SCORED_ONCE = replace(
+    THREE_D_PROTO,
+    holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
+)
+"""Of the ranks with the same rows only the one whose output is collected calls the user's code: the others fetch it."""
 
 
 class UserCode(Protocol):
@@ -49,12 +56,11 @@ class ScoringWorker:
         }
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
-        # of the ranks with the same rows only the one whose output is collected calls the user's code
-        self._scores_here = (dist.get_rank(),) in THREE_D_PROTO.collect(layout)
+        self._scores_here = dist.get_rank() in SCORED_ONCE.holders(layout)
         for code in self._code.values():
             code.ready()
 
-    @register(THREE_D_PROTO, reads=(*SAMPLE_FIELDS, "sampled"), adds=("scores",), phase="scoring")
+    @register(SCORED_ONCE, reads=(*SAMPLE_FIELDS, "sampled"), adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the weighted sum of the parts; 0 on padding."""
         samples, valid = samples_of(batch, self._tokenizer), batch["valid"]
