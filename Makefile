@@ -66,7 +66,7 @@ test: lint cluster-programs ## What CI runs: lint and all tests but the slow one
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
 	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
 
-test-unit: install ## The tests without Ray and vLLM (less than a minute)
+test-unit: install ## The tests without Ray and vLLM (two minutes)
 	$(PYTEST) -m "not slow and not gpu" $(UNIT)
 
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
