@@ -1,4 +1,4 @@
-"""Stands where Ray would, for sweeps: a worker is a process forked from the test's, and a folder is the object store.
+"""Stands where Ray would, for sweeps: a worker is a forked process, and a folder is the object store.
 
 Only what the controller asks of Ray is here. What runs on it is the product: pools, worker groups, slot processes,
 batches of references, torch.distributed by torchrun's contract. Bytes in the controller are not counted.
@@ -24,9 +24,14 @@ import ray
 
 from rlhf_trainer.controller import resource_pool
 from rlhf_trainer.run import wiring
+from rlhf_trainer.workers import rollout
+from tests.trainer.placement.sampler import PlainSampler
 
 LOOK_AGAIN_SECONDS = 0.001
 SLOTS = 64
+FORK_SERVER = multiprocessing.get_context("forkserver")
+"""Workers are not forked from the test's own process: that may have threads, and torch refuses to train after them."""
+FORK_SERVER.set_forkserver_preload([__name__, "rlhf_trainer.run.assembly", "transformers.models.llama.modeling_llama"])
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class LightRay:
 
     def _start(self, actor_class: type, **arguments: Any) -> Actor:
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
-        process: Any = multiprocessing.get_context("fork").Process(
+        process: Any = FORK_SERVER.Process(
             target=serve, args=(actor.inbox, actor_class, arguments), daemon=True
         )
         process.start()
@@ -154,7 +159,8 @@ def resolved(argument: Any) -> Any:
 
 
 def serve(inbox: Path, actor_class: type, arguments: Any) -> None:
-    """The process of an actor: its calls one at a time, in order."""
+    """The process of an actor, with a plain sampler in vLLM's place: its calls one at a time, in order."""
+    pytest.MonkeyPatch().setattr(rollout, "GenerationEngine", PlainSampler)
     actor = actor_class(**arguments)
     for number in itertools.count():
         letter = inbox / str(number)

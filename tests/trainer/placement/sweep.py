@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -17,10 +16,8 @@ from rlhf_mapper.place import place
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
-from rlhf_trainer.workers import rollout
 from tests.trainer.jobs import job
 from tests.trainer.placement.light_ray import LightRay
-from tests.trainer.placement.sampler import PlainSampler
 
 Partition = Sequence[Sequence[str]]
 STEPS = 3
@@ -97,8 +94,7 @@ def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
     """The steps of a job by the product's runtime, on processes without Ray."""
     placed = place(one, (0,))
     light, saved = LightRay(folder / "light"), one.saved
-    with pytest.MonkeyPatch.context() as patch, light.patched():
-        patch.setattr(rollout, "GenerationEngine", PlainSampler)
+    with light.patched():
         runtime = RayRuntime(one, placed, folders, slots=Slots(), stacks=folder / "stacks.txt")
         with runtime.running():
             records = steps(one, runtime)
