@@ -5,6 +5,7 @@ and others' threads, and a process forked beside them may find its memory half-c
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -12,7 +13,8 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,8 +25,13 @@ AFTER_AN_ERROR_SECONDS = 3
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(*arguments)` in `world_size` processes that have joined one process group."""
+    """`function(*arguments)` in `world_size` new processes that have joined one process group."""
     return _server().run(world_size, function, *arguments)
+
+
+def run_kept_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """As `run_ranks`, in processes that stay for the next call: what torch prepares once is prepared once."""
+    return _server().run(world_size, function, *arguments, keep=True)
 
 
 class RankServer:
@@ -37,9 +44,9 @@ class RankServer:
         there.close()
         atexit.register(self._door.close)  # it ends the server, which Python waits for afterwards
 
-    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any, keep: bool = False) -> list[Any]:
         """What each rank's `function(*arguments)` returned; errors of ranks fail the test."""
-        self._door.send((world_size, dict(os.environ), function, arguments))
+        self._door.send((world_size, keep, dict(os.environ), function, arguments))
         error, returned = self._door.recv()
         assert not error, error
         return [pickle.loads(each) for each in returned]
@@ -51,48 +58,78 @@ def _server() -> RankServer:
 
 
 def _import_trainer() -> None:
-    import transformers.models.llama.modeling_llama  # noqa: F401 each rank would import it again
+    """What each rank would import and make again."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     import rlhf_trainer.training.trainer
     import rlhf_trainer.workers.rollout  # noqa: F401
+
+    get_checkpoint_conversion_mapping("llama")
 
 
 def _serve(door: Connection, prepare: Callable[[], None]) -> None:
     before = dict(os.environ)
     prepare()
+    gc.freeze()  # else each rank's first collection touches, and so copies, all of it
     prepared = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    kept: dict[int, _Ranks] = {}
     while True:
         try:
-            world_size, environment, function, arguments = door.recv()
+            world_size, keep, environment, function, arguments = door.recv()
         except EOFError:
-            return
+            break
         except Exception:  # noqa: BLE001 a function that cannot be imported is told to the test
             door.send((traceback.format_exc(), []))
             continue
+        ranks = (kept.pop(world_size, None) if keep else None) or _Ranks(
+            world_size, [door, *(each for others in kept.values() for each in others.doors)]
+        )
         try:
-            door.send(("", _fork(world_size, environment | prepared, function, arguments)))
+            door.send(("", ranks.call(environment | prepared, function, arguments)))
         except AssertionError as error:
+            keep = False
             door.send((str(error), []))
+        if keep:
+            kept[world_size] = ranks
+        else:
+            ranks.end()
+    for ranks in kept.values():
+        ranks.end()
 
 
-def _fork(world: int, environment: dict[str, str], function: Callable[..., Any], arguments: Any) -> list[bytes]:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    doors, processes = [], []
-    for rank in range(world):
-        here, there = context.Pipe(duplex=False)
-        contract = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        variables = environment | {name: str(value) for name, value in {**contract, "MASTER_PORT": port}.items()}
-        processes.append(context.Process(target=_rank, args=(there, variables, function, arguments)))
-        processes[-1].start()
-        there.close()
-        doors.append(here)
-    try:
-        return _outcomes(doors, processes)
-    finally:
-        for process in processes:
+class _Ranks:
+    """Forked processes that join one process group when they are first called."""
+
+    def __init__(self, world: int, inherited: Sequence[Connection]) -> None:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("fork")
+        self.doors: list[Connection] = []
+        self._processes = []
+        for rank in range(world):
+            here, there = context.Pipe()
+            self.doors.append(here)
+            contract = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+            variables = {name: str(value) for name, value in {**contract, "MASTER_PORT": port}.items()}
+            process = context.Process(target=_rank, args=(there, variables, [*inherited, *self.doors]))
+            process.start()
+            self._processes.append(process)
+            there.close()
+
+    def call(self, environment: dict[str, str], function: Callable[..., Any], arguments: Any) -> list[bytes]:
+        """What each rank returned, pickled."""
+        letter = pickle.dumps((environment, function, arguments))
+        for door in self.doors:
+            with suppress(BrokenPipeError):  # how a rank ended is told below
+                door.send_bytes(letter)
+        return _outcomes(self.doors, self._processes)
+
+    def end(self) -> None:
+        for door in self.doors:
+            door.close()
+        for process in self._processes:
             process.join(timeout=10)
             process.kill()
             process.join()
@@ -129,17 +166,25 @@ def _end(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _rank(door: Connection, environment: dict[str, str], function: Callable[..., Any], arguments: Any) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+def _rank(door: Connection, contract: dict[str, str], inherited: Sequence[Connection]) -> None:
+    for each in inherited:
+        each.close()
     import torch.distributed as dist
 
     from rlhf_trainer.training.distributed import start
 
-    try:
-        start("CPU", DEADLINE_SECONDS)
-        door.send(("", pickle.dumps(function(*arguments))))  # torch would share the memory of a process that ends
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:  # noqa: BLE001 it is told to the test
-        door.send((traceback.format_exc(), b""))
+    while True:
+        try:
+            letter = door.recv_bytes()
+        except EOFError:
+            return
+        try:
+            environment, function, arguments = pickle.loads(letter)
+            os.environ.clear()
+            os.environ.update(environment | contract)
+            if not dist.is_initialized():
+                start("CPU", DEADLINE_SECONDS)
+            door.send(("", pickle.dumps(function(*arguments))))  # torch would share the memory of a process that ends
+        except BaseException:  # noqa: BLE001 it is told to the test
+            door.send((traceback.format_exc(), b""))
+            return  # others that wait for this rank learn of it

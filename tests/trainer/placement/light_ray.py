@@ -91,9 +91,7 @@ class LightRay:
 
     def _start(self, actor_class: type, **arguments: Any) -> Actor:
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
-        process: Any = FORK_SERVER.Process(
-            target=serve, args=(actor.inbox, actor_class, arguments), daemon=True
-        )
+        process: Any = FORK_SERVER.Process(target=serve, args=(actor.inbox, actor_class, arguments), daemon=True)
         process.start()
         self.processes.append(process)
         actor.process = process

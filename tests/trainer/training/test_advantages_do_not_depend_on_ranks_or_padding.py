@@ -17,7 +17,7 @@ from rlhf_trainer.run.assembly import helpers_of
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch, transfers_of
 from tests.trainer.jobs import job
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 
 ROWS, GROUP, T = 9, 3, 4
 SCORES = torch.tensor([1.0, 3.0, 5.0, 2.0, 2.0, 2.0, 0.0, 0.0, 6.0])
@@ -82,7 +82,7 @@ def with_padding_rows(fields: dict[str, Tensor], count: int) -> dict[str, Tensor
 def advantages(
     folder: Path, algorithm: dict[str, Any], *, ranks: int = 1, extra: int = 0, more: int = 0
 ) -> tuple[Tensor, Any]:
-    results = run_ranks(ranks, compute, str(folder), algorithm, extra, more)
+    results = run_kept_ranks(ranks, compute, str(folder), algorithm, extra, more)
     whole = torch.cat([fields["advantages"] for fields, _ in results])
     return whole[:ROWS, :T], merge(report for _, report in results)
 
@@ -129,7 +129,7 @@ def test_dr_grpo_only_centres(tmp_path: Path) -> None:
 
 
 def test_dapo_trains_on_the_first_prompts_with_a_signal(tmp_path: Path) -> None:
-    results = run_ranks(2, compute, str(tmp_path), {"name": "GRPO", "oversampling": 3}, 0)
+    results = run_kept_ranks(2, compute, str(tmp_path), {"name": "GRPO", "oversampling": 3}, 0)
     masks = torch.cat([fields["response_mask"] for fields, _ in results])
     assert (masks.sum(1) > 0).tolist() == [True] * 3 + [False] * 6
     torch.testing.assert_close(masks[:3], batch(0)["response_mask"][:3])
@@ -265,7 +265,7 @@ def resumed(folder: str) -> tuple[Any, Any]:
 
 
 def test_the_multiplier_survives_a_checkpoint(tmp_path: Path) -> None:
-    ((before, after),) = run_ranks(1, resumed, str(tmp_path))
+    ((before, after),) = run_kept_ranks(1, resumed, str(tmp_path))
     assert before == after
     assert after["multiplier"] == pytest.approx(MULTIPLIER)
     assert after["reward_moments"]["count"] == ROWS

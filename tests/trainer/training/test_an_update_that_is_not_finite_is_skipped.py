@@ -13,7 +13,7 @@ from rlhf_trainer.types import Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
@@ -62,7 +62,7 @@ def updates(folder: str, kinds: list[str], most: int) -> tuple[list[Report], dic
 
 def run(folder: str, kinds: list[str], most: int = 1) -> tuple[list[float], dict[str, Tensor], list[str], list[str]]:
     """(updates skipped in each step, weights, warnings, how each rank ended) of two ranks."""
-    (first, weights, ended), (second, _, also) = run_ranks(2, updates, folder, kinds, most)
+    (first, weights, ended), (second, _, also) = run_kept_ranks(2, updates, folder, kinds, most)
     skipped = [merge(pair)["skipped_updates"] for pair in zip(first, second, strict=True)]
     warnings = [warning for report in first for warning in report.warnings.values()]
     return skipped, weights, warnings, [ended, also]

@@ -15,7 +15,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.preference import PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from tests.trainer.jobs import job
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 
 DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}}
@@ -60,7 +60,7 @@ def dpo(folder: str, shifts: dict[str, float]) -> tuple[dict[str, float], tuple[
 def test_the_loss_by_hand(tmp_path: Path) -> None:
     """The actor is the reference, so its log-ratios are the shifts: 3 for the chosen, -2 for the rejected responses."""
     folder = save_tiny(tmp_path / "model", seed=3)
-    ((record, before, _),) = run_ranks(1, dpo, folder, {"chosen": 3.0, "rejected": -2.0})
+    ((record, before, _),) = run_kept_ranks(1, dpo, folder, {"chosen": 3.0, "rejected": -2.0})
     assert record["margin/pairs"] == pytest.approx(0.1 * 5.0, abs=1e-5)
     assert record["loss/dpo"] == pytest.approx(math.log(1 + math.exp(-0.5)), abs=1e-5)
     assert record["accuracy/pairs"] == 1.0
@@ -69,7 +69,7 @@ def test_the_loss_by_hand(tmp_path: Path) -> None:
 
 def test_an_update_makes_the_chosen_likelier_than_the_rejected(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", seed=3)
-    ((record, before, after),) = run_ranks(1, dpo, folder, {"chosen": 0.0, "rejected": 0.0})
+    ((record, before, after),) = run_kept_ranks(1, dpo, folder, {"chosen": 0.0, "rejected": 0.0})
     assert record["loss/dpo"] == pytest.approx(math.log(2.0), abs=1e-5)
     assert before[0] == 0.0  # a tie is no win
     assert after == (2.0, 2.0)
@@ -105,7 +105,7 @@ def choose(folder: str) -> Fields:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_best_and_the_worst_response_make_a_pair(ranks: int, tmp_path: Path) -> None:
-    parts: list[Any] = run_ranks(ranks, choose, str(tmp_path))
+    parts: list[Any] = run_kept_ranks(ranks, choose, str(tmp_path))
     found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     assert found["valid"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0] + [0.0] * 5
     assert found["chosen_tokens"][0].tolist() == [3, 4]  # row 1 has the best score, 5

@@ -15,7 +15,7 @@ from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
 
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def alone(model: str) -> Seen:
-    seen: Seen = run_ranks(1, learn, model, ParallelSizes(data=1))[0]
+    seen: Seen = run_kept_ranks(1, learn, model, ParallelSizes(data=1))[0]
     return seen
 
 
@@ -83,7 +83,7 @@ def alone(model: str) -> Seen:
     ids=["two ranks", "two replicas", "two stages"],
 )
 def test_ranks_compute_as_much_and_what_one_rank_computes(layout: ParallelSizes, model: str, alone: Seen) -> None:
-    seen = run_ranks(layout.world_size, learn, model, layout)
+    seen = run_kept_ranks(layout.world_size, learn, model, layout)
     every = [seen[ranks[0]] for ranks in THREE_D_PROTO.collect(layout)]
     total, ranks = int(LENGTHS.sum()), layout.data
     held = [int(LENGTHS[start:stop].sum()) for start, stop in pairwise([*range(0, 8, 8 // ranks), 8])]
@@ -107,5 +107,5 @@ def test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand(layout: ParallelSiz
     head: up to token L that is L^2 / 2 times 2 x 64 numbers.
     """
     weights = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64  # with the gains of two norms
-    ranks = run_ranks(2, costs, model, layout)
+    ranks = run_kept_ranks(2, costs, model, layout)
     assert ranks == [[weights + 64, 10 * weights + 10**2 * 64]] * 2

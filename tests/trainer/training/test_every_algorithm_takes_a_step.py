@@ -21,7 +21,7 @@ from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.rollout import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import save_tiny
 
@@ -77,7 +77,7 @@ def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tm
     language = save_tiny(tmp_path / "language", seed=3)
     scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
     folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
-    (first, counters), (second, others) = run_ranks(2, steps, path, name, folders)
+    (first, counters), (second, others) = run_kept_ranks(2, steps, path, name, folders)
     assert counters == others
     for pair in zip(first, second, strict=True):
         record = merge(pair)
@@ -104,4 +104,4 @@ def drawn(path: Path, folder: str) -> list[list[float]]:
 
 def test_a_response_says_whether_it_was_sampled(tmp_path: Path) -> None:
     path = next(path for path in EXAMPLES if "remax" in path.name)
-    assert run_ranks(1, drawn, path, save_tiny(tmp_path, seed=3)) == [[[1.0, 1.0], [0.0, 0.0]]]
+    assert run_kept_ranks(1, drawn, path, save_tiny(tmp_path, seed=3)) == [[[1.0, 1.0], [0.0, 0.0]]]

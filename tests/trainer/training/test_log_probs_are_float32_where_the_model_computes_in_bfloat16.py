@@ -13,7 +13,7 @@ from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
 
@@ -56,7 +56,7 @@ def read_and_updated(folder: str) -> tuple[Likelihood, float, float]:
 
 
 def test_sums_are_float32_and_an_update_runs(tmp_path: Path) -> None:
-    [(found, norm, moved)] = run_ranks(1, read_and_updated, save_tiny(tmp_path, seed=1))
+    [(found, norm, moved)] = run_kept_ranks(1, read_and_updated, save_tiny(tmp_path, seed=1))
     for values in found:
         assert values.dtype == torch.float32
         assert not torch.equal(values, values.bfloat16().float())  # no sum was rounded on its way

@@ -26,7 +26,7 @@ from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.jobs import job
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import FAMILIES, divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
@@ -179,7 +179,7 @@ def measured(
 ) -> Any:
     """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
     layout = layout or ParallelSizes(data=ranks)
-    results = run_ranks(layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout)
+    results = run_kept_ranks(layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout)
     record = merge(report for report, _ in results)
     waste = record.pop("padding/waste")
     assert waste == 0.0 or layout.world_size > 1, "only ranks that wait for others, and pipelines, have padding"

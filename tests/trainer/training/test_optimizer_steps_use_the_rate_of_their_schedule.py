@@ -15,7 +15,7 @@ from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
@@ -71,7 +71,7 @@ def largest_moves(folder: str, settings: Optimizer, steps: int) -> list[float]:
 @pytest.mark.parametrize(("settings", "shares"), SCHEDULES.values(), ids=SCHEDULES)
 def test_weights_move_by_the_rate_of_the_step(settings: Optimizer, shares: list[float], tmp_path: Path) -> None:
     folder = save_tiny(tmp_path, seed=1)
-    [moves] = run_ranks(1, largest_moves, folder, settings, len(shares))
+    [moves] = run_kept_ranks(1, largest_moves, folder, settings, len(shares))
     assert moves == pytest.approx([PEAK * share for share in shares], rel=1e-4)
 
 
@@ -104,7 +104,7 @@ def after_two_steps(folder: str, settings: Optimizer) -> dict[str, Tensor]:
 def test_moments_epsilon_and_decay_are_those_of_the_settings(tmp_path: Path) -> None:
     settings = Optimizer(learning_rate=0.1, betas=(0.5, 0.7), epsilon=0.01, weight_decay=0.3, max_grad_norm=0.2)
     folder = save_tiny(tmp_path, seed=1)
-    found = run_ranks(2, after_two_steps, folder, settings)[0]
+    found = run_kept_ranks(2, after_two_steps, folder, settings)[0]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.7), eps=0.01, weight_decay=0.3)
     for _ in range(2):

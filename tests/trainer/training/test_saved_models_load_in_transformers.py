@@ -14,7 +14,7 @@ from rlhf_trainer.training.loading import load_language_model, load_scorer, load
 from rlhf_trainer.training.save import save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
 
@@ -31,7 +31,7 @@ def save_again(folder: str, output: str, is_scorer: bool, layout: ParallelSizes 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model_goes_through_two_shards_unchanged(tied: bool, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "before", seed=1, tied=tied)
-    run_ranks(2, save_again, folder, str(tmp_path / "after"), False)
+    run_kept_ranks(2, save_again, folder, str(tmp_path / "after"), False)
     before = AutoModelForCausalLM.from_pretrained(folder)
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "after")
     assert torch.equal(before(TOKENS).logits, after(TOKENS).logits)
@@ -46,7 +46,9 @@ def test_a_language_model_goes_through_two_shards_unchanged(tied: bool, tmp_path
 def test_a_model_goes_through_stages_and_shards_unchanged(kind: str, tmp_path: Path) -> None:
     config, labels = divisible_config(tied=kind == "tied"), 1 if kind == "scorer" else None
     folder = save_tiny(tmp_path / "before", seed=1, labels=labels, config=config)
-    run_ranks(4, save_again, folder, str(tmp_path / "after"), bool(labels), ParallelSizes(data=1, pipeline=2, tensor=2))
+    run_kept_ranks(
+        4, save_again, folder, str(tmp_path / "after"), bool(labels), ParallelSizes(data=1, pipeline=2, tensor=2)
+    )
     before, after = (load_file(str(path / "model.safetensors")) for path in (Path(folder), tmp_path / "after"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -54,7 +56,7 @@ def test_a_model_goes_through_stages_and_shards_unchanged(kind: str, tmp_path: P
 
 def test_a_reward_model_loads_as_a_sequence_classifier(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "before", seed=1, labels=1)
-    run_ranks(2, save_again, folder, str(tmp_path / "after"), True)
+    run_kept_ranks(2, save_again, folder, str(tmp_path / "after"), True)
     before = AutoModelForSequenceClassification.from_pretrained(folder)
     after = AutoModelForSequenceClassification.from_pretrained(tmp_path / "after")
     assert torch.equal(before(TOKENS).logits, after(TOKENS).logits)
@@ -72,7 +74,7 @@ def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_computing_in_bfloat16_leaves_the_saved_weights_in_float32(tied: bool, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "before", seed=1, tied=tied)
-    run_ranks(2, save_after_a_bfloat16_forward, folder, str(tmp_path / "after"))
+    run_kept_ranks(2, save_after_a_bfloat16_forward, folder, str(tmp_path / "after"))
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
