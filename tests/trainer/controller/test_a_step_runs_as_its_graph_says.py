@@ -26,7 +26,6 @@ from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
 from rlhf_trainer.run.graph import graph_of
-from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
@@ -118,11 +117,10 @@ class Pools:
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    with ray_session(None, cpu_slots=sum(SLOTS.values())):
-        made = Pools()
-        yield made
-        made.stop()
+def pools(own_ray: None) -> Iterator[Pools]:  # noqa: ARG001
+    made = Pools()
+    yield made
+    made.stop()
 
 
 def run_step(pools: Pools, job: Job) -> list[tuple[str, int, Report]]:

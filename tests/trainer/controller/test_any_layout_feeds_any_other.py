@@ -29,7 +29,6 @@ from rlhf_trainer.protocols import (
     TransferProtocol,
     sbp_protocol,
 )
-from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.types import Batch, Fields, register
 
 DEADLINE = 120.0
@@ -178,11 +177,10 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[Models]:
-    with ray_session(None, cpu_slots=ACTOR.world_size + CRITIC.world_size):
-        made = Models(LAYOUTS)
-        yield made
-        made.stop()
+def models(own_ray: None) -> Iterator[Models]:  # noqa: ARG001
+    made = Models(LAYOUTS)
+    yield made
+    made.stop()
 
 
 def blank(rows: int) -> BatchFuture:

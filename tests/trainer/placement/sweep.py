@@ -55,9 +55,18 @@ def name_of(partition: Partition) -> str:
 
 
 def small_job(
-    folder: Path, algorithm: str, folders: Mapping[Role, str], pools: list[dict[str, Any]], *, offload: bool = False
+    folder: Path,
+    algorithm: str,
+    folders: Mapping[Role, str],
+    pools: list[dict[str, Any]],
+    *,
+    offload: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Few and short rows; two mini-batches, two epochs, running normalisation of the rewards."""
+    """Few and short rows; two mini-batches, two epochs, running normalisation of the rewards.
+
+    changes: fields of the spec that are others.
+    """
     trained = {"optimizer": {"learningRate": 1e-3, "warmupSteps": 2}, "offload": "All" if offload else "None"}
     frozen = {"offload": "Parameters" if offload else "None"}
     models = {role: {"uri": f"file://{folders[role]}", **frozen} for role in ROLES[algorithm]}
@@ -79,7 +88,7 @@ def small_job(
         "resources": {"device": "CPU"},
         "placement": {"mode": "Manual", "pools": pools},
     }
-    return job(folder, "sweep", spec)
+    return job(folder, "sweep", {**spec, **(changes or {})})
 
 
 def pools_of(partition: Partition, *, slots: Sequence[int]) -> list[dict[str, Any]]:
@@ -96,18 +105,18 @@ def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
     light, saved = LightRay(folder / "light"), one.saved
     with light.patched():
         runtime = RayRuntime(one, placed, folders, slots=Slots(), stacks=folder / "stacks.txt")
-        with runtime.running():
-            records = steps(one, runtime)
+        with runtime.running() as shape:
+            records = steps(one, runtime, one.total_steps_for(shape.rows))
             runtime.models[saved].save(folder=str(folder / saved)).result()
     weights = load_file(str(folder / saved / "model.safetensors"))
     return Outcome(records=records, weights=weights, processes=len(light.processes))
 
 
-def steps(one: Job, runtime: RayRuntime) -> list[dict[str, float]]:
-    """Run the algorithm's steps; what each measured."""
+def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:
+    """Run so many of the algorithm's steps; what each measured."""
     models = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
     records = []
-    for number in range(1, (one.spec.training.total_steps or 0) + 1):
+    for number in range(1, count + 1):
         batch = runtime.models["data"].load_batch(runtime.blank(number, one.sequences_per_step))
         one.spec.algorithm.step(batch, **models)
         records.append(merge(runtime.drain()))

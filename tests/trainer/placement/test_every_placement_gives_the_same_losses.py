@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,11 +48,11 @@ def cases() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def runs(folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """`runs(algorithm, partition, *slots)`."""
+    """`runs(algorithm, partition, *slots)`; more is told to `small_job`."""
 
-    def outcome(algorithm: str, partition: Partition, *slots: int, offload: bool = False) -> Outcome:
+    def outcome(algorithm: str, partition: Partition, *slots: int, **more: Any) -> Outcome:
         folder = tmp_path_factory.mktemp("run")
-        job = small_job(folder, algorithm, folders, pools_of(partition, slots=slots), offload=offload)
+        job = small_job(folder, algorithm, folders, pools_of(partition, slots=slots), **more)
         return run(folder, job, folders)
 
     return outcome
@@ -142,6 +143,33 @@ def test_offloaded_models_give_the_same_bits(runs: Runs, split: Outcome) -> None
 def test_pools_of_one_slot_give_the_bits_of_one_pool(runs: Runs, together: Callable[[str], Outcome]) -> None:
     """Where no sum is taken in another order, nothing differs at all."""
     require_same_bits(runs("PPO", [[role] for role in ROLES["PPO"]], 1), together("PPO"))
+
+
+ONE_EPOCH = {
+    "algorithm": {
+        "name": "PPO",
+        "kl": {"coefficient": 0.1, "controller": "Adaptive", "target": 1.0},
+        "entropyCoefficient": 0.01,
+    },
+    "data": {
+        "train": {"uri": "package://rlhf_examples/helpful/train.jsonl", "limit": 19},
+        "maxPromptTokens": 16,
+        "maxResponseTokens": 6,
+    },
+    "training": {"totalEpochs": 1, "promptBatchSize": 16, "miniBatchSize": 2, "updateEpochs": 2},
+    "rollout": {"samplesPerPrompt": 2},
+}
+"""Two steps; the second has three prompts: fewer rows than there are mini-batches, and padding on some slots."""
+
+
+def test_padding_rows_of_a_short_last_batch_count_for_nothing(runs: Runs) -> None:
+    apart, together = (
+        runs("PPO", partition, *slots, changes=ONE_EPOCH)
+        for partition, slots in ((SPLIT, (2, 1)), ([ROLES["PPO"]], (1,)))
+    )
+    require_same(apart, together)
+    full, short = apart.records
+    assert full["kl/coefficient"] != short["kl/coefficient"], "Adaptive moved it"
 
 
 SMALL = ("data.train.limit=40", "training.totalSteps=2", "training.callDeadlineSeconds=60", "evaluation=")
