@@ -1,5 +1,6 @@
 """The chart, and helm to render it."""
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ Manifest = dict[str, Any]
 Values = Mapping[str, Any]
 
 
-class KeysOnce(yaml.SafeLoader):
+class KeysOnce(yaml.CSafeLoader):
     """Refuses a key that is given twice, of which the API server would take one in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -35,6 +36,7 @@ class Helm:
         self._program = program
         self._environment = {f"HELM_{kind}_HOME": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
         self._environment["KUBECONFIG"] = str(folder / "none")
+        self._rendered: dict[str, list[Manifest]] = {}
 
     def run(self, *arguments: object, values: Values | None = None) -> str:
         """What helm prints; FailedError with its complaint."""
@@ -47,11 +49,14 @@ class Helm:
         return self.run("lint", "--strict", "--kube-version", KUBERNETES, CHART, values=values)
 
     def template(self, values: Values | None = None) -> list[Manifest]:
-        """What the chart makes of some values."""
-        text = self.run(
-            "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", KUBERNETES, values=values
-        )
-        return [document for document in yaml.load_all(text, KeysOnce) if document]
+        """What the chart makes of some values; of the same values helm is asked once."""
+        key = json.dumps(values)
+        if key not in self._rendered:
+            text = self.run(
+                "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", KUBERNETES, values=values
+            )
+            self._rendered[key] = [document for document in yaml.load_all(text, KeysOnce) if document]
+        return copy.deepcopy(self._rendered[key])
 
     def complaint(self, values: Values) -> str:
         """Why the chart does not take some values."""
