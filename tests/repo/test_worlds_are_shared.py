@@ -1,5 +1,6 @@
 """`make test` runs tests that share a world in one process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -32,10 +33,12 @@ def test_files_of_a_world_run_in_one_process(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "tests" / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    options = ["-n", "2", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=tmp_path, capture_output=True, text=True, check=False
+    options = ["-p", "xdist", "-n", "2", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider"]
+    command, only_xdist = (
+        [sys.executable, "-m", "pytest", *options],
+        {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
+    done = subprocess.run(command, cwd=tmp_path, env=only_xdist, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     processes = {line for line in done.stdout.splitlines() if line.startswith("chain ")}
     assert len(processes) == 1, done.stdout

@@ -16,7 +16,7 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.hybrid_engine.families import config
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 
 LAYER_PLAN: dict[str, Any] = {
     "self_attn.q_proj": ColwiseParallel(),
@@ -83,7 +83,7 @@ def mismatches(of: PreTrainedConfig, layout: ParallelSizes, shards: int) -> list
 def test_training_shards_are_what_dtensor_holds(
     family: str, changed: dict[str, Any], layout: ParallelSizes, shards: int
 ) -> None:
-    assert run_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
+    assert run_kept_ranks(4, mismatches, config(family, **changed), layout, shards) == [[]] * 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])

@@ -25,7 +25,7 @@ from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.hybrid_engine.baselines import MODES, Mode, assembled, plans_of, transition
 from tests.trainer.hybrid_engine.families import config
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks, run_ranks
 
 UNTIED = describe(config("qwen3", tied=False))
 TIED = describe(config("qwen2", tied=True))
@@ -100,7 +100,7 @@ def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
     model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
 ) -> None:
     plans = transition("HybridFlow", model, sizes, shards=shards, per_node=per_node).plans
-    for traffic, sent, received in run_ranks(sizes.world_size, moved, model, plans, dtype, 2730):
+    for traffic, sent, received in run_kept_ranks(sizes.world_size, moved, model, plans, dtype, 2730):
         assert (traffic.sent, traffic.received) == (sent * dtype.itemsize, received * dtype.itemsize)
         assert traffic.collectives >= 2
 
@@ -140,13 +140,13 @@ def test_the_modes_side_by_side(mode: Mode) -> None:
     weights = sum(whole.values()) - norms
     expected = {"HybridFlow": weights // 4, "HybridFlow-V": weights * 3 // 4, "DS-Chat": weights * 7 // 8 + norms // 2}
     plans = transition(mode, UNTIED, layout(1, 4, 2, 1, 2)).plans
-    traffic = [counted for counted, _, _ in run_ranks(8, moved, UNTIED, plans, torch.bfloat16, 1 << 20)]
+    traffic = [counted for counted, _, _ in run_kept_ranks(8, moved, UNTIED, plans, torch.bfloat16, 1 << 20)]
     assert {counted.received for counted in traffic} == {2 * expected[mode]}
 
 
 def test_equal_layouts_call_no_collective() -> None:
     plans = plans_of(TIED, layout(2, 2, 1, 2, 2))
-    for traffic, _, _ in run_ranks(4, moved, TIED, plans, torch.float32, 8192):
+    for traffic, _, _ in run_kept_ranks(4, moved, TIED, plans, torch.float32, 8192):
         assert traffic == ReshardStats()
 
 
@@ -161,7 +161,7 @@ def test_weights_reach_a_pool_that_does_not_train(replicas: int) -> None:
         nodes=[0, 0, 0, 0, 1, 1],
     )
     plans = [plan(ODD, parties, rank) for rank in range(6)]
-    traffic = [counted for counted, _, _ in run_ranks(6, moved, ODD, plans, torch.bfloat16, 2730)]
+    traffic = [counted for counted, _, _ in run_kept_ranks(6, moved, ODD, plans, torch.bfloat16, 2730)]
     assert [counted.received for counted in traffic[:4]] == [0] * 4
     assert [counted.received for counted in traffic[4:]] == [
         2 * sum(part.numel for part in made.wanted.values()) for made in plans[4:]
@@ -243,7 +243,7 @@ def values_read(model: list[Parameter], plans: Plans) -> int:
 
 def test_one_value_is_read_from_the_device_however_many_layers_there_are() -> None:
     plans = plans_of(UNTIED, replace(layout(1, 2, 2, 1, 1), replicas=1), per_node=2)
-    assert run_ranks(4, values_read, UNTIED, plans) == [1] * 4
+    assert run_kept_ranks(4, values_read, UNTIED, plans) == [1] * 4
 
 
 def corrupted(model: list[Parameter], plans: Plans, corrupt_rank: int, what: str) -> str:
@@ -276,7 +276,7 @@ def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_ranks() -> N
     """1-2-2 to 1-1: ranks 0 and 1 trade, and 2 and 3 do."""
     plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
     sentence = "what rank 2 received of it is not what rank 3 sent (checksum)"
-    (said,) = set(run_ranks(4, corrupted, UNTIED, plans, 3, "sent"))
+    (said,) = set(run_kept_ranks(4, corrupted, UNTIED, plans, 3, "sent"))
     name, _, rest = said.partition(": ")
     assert name in {parameter.name for parameter in UNTIED}
     assert rest == sentence
@@ -285,7 +285,7 @@ def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_ranks() -> N
 def test_a_bit_that_a_generator_does_not_keep_is_named_with_its_parameter_and_rank_on_all_ranks() -> None:
     plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
     sentence = "model.norm.weight: the generator of rank 3 keeps other bits than arrived (checksum)"
-    assert run_ranks(4, corrupted, UNTIED, plans, 3, "kept") == [sentence] * 4
+    assert run_kept_ranks(4, corrupted, UNTIED, plans, 3, "kept") == [sentence] * 4
 
 
 def shape_of_another_layout(model: list[Parameter], plans: Plans) -> str:
@@ -297,7 +297,7 @@ def shape_of_another_layout(model: list[Parameter], plans: Plans) -> str:
 
 def test_weights_of_another_layout_are_refused() -> None:
     plans = plans_of(UNTIED, layout(1, 2, 1, 1, 1))
-    sentences = run_ranks(2, shape_of_another_layout, UNTIED, plans)
+    sentences = run_kept_ranks(2, shape_of_another_layout, UNTIED, plans)
     assert "model.embed_tokens.weight: rank 1 holds (256, 32), not TensorSlice(starts=(128, 0)" in sentences[1]
 
 

@@ -22,7 +22,7 @@ from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from tests.trainer.chain.mistakes import FUNCTIONS, MISTAKES, PPO, Mistake
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 
 ROWS, WIDTH, PROMPT = 5, 8, 3
@@ -78,7 +78,7 @@ def score(job: Job, folder: Path, sampled: float = 1.0) -> tuple[list[float], di
 
 
 def all_scores(ranks: int, job: Job, folder: Path) -> list[float]:
-    return [value for scores, _ in run_ranks(ranks, score, job, folder) for value in scores]
+    return [value for scores, _ in run_kept_ranks(ranks, score, job, folder) for value in scores]
 
 
 def test_a_bare_model_keeps_its_own_worker(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
     terms = "[{name: model, weight: 2, reward: {uri: 'file://models/reward'}}, "
     terms += f"{{name: length, weight: -0.1, reward: {{{LENGTHS}}}}}]"
     job = job_with(folder, f"models.reward={{sum: {terms}}}")
-    results = run_ranks(ranks, score, job, folder)
+    results = run_kept_ranks(ranks, score, job, folder)
     valid = FIELDS["valid"].tolist()
     expected = [ok * (2 * one - 0.1 * other) for ok, one, other in zip(valid, model, function, strict=True)]
     assert [value for scores, _ in results for value in scores] == pytest.approx(expected, abs=1e-4)
@@ -116,8 +116,8 @@ def test_parts_of_greedy_responses_are_scored_and_not_reported(folder: Path) -> 
         folder, f"models.reward={{sum: [{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{{LENGTHS}}}}}]}}"
     )
     ((sampled, measured),), ((greedy, nothing),) = (
-        run_ranks(1, score, job, folder),
-        run_ranks(1, score, job, folder, 0.0),
+        run_kept_ranks(1, score, job, folder),
+        run_kept_ranks(1, score, job, folder, 0.0),
     )
     assert greedy == sampled
     assert measured["reward_part/a"] == (sum(sampled) / 2, ROWS - 1)
@@ -147,7 +147,7 @@ def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:
     evaluation = f"{{data: {{uri: hf://x}}, functions: [{{name: rule, {LENGTHS}, arguments: {{scale: 2}}}}]}}"
     job = job_with(folder, f"evaluation={evaluation}")
     function = all_scores(1, job_with(folder, f"models.reward={{{LENGTHS}}}"), folder)
-    rows = [row for part in run_ranks(2, judge, job, folder) for row in part]
+    rows = [row for part in run_kept_ranks(2, judge, job, folder) for row in part]
     assert rows == [{"reward": 1.0, "rule": 2 * value} for value in function[:-1]]
 
 
@@ -171,7 +171,7 @@ def test_the_mistakes_of_rewards_are_told_as_troubleshooting_says(
     """The whole runs of tests/trainer/chain take a minute each; this is the part of them that tells."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     mistake = MISTAKES[name]
-    ((told, code),) = run_ranks(1, sentence, job_with(folder, *mistake.sets), folder)
+    ((told, code),) = run_kept_ranks(1, sentence, job_with(folder, *mistake.sets), folder)
     assert mistake.matches(told), told
     assert code == mistake.code
 
