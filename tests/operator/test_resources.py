@@ -80,6 +80,7 @@ def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:
     found = rayjob()
     assert found["spec"]["entrypoint"] == "rlhf run /rlhf/job/job.yaml --output /rlhf/output --metrics-port 8491"
     assert head(found)["rayStartParams"]["num-cpus"] == "0"
+    assert head(found)["rayStartParams"]["no-monitor"] == "true"
     assert set(groups(found)) == {"all"}
     group = groups(found)["all"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (1, 1, 1, 1)

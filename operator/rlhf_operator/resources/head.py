@@ -32,6 +32,7 @@ def group(pods: Pods) -> dict[str, Any]:
             "num-cpus": "0",
             "num-gpus": "0",
             "dashboard-host": "0.0.0.0",
+            "no-monitor": "true",  # Ray's autoscaler: an attempt keeps the hosts that it was given
             "object-store-memory": object_store(shared),
         },
         "template": pods.template(names.CONTROLLER, pod),
