@@ -20,7 +20,7 @@ JOB_OF = "rlhf.hybridflow.io/job-name"
 ROLE = "rlhf.hybridflow.io/role"
 HEAD, WORKER = "controller", "worker"
 """Values of ROLE."""
-RAY_HEAD, DRIVER_LOG = "ray-head", "driver-log"
+DRIVER_LOG = "driver-log"
 ENDED = ("Succeeded", "Failed")
 PAUSE = "pause"
 """The process that holds a pod's namespaces; without it the kubelet would take the pod for lost."""
@@ -101,16 +101,21 @@ def head(cluster: Cluster, namespace: str, job: str) -> str:
 
 def kill_driver(cluster: Cluster, namespace: str, job: str) -> None:
     """SIGKILL for the trainer's controller process; its pod and all of Ray live on."""
-    pod = head(cluster, namespace, job)
-    cluster.kubectl("exec", "-n", namespace, pod, "-c", RAY_HEAD, "--", "pkill", "-KILL", "-f", "rlhf run")
+    (pod,) = pods(cluster, namespace, job, HEAD)
+    kill(pod, lambda process: b"rlhf run" in (process / "cmdline").read_bytes().replace(b"\0", b" "))
 
 
 def kill_pod(pod: Document) -> None:
     """SIGKILL for all that runs in a pod of this machine."""
+    kill(pod, lambda process: (process / "comm").read_text().strip() != PAUSE)
+
+
+def kill(pod: Document, which: Callable[[Path], bool]) -> None:
+    """SIGKILL for some processes of a pod of this machine, which are folders of /proc."""
     uid = pod["metadata"]["uid"]
     for process in processes():
         with suppress(OSError):
-            if uid in (process / "cgroup").read_text() and (process / "comm").read_text().strip() != PAUSE:
+            if uid in (process / "cgroup").read_text() and which(process):
                 os.kill(int(process.name), signal.SIGKILL)
 
 

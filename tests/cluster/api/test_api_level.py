@@ -19,7 +19,7 @@ RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
 
 
 def rayjob(name: str = "real") -> dict[str, Any]:
-    """The RayJob that both levels run."""
+    """The RayJob of these tests."""
     document: dict[str, Any] = yaml.safe_load(RAYJOB.read_text())
     document["metadata"]["name"] = name
     return document

@@ -1,4 +1,7 @@
-"""Example 01 with fewer steps, from `helm install` to a trained model on real pods; its first driver is killed."""
+"""Example 01 with fewer steps, from `helm install` to a trained model on real pods.
+
+Its first driver is killed, and its reward model trains on two hosts.
+"""
 
 import json
 from collections.abc import Iterator
@@ -14,8 +17,9 @@ from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
 
 pytestmark = pytest.mark.timeout(1500)
 
-STEPS = {SFT: 60, RM: 6, PPO: 2}
+STEPS = {SFT: 45, RM: 6, PPO: 2}
 SAVED_EVERY = 5
+TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"
 COLUMNS = ["NAME", "ALGORITHM", "PHASE", "STEP", "TOTAL", "REWARD", "GPUS", "AGE"]
 MOST_EVENTS = 8
@@ -29,6 +33,8 @@ class Chain:
     cluster: Cluster
     ended: dict[str, Document]
     """The status of each."""
+    addresses: set[str]
+    """Of the pods of RM."""
     log: str
     """What `kubectl logs` shows of PPO in its first step."""
 
@@ -51,20 +57,37 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     chart.install(pods_cluster)
     pods_cluster.offer_volumes(len(NAMES))
     pods_cluster.make_namespace(NAMESPACE)
-    golden_path.apply(pods_cluster, NAMESPACE, golden_path.shortened(STEPS, every_steps=SAVED_EVERY))
+    jobs = golden_path.shortened(STEPS, every_steps=SAVED_EVERY)
+    jobs[RM]["spec"]["resources"] = TWO_HOSTS
+    golden_path.apply(pods_cluster, NAMESPACE, jobs)
     golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
     golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
-    ended = {name: golden_path.succeeded(pods_cluster, NAMESPACE, name) for name in (SFT, RM)}
+    ended = {SFT: golden_path.succeeded(pods_cluster, NAMESPACE, SFT)}
+    addresses = pods_cluster.until(lambda: three_addresses(pods_cluster, RM), 300, "a head and two hosts of RM")
+    ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)
     golden_path.until(pods_cluster, NAMESPACE, PPO, golden_path.step, 600)
     log = pods_cluster.logs(NAMESPACE, golden_path.head(pods_cluster, NAMESPACE, PPO), golden_path.DRIVER_LOG)
     ended[PPO] = golden_path.succeeded(pods_cluster, NAMESPACE, PPO)
-    yield Chain(pods_cluster, ended, log)
+    yield Chain(pods_cluster, ended, addresses, log)
     pods_cluster.drop_namespace(NAMESPACE)
+
+
+def three_addresses(cluster: Cluster, name: str) -> set[str]:
+    """Of the pods of a job; empty as long as there are fewer."""
+    statuses = [pod["status"] for pod in golden_path.pods(cluster, NAMESPACE, name)]
+    found = {status["podIP"] for status in statuses if "podIP" in status}
+    return found if len(found) == 3 else set()
 
 
 def test_the_jobs_run_in_order(chain: Chain) -> None:
     for name, reads in ((RM, SFT), (PPO, RM)):
         assert chain.ended[name]["attempts"][0]["startTime"] >= chain.ended[reads]["completionTime"]
+
+
+def test_a_head_and_two_hosts_are_pods_of_their_own(chain: Chain) -> None:
+    assert len(chain.addresses) == 3
+    (pool,) = chain.ended[RM]["mapping"]["pools"]
+    assert (pool["nodes"], pool["slotsPerNode"]) == (2, 1)
 
 
 def test_a_job_whose_driver_is_killed_goes_on_from_the_last_checkpoint(chain: Chain) -> None:

@@ -4,14 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster.client import Cluster
-from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(900)
 
-RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
 IMAGE = "localhost/hostroot:test"
 RESTRICTED = {
     "runAsNonRoot": True,
@@ -51,38 +48,6 @@ def phase(server: Cluster, namespace: str, seconds: float = 120) -> str:
     ended = ("Succeeded", "Failed")
     return server.until(
         lambda: found if (found := str(server.expect("GET", path)["status"].get("phase"))) in ended else "", seconds
-    )
-
-
-def ended_status(server: Cluster, path: str, seconds: float = 300) -> dict[str, Any]:
-    """The status of a RayJob that has ended."""
-    status: dict[str, Any] = {}
-
-    def ended() -> bool:
-        status.update(server.expect("GET", path).get("status", {}))
-        return status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED")
-
-    try:
-        server.until(ended, seconds)
-    except AssertionError:
-        pytest.fail(f"the RayJob has not ended after {seconds:.0f} s: {status}")
-    return status
-
-
-def test_a_rayjob_runs_to_its_end_and_leaves_nothing(pods_cluster: Cluster, pods_namespace: str) -> None:
-    document = yaml.safe_load((ROOT / "tests" / "cluster" / "rayjob.yaml").read_text())
-    path = RAYJOBS.format(pods_namespace)
-    pods_cluster.expect("POST", path + "?fieldValidation=Strict", document)
-    status = ended_status(pods_cluster, f"{path}/real")
-    assert status["jobStatus"] == "SUCCEEDED", status
-    addresses = {pod["status"]["podIP"] for pod in pods_cluster.items(f"/api/v1/namespaces/{pods_namespace}/pods")}
-    assert len(addresses) == 3
-    pods_cluster.expect("DELETE", f"{path}/real")
-    kinds = ("pods", "services", "rayclusters.ray.io")
-    pods_cluster.until(
-        lambda: not pods_cluster.kubectl("get", ",".join(kinds), "-n", pods_namespace, "-o", "name").strip(),
-        90,
-        "pods, services and RayCluster are gone",
     )
 
 
