@@ -1,11 +1,13 @@
 """The operator with the real API server and the real KubeRay: lives of jobs, and an operator that is killed in them."""
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.client import Cluster
+from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import Jobs, Trainer, example, is_head
 from tests.cluster.operator_process import OperatorProcess, operator
 
@@ -14,10 +16,34 @@ JOB = "helpful-sft"
 
 @pytest.fixture
 def jobs(rlhf_server: Cluster, namespace: str) -> Jobs:
-    rlhf_server.offer_volumes()
+    """With one job, and no operator yet."""
     made = Jobs(rlhf_server, namespace)
-    made.apply(example(1, namespace)[0])
+    begin(made, JOB)
     return made
+
+
+def begin(jobs: Jobs, name: str) -> None:
+    """Makes a job and a volume for it."""
+    made = example(1, jobs.namespace)[0]
+    made["metadata"]["name"] = name
+    jobs.server.offer_volumes()
+    jobs.apply(made)
+
+
+@pytest.fixture(scope="module")
+def operated(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """One namespace and one operator for the tests that leave it in peace."""
+    for namespace in fresh_namespace(rlhf_server):
+        with operator(rlhf_server, namespace, tmp_path_factory.mktemp("operator")):
+            yield Jobs(rlhf_server, namespace)
+
+
+@pytest.fixture
+def job(operated: Jobs) -> str:
+    """Name of a new one."""
+    name = f"job-{secrets.token_hex(2)}"
+    begin(operated, name)
+    return name
 
 
 @pytest.fixture
@@ -32,41 +58,39 @@ def trainer() -> Iterator[Trainer]:
         yield made
 
 
-@pytest.mark.usefixtures("running_operator")
-def test_a_job_goes_through_all_phases_to_its_end(jobs: Jobs, trainer: Trainer) -> None:
-    jobs.provision(JOB)
-    (rayjob,) = jobs.rayjobs(JOB)
+def test_a_job_goes_through_all_phases_to_its_end(operated: Jobs, job: str, trainer: Trainer) -> None:
+    operated.provision(job)
+    (rayjob,) = operated.rayjobs(job)
     (owner,) = rayjob["metadata"]["ownerReferences"]
-    assert owner["uid"] == jobs.get(JOB)["metadata"]["uid"]
-    jobs.initialize(JOB, trainer)
-    status = jobs.train(JOB, trainer, step=3, checkpoint=2)
+    assert owner["uid"] == operated.get(job)["metadata"]["uid"]
+    operated.initialize(job, trainer)
+    status = operated.train(job, trainer, step=3, checkpoint=2)
     assert status["phase"] == "Running"
     assert status["checkpoint"]["step"] == 2
-    (head,) = filter(is_head, jobs.pods(JOB))
+    (head,) = filter(is_head, operated.pods(job))
     assert status["headPod"] == head["metadata"]["name"]
-    final = jobs.succeed(JOB, trainer)
+    final = operated.succeed(job, trainer)
     assert final["progress"]["step"] == 10
-    assert final["output"]["uri"].startswith(f"pvc://{JOB}-output/")
-    jobs.bury_pods_until_gone(JOB)
-    jobs.server.until(lambda: not jobs.rayjobs(JOB), 60, "the RayJob is deleted")
-    assert jobs.status(JOB) == final
-    job = jobs.get(JOB)
-    assert "finalizers" not in job["metadata"]
-    assert "annotations" not in job["metadata"]
-    events = [(each["reason"], each["note"]) for each in jobs.events(JOB)]
+    assert final["output"]["uri"].startswith(f"pvc://{job}-output/")
+    operated.bury_pods_until_gone(job)
+    operated.server.until(lambda: not operated.rayjobs(job), 60, "the RayJob is deleted")
+    assert operated.status(job) == final
+    metadata = operated.get(job)["metadata"]
+    assert "finalizers" not in metadata
+    assert "annotations" not in metadata
+    events = [(each["reason"], each["note"]) for each in operated.events(job)]
     assert {"Mapped", "Provisioning", "Running", "Succeeded"} <= dict(events).keys()
     assert len(events) == len(set(events))
 
 
-@pytest.mark.usefixtures("running_operator")
-def test_the_status_loses_what_no_longer_holds(jobs: Jobs, trainer: Trainer) -> None:
-    jobs.provision(JOB)
-    jobs.initialize(JOB, trainer)
-    assert "stepSeconds" in jobs.train(JOB, trainer, step=3)["progress"]
+def test_the_status_loses_what_no_longer_holds(operated: Jobs, job: str, trainer: Trainer) -> None:
+    operated.provision(job)
+    operated.initialize(job, trainer)
+    assert "stepSeconds" in operated.train(job, trainer, step=3)["progress"]
     trainer.trains(1, 4)
     del trainer.document["status"]["progress"]["stepSeconds"]
-    jobs.server.until(lambda: jobs.status(JOB)["progress"]["step"] == 4)
-    assert "stepSeconds" not in jobs.status(JOB)["progress"]
+    operated.server.until(lambda: operated.status(job)["progress"]["step"] == 4)
+    assert "stepSeconds" not in operated.status(job)["progress"]
 
 
 def test_an_operator_that_is_killed_in_every_phase_goes_on(
@@ -95,23 +119,24 @@ def test_an_operator_that_is_killed_in_every_phase_goes_on(
     assert final["progress"]["step"] == 10
 
 
-@pytest.mark.usefixtures("running_operator")
-def test_a_suspended_job_frees_its_pods_and_goes_on_as_the_next_attempt(jobs: Jobs, trainer: Trainer) -> None:
-    jobs.provision(JOB)
-    jobs.initialize(JOB, trainer)
-    jobs.train(JOB, trainer, step=4, checkpoint=4)
-    jobs.patch(JOB, {"spec": {"suspend": True}})
-    jobs.wait_for(JOB, "Suspending")
+def test_a_suspended_job_frees_its_pods_and_goes_on_as_the_next_attempt(
+    operated: Jobs, job: str, trainer: Trainer
+) -> None:
+    operated.provision(job)
+    operated.initialize(job, trainer)
+    operated.train(job, trainer, step=4, checkpoint=4)
+    operated.patch(job, {"spec": {"suspend": True}})
+    operated.wait_for(job, "Suspending")
     trainer.is_told_to_end(1, step=5)
-    jobs.bury_pods_until_gone(JOB)
-    suspended = jobs.wait_for(JOB, "Suspended")
-    assert not jobs.rayjobs(JOB)
+    operated.bury_pods_until_gone(job)
+    suspended = operated.wait_for(job, "Suspended")
+    assert not operated.rayjobs(job)
     assert suspended["checkpoint"]["step"] >= 4
-    jobs.patch(JOB, {"spec": {"suspend": False}})
-    jobs.wait_for_pods(JOB, 2)
-    jobs.initialize(JOB, trainer, attempt=2)
-    jobs.train(JOB, trainer, step=7, attempt=2)
-    final = jobs.succeed(JOB, trainer, attempt=2)
+    operated.patch(job, {"spec": {"suspend": False}})
+    operated.wait_for_pods(job, 2)
+    operated.initialize(job, trainer, attempt=2)
+    operated.train(job, trainer, step=7, attempt=2)
+    final = operated.succeed(job, trainer, attempt=2)
     assert [each["outcome"] for each in final["attempts"]] == ["Suspended", "Succeeded"]
     assert final["failedAttempts"] == 0
 
