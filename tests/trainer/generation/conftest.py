@@ -20,6 +20,9 @@ def vllm_ranks() -> RunRanks:
 
 def _import_vllm() -> None:
     os.environ.update(environment(on_gpu=False))
+    import vllm.distributed.elastic_ep.elastic_execute
+    import vllm.entrypoints.llm
+    import vllm.model_executor.layers.quantization.online.base
     import vllm.model_executor.models.llama
     import vllm.model_executor.models.qwen2
     import vllm.model_executor.models.qwen3

@@ -31,7 +31,9 @@ LOOK_AGAIN_SECONDS = 0.001
 SLOTS = 64
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """Workers are not forked from the test's own process: that may have threads, and torch refuses to train after them."""
-FORK_SERVER.set_forkserver_preload([__name__, "rlhf_trainer.run.assembly", "transformers.models.llama.modeling_llama"])
+FORK_SERVER.set_forkserver_preload(
+    [__name__, "datasets", "rlhf_trainer.run.assembly", "transformers.models.llama.modeling_llama"]
+)
 
 
 @dataclass(frozen=True)
