@@ -61,7 +61,8 @@ cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and t
 # Groups of tests run side by side (tests/conftest.py). Without RLHF_CLUSTER_TESTS=required, what the tests of the cluster
 # are about must have changed since they last passed here (tests/cluster/passed.py).
 test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
-	@trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s"' EXIT; \
+	@prepared=$$(($$(date +%s) - $(BEGAN))); \
+	trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s, $$prepared of them for installing, lint and building"' EXIT; \
 	content=$$($(BIN)/python -m tests.cluster.passed); \
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
 	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi

@@ -171,6 +171,12 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/stored_tensors.py", "part.within(held))", "part.within(part))", SLICES),
     Mutation(f"{TRAINER}/protocols.py", "+ min(index, longer)", "+ max(index, longer)", PROTOCOLS),
     Mutation(f"{TRAINER}/protocols.py", "AxisPlacement.LAST: size - 1", "AxisPlacement.LAST: 0", PROTOCOLS),
+    Mutation(
+        f"{TRAINER}/generation/vllm_groups.py",
+        "destroy_distributed_environment = destroy_its_world",
+        "destroy_distributed_environment = original",
+        "tests/trainer/generation/test_a_closed_engine_makes_room_for_another.py",
+    ),
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "source % len(needing)", "0", RESHARD),
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "if nodes[rank] == node", "if nodes[rank] >= node", RESHARD),
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "holders[node % len(holders)]", "holders[0]", RESHARD),

@@ -19,10 +19,13 @@ DEADLINE = 60.0
 
 
 class Lodger:
-    """Tells where it lives, and draws."""
+    """Tells where it lives, draws, and leaves a file when it is closed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, closed: Path) -> None:
+        self._name, self._closed = name, closed
+
+    def close(self) -> None:
+        self._closed.touch()
 
     @register(ONE_TO_ALL)
     def process(self) -> tuple[str, int]:
@@ -49,7 +52,7 @@ def job(slots: Slots, name: str, folder: Path, *, pool: str = "all", may_stay: b
     )
     log = CallLog()
     with slots.held(placed, log=log, deadline=DEADLINE, stacks=folder / "stacks.txt", may_stay=may_stay) as groups:
-        groups[pool].build({"actor": WorkerSpec(Lodger, {"name": name})})
+        groups[pool].build({"actor": WorkerSpec(Lodger, {"name": name, "closed": folder / name})})
         groups[pool].wait_until_built()
         yield ModelHandle(groups[pool], "actor", Lodger)
         log.drain(deadline=DEADLINE)
@@ -65,6 +68,7 @@ def process_of(actor: Any, name: str) -> int:
 def test_the_next_job_finds_the_process_as_if_it_were_new(slots: Slots, tmp_path: Path) -> None:
     with job(slots, "first", tmp_path) as actor:
         first, drawn = process_of(actor, "first"), actor.draw().result()
+    assert (tmp_path / "first").exists(), "it was not closed before the next job had its process"
     with suppress(KeyError), job(slots, "second", tmp_path) as actor:
         assert process_of(actor, "second") == first
         assert actor.draw().result() == drawn

@@ -11,8 +11,8 @@ from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.tensor_slice import TensorSlice
 
 NEW_TOKENS, END = 16, 2
-_ALIVE: list[GenerationEngine] = []
-"""An engine that is collected destroys the process group, which a rank still needs."""
+KEPT: list[GenerationEngine] = []
+"""An engine that is collected before it was closed destroys the process group, which a rank still needs."""
 
 
 def build(
@@ -32,7 +32,7 @@ def build(
         tensor_groups=groups,
         stage_layers=stage_layers,
     )
-    _ALIVE.append(engine)
+    KEPT.append(engine)
     return engine
 
 

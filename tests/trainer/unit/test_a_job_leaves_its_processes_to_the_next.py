@@ -1,4 +1,4 @@
-"""A job leaves its processes to the next job of the file, unless vLLM is in them or they hold memory of a GPU."""
+"""A job leaves its processes to the next job of the file, unless they hold memory of a GPU."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,9 +26,9 @@ class Slots:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "device", "stays"), [("SFT", "CPU", True), ("GRPO", "CPU", False), ("SFT", "GPU", False)]
+    ("algorithm", "device", "stays"), [("SFT", "CPU", True), ("GRPO", "CPU", True), ("SFT", "GPU", False)]
 )
-def test_processes_without_vllm_and_gpu_stay(
+def test_processes_without_a_gpu_stay(
     algorithm: Name, device: Device, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))

@@ -93,11 +93,14 @@ class SlotProcess:
             self._workers[role] = worker_class(**arguments)
 
     def clear(self) -> None:
-        """Forget the workers and the fields that they added, and seed torch as at the start: the process is as if new.
+        """Close and forget the workers and the fields that they added, and seed torch as at the start, as if new.
 
         The process groups stay: torch's caches know the meshes of the workers that are gone.
         """
         with self._running_call("clear"):
+            for worker in self._workers.values():
+                if hasattr(worker, "close"):
+                    worker.close()
             self._workers.clear()
             self._kept.clear()
             gc.collect()  # models are in cycles

@@ -17,7 +17,7 @@ from rlhf_api.spec import Rollout
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
 from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
-from rlhf_trainer.generation.vllm_groups import groups_on
+from rlhf_trainer.generation.vllm_groups import groups_on, other_groups_kept
 from rlhf_trainer.generation.vllm_inspection import classes_inspected_here
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
@@ -139,6 +139,11 @@ class GenerationEngine:
         """
         held: int = self._measured_bytes if self._on_gpu else self._call("bytes_held")
         return held
+
+    def close(self) -> None:
+        """End the engine; another one can start in this process."""
+        with other_groups_kept():
+            self._engine.llm_engine.engine_core.shutdown()
 
     def _wake(self, part: Part) -> None:
         if part in self._awake:

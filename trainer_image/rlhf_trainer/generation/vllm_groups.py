@@ -1,4 +1,4 @@
-"""Makes vLLM build its parallel groups on given ranks."""
+"""Makes vLLM build its parallel groups on given ranks, and end no others."""
 
 from __future__ import annotations
 
@@ -42,6 +42,24 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
         yield
     finally:
         parallel_state.init_model_parallel_group = original
+
+
+@contextmanager
+def other_groups_kept() -> Iterator[None]:
+    """While this block runs, a vLLM that ends destroys its own groups; by itself it destroys all that torch has."""
+    from vllm.distributed import parallel_state
+
+    original = parallel_state.destroy_distributed_environment
+
+    def destroy_its_world() -> None:
+        parallel_state._WORLD.destroy()  # noqa: SLF001
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None  # noqa: SLF001
+
+    parallel_state.destroy_distributed_environment = destroy_its_world
+    try:
+        yield
+    finally:
+        parallel_state.destroy_distributed_environment = original
 
 
 def _name_of_this_start() -> str:

@@ -43,10 +43,10 @@ class RayRuntime:
     def running(self) -> Iterator[DataShape]:
         """Pools, processes and models exist while the block runs; gives what was found in the data.
 
-        Afterwards the next job may have the processes; not those with vLLM in them, nor on GPUs. A CommunicationError
-        that leaves the block says which rank is to blame.
+        Afterwards the next job may have the processes, but for those on GPUs. A CommunicationError that leaves the
+        block says which rank is to blame.
         """
-        may_stay = self._job.spec.algorithm.offline and self._placed.device == "CPU"
+        may_stay = self._placed.device == "CPU"
         with (
             self._meter.watching(),
             self._slots.held(

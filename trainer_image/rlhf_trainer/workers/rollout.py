@@ -74,6 +74,10 @@ class GeneratingActor(TrainedModel):
         self.policy_version = 0
         self._generator_version = -1
 
+    def close(self) -> None:
+        """End the generation engine."""
+        self._generator.close()
+
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds besides tensors: JSON values, the same on every rank."""

@@ -1,0 +1,36 @@
+"""An engine is closed, and another on other ranks is built in the same processes, whose own groups go on working."""
+
+import gc
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.trainer.generation.conftest import RunRanks
+from tests.trainer.generation.engines import KEPT, build, cut, texts
+from tests.trainer.generation.models import model_of, prompts, save_config
+
+
+def one_engine_after_another(folder: str) -> list[list[list[int]]]:
+    """What an engine over both ranks writes, then one on each, then one over both again."""
+    weights = {name: weight.detach() for name, weight in model_of(folder, 1).named_parameters()}
+    written = []
+    for groups in ([[0, 1]], [[0], [1]], [[0, 1]]):
+        engine = build(folder, groups)
+        holds = engine.held_shards()
+        engine.load_weights(cut(weights, holds), holds)
+        engine.wake_cache()
+        written.append(texts(engine, prompts(0), greedy=True))
+        engine.close()
+        KEPT.remove(engine)
+        del engine
+        gc.collect()
+        dist.all_reduce(torch.ones(1))
+    return written
+
+
+def test_the_next_engine_writes_the_same_and_the_ranks_own_groups_stay(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    folder = save_config(tmp_path, "llama")
+    for over_both, alone, again in vllm_ranks(2, one_engine_after_another, folder):
+        assert over_both == again
+        assert alone == over_both
