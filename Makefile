@@ -37,6 +37,7 @@ $(STAMP): $(LOCK) $(OVERRIDES) pyproject.toml | $(UV)
 	@rm -f $@
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r $(LOCK) --override $(OVERRIDES)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q crds operator trainer_image
 	@$(BIN)/rlhf --help > /dev/null
 	@touch $@
 
@@ -67,7 +68,7 @@ test: lint cluster-programs ## What CI runs: lint and all tests but the slow one
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
 	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
 
-test-unit: install ## The tests without Ray and vLLM (two minutes)
+test-unit: install ## The tests without Ray and vLLM (about a minute)
 	$(PYTEST) -m "not slow and not gpu" $(UNIT)
 
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
