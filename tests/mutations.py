@@ -172,6 +172,12 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/protocols.py", "+ min(index, longer)", "+ max(index, longer)", PROTOCOLS),
     Mutation(f"{TRAINER}/protocols.py", "AxisPlacement.LAST: size - 1", "AxisPlacement.LAST: 0", PROTOCOLS),
     Mutation(
+        f"{TRAINER}/controller/slot_process.py",
+        "                    worker.close()",
+        "                    pass",
+        "tests/trainer/controller/test_a_job_takes_over_the_processes_of_the_one_before.py",
+    ),
+    Mutation(
         f"{TRAINER}/generation/vllm_groups.py",
         "destroy_distributed_environment = destroy_its_world",
         "destroy_distributed_environment = original",

@@ -143,7 +143,7 @@ class ControlPlane:
             f"--default-not-ready-toleration-seconds={settings.eviction_seconds}",
             f"--default-unreachable-toleration-seconds={settings.eviction_seconds}",
             "--v=1",
-            # It has much to throw away when it starts, and starts several times: nothing is collected before this.
+            # It has much to throw away when it starts, and starts several times: it collects garbage from 2 GiB on.
             environment={"GOGC": "off", "GOMEMLIMIT": "2GiB"},
         )
 

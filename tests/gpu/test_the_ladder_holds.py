@@ -36,7 +36,16 @@ def test_a_rung_holds_in_rehearsal(name: str) -> None:
 
 def run(*options: str) -> dict[str, Any]:
     """The line of a rung that takes a minute."""
-    program = "import time; from tests.gpu.rung import main; main(lambda rung: time.sleep(60))"
+    program = """
+import time
+from tests.gpu.rung import main
+
+def measure(rung):
+    with rung.part("one"):
+        time.sleep(60)
+
+main(measure)
+"""
     command = [sys.executable, "-c", program, *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

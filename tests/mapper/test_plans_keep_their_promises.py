@@ -29,7 +29,7 @@ SEEDS = 60
 
 
 def each_seed(examples: int = 30) -> Callable[[Callable[[int], None]], Callable[[], None]]:
-    """Seeds that hypothesis chooses, the same ones each time; of few, for a plan is made once for all tests."""
+    """Seeds that hypothesis chooses, the same ones each time. All tests share the plans of 60 jobs, each made once."""
 
     def wrapped(test: Callable[[int], None]) -> Callable[[], None]:
         return settings(max_examples=examples, deadline=None, derandomize=True)(

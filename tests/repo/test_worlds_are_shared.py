@@ -34,11 +34,9 @@ def test_files_of_a_world_run_in_one_process(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "tests" / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     options = ["-p", "xdist", "-n", "2", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider"]
-    command, only_xdist = (
-        [sys.executable, "-m", "pytest", *options],
-        {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )
-    done = subprocess.run(command, cwd=tmp_path, env=only_xdist, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", *options]
+    no_other_plugin = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=no_other_plugin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     processes = {line for line in done.stdout.splitlines() if line.startswith("chain ")}
     assert len(processes) == 1, done.stdout

@@ -30,7 +30,10 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 
 
 def run_kept_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """As `run_ranks`, in processes that stay for the next call: what torch prepares once is prepared once."""
+    """As `run_ranks`, in processes that stay for the next call: what torch prepares once is prepared once.
+
+    What the function changes in a module stays too.
+    """
     return _server().run(world_size, function, *arguments, keep=True)
 
 
@@ -82,15 +85,18 @@ def _serve(door: Connection, prepare: Callable[[], None]) -> None:
         except Exception:  # noqa: BLE001 a function that cannot be imported is told to the test
             door.send((traceback.format_exc(), []))
             continue
-        ranks = (kept.pop(world_size, None) if keep else None) or _Ranks(
-            world_size, [door, *(each for others in kept.values() for each in others.doors)]
-        )
+        ranks = kept.pop(world_size, None) if keep else None
+        if ranks is None:
+            doors_of_kept = [each for others in kept.values() for each in others.doors]
+            ranks = _Ranks(world_size, [door, *doors_of_kept])
+        failed = ""
+        returned: list[bytes] = []
         try:
-            door.send(("", ranks.call(environment | prepared, function, arguments)))
+            returned = ranks.call(environment | prepared, function, arguments)
         except AssertionError as error:
-            keep = False
-            door.send((str(error), []))
-        if keep:
+            failed = str(error)
+        door.send((failed, returned))
+        if keep and not failed:
             kept[world_size] = ranks
         else:
             ranks.end()
@@ -171,6 +177,7 @@ def _rank(door: Connection, contract: dict[str, str], inherited: Sequence[Connec
         each.close()
     import torch.distributed as dist
 
+    from rlhf_trainer.telemetry import recorder
     from rlhf_trainer.training.distributed import start
 
     while True:
@@ -184,6 +191,7 @@ def _rank(door: Connection, contract: dict[str, str], inherited: Sequence[Connec
             os.environ.update(environment | contract)
             if not dist.is_initialized():
                 start("CPU", DEADLINE_SECONDS)
+            recorder.drain()  # what an earlier call has measured
             door.send(("", pickle.dumps(function(*arguments))))  # torch would share the memory of a process that ends
         except BaseException:  # noqa: BLE001 it is told to the test
             door.send((traceback.format_exc(), b""))

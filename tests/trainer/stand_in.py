@@ -34,5 +34,8 @@ class GeneratorStandIn:
     def sleep(self) -> int:
         return 0
 
+    def close(self) -> None:
+        pass
+
     def bytes_held(self) -> int:
         return sum(weight.nbytes for weight in self.weights.values())

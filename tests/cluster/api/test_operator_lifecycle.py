@@ -39,11 +39,12 @@ def operated(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def job(operated: Jobs) -> str:
-    """Name of a new one."""
+def job(operated: Jobs) -> Iterator[str]:
+    """Name of a new one, deleted afterwards."""
     name = f"job-{secrets.token_hex(2)}"
     begin(operated, name)
-    return name
+    yield name
+    operated.delete(name)
 
 
 @pytest.fixture

@@ -196,6 +196,12 @@ def goes_on_as_it_would(stopped: Path, whole: Path, output: Path, *options: str)
     assert "goes on after step 2" in shown
     assert_same_metrics(output, whole, but=LAYOUT, relative=1e-4, absolute=1e-5)
     assert measured(output) == pytest.approx(measured(whole), abs=0.05), "a token or two may be sampled otherwise"
+    before, mine, theirs = (
+        load_file(str(model / "model.safetensors"))
+        for model in (whole / "helpful-sft" / "model", output / PPO / "model", whole / PPO / "model")
+    )
+    for name, weight in theirs.items():
+        assert (weight - mine[name]).norm() < 1e-3 * (weight - before[name]).norm(), f"{name} has learned otherwise"
     return shown
 
 

@@ -19,13 +19,13 @@ DEADLINE = 60.0
 
 
 class Lodger:
-    """Tells where it lives, draws, and leaves a file when it is closed."""
+    """Tells where it lives, draws, and leaves a file when it is closed, which fails where that is there."""
 
     def __init__(self, name: str, closed: Path) -> None:
         self._name, self._closed = name, closed
 
     def close(self) -> None:
-        self._closed.touch()
+        self._closed.touch(exist_ok=False)
 
     @register(ONE_TO_ALL)
     def process(self) -> tuple[str, int]:
@@ -73,11 +73,15 @@ def test_the_next_job_finds_the_process_as_if_it_were_new(slots: Slots, tmp_path
         assert process_of(actor, "second") == first
         assert actor.draw().result() == drawn
         raise KeyError("it fails")
+    (tmp_path / "third").touch()
     with job(slots, "third", tmp_path) as actor:
         third = process_of(actor, "third")
     assert third != first, "a job that failed has left its process to another"
-    with job(slots, "fourth", tmp_path, pool="other", may_stay=False) as actor:
+    with job(slots, "fourth", tmp_path) as actor:
         fourth = process_of(actor, "fourth")
-    assert fourth != third, "a pool of another name is another pool"
-    with job(slots, "fifth", tmp_path, pool="other") as actor:
-        assert process_of(actor, "fifth") != fourth
+    assert fourth != third, "a worker that could not be closed is still there"
+    with job(slots, "fifth", tmp_path, pool="other", may_stay=False) as actor:
+        fifth = process_of(actor, "fifth")
+    assert fifth != fourth, "a pool of another name is another pool"
+    with job(slots, "sixth", tmp_path, pool="other") as actor:
+        assert process_of(actor, "sixth") != fifth

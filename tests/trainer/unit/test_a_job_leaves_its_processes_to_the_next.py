@@ -3,15 +3,13 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.run import wiring
 from tests.trainer.jobs import job
-
-Name = Literal["SFT", "GRPO"]
 
 
 class AskedError(Exception):
@@ -25,20 +23,16 @@ class Slots:
         raise AskedError(may_stay)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "device", "stays"), [("SFT", "CPU", True), ("GRPO", "CPU", True), ("SFT", "GPU", False)]
-)
+@pytest.mark.parametrize(("device", "stays"), [("CPU", True), ("GPU", False)])
 def test_processes_without_a_gpu_stay(
-    algorithm: Name, device: Device, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
-    rl: dict[str, Any] = {"reward": {"uri": "hf://of/model"}} if algorithm == "GRPO" else {}
     spec = {
-        "algorithm": {"name": algorithm},
-        "models": {"actor": {"uri": "hf://of/model"}, **rl},
+        "algorithm": {"name": "SFT"},
+        "models": {"actor": {"uri": "hf://of/model"}},
         "data": {"train": {"uri": "hf://of/data"}, "maxPromptTokens": 10, "maxResponseTokens": 22},
-        "training": {"totalSteps": 1, **({"promptBatchSize": 8} if rl else {"batchSize": 8})},
-        **({"rollout": {"samplesPerPrompt": 2}} if rl else {}),
+        "training": {"totalSteps": 1, "batchSize": 8},
     }
     placed = DeviceMapping(device=device, pools=(), sizes={})
     slots: Any = Slots()

@@ -93,11 +93,13 @@ class SlotProcess:
             self._workers[role] = worker_class(**arguments)
 
     def clear(self) -> None:
-        """Close and forget the workers and the fields that they added, and seed torch as at the start, as if new.
+        """Close the workers, forget them and their fields, and seed torch as at the start: the process is as if new.
+
+        A worker that holds more than memory has a method `close`.
 
         The process groups stay: torch's caches know the meshes of the workers that are gone.
         """
-        with self._running_call("clear"):
+        with self._running_call("clear"), translated_errors("clear"):
             for worker in self._workers.values():
                 if hasattr(worker, "close"):
                     worker.close()

@@ -227,7 +227,7 @@ class WorkerGroup:
             return RankState(name=name, last_call=last_call, process=None, is_dead=True)
 
     def clear(self) -> None:
-        """Have every rank forget its workers, for the next job; those of this one can be called no more."""
+        """Have every rank close and forget its workers, for the next job; those of this one can be called no more."""
         get([handle.clear.remote() for handle in self._ranks], deadline=self._deadline)
 
     def take_over(self, log: CallLog) -> None:

@@ -36,6 +36,8 @@ whichever two GPUs the group has, and so about the wrong ones. Torch's symmetric
 device number. FlashInfer's all-reduce, alone or fused, adds up in no fixed order: a response would depend on more than
 its seed. No GPU has confirmed this, or what it costs.
 """
+STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
+"""The variable that says how many layers each pipeline stage has."""
 CPU_BLOCK_TOKENS = 128
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """The most responses that an engine generates at a time.
@@ -54,7 +56,7 @@ def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, 
     stage_layers: the layers of each pipeline stage, or nothing for one stage.
     """
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
-    stages = {"VLLM_PP_LAYER_PARTITION": ",".join(map(str, stage_layers))} if stage_layers else {}
+    stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from rlhf_api.spec import Rollout
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
-from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
+from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment
 from rlhf_trainer.generation.vllm_groups import groups_on, other_groups_kept
 from rlhf_trainer.generation.vllm_inspection import classes_inspected_here
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
@@ -141,7 +141,7 @@ class GenerationEngine:
         return held
 
     def close(self) -> None:
-        """End the engine; another one can start in this process."""
+        """End the engine; another can start in this process."""
         with other_groups_kept():
             self._engine.llm_engine.engine_core.shutdown()
 
@@ -204,6 +204,7 @@ class GenerationEngine:
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:
     """vLLM, with the variables that it reads; it takes seconds, and only the actor of an RL job needs it."""
+    os.environ.pop(STAGE_LAYERS, None)  # of an engine that this process had before
     os.environ.update(variables)
     try:
         import vllm
