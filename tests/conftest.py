@@ -13,7 +13,7 @@ WORLDS = {
     "Ray": [TRAINER / "chain", TRAINER / "controller"],
     "api server": [PurePosixPath("tests/cluster/api")],
     "pods": [PurePosixPath("tests/cluster/pods")],
-    "ranks": [TRAINER / "training", TRAINER / "hybrid_engine", TRAINER / "generation", TRAINER / "rewards"],
+    "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "generation", "rewards", "checkpoint")],
 }
 """What is costly to make and shared: a run of the chain, a cluster, a server of ranks. No two Rays start at once."""
 
