@@ -95,9 +95,8 @@ class SlotProcess:
     def clear(self) -> None:
         """Close the workers, forget them and their fields, and seed torch as at the start: the process is as if new.
 
-        A worker that holds more than memory has a method `close`.
-
-        The process groups stay: torch's caches know the meshes of the workers that are gone.
+        A worker that holds more than memory has a method `close`. The process groups stay: torch's caches know the
+        meshes of the workers that are gone. A library's error becomes a TrainerError.
         """
         with self._running_call("clear"), translated_errors("clear"):
             for worker in self._workers.values():
