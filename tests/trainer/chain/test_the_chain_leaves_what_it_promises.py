@@ -65,8 +65,9 @@ def test_steps_of_ppo_measure_what_is_promised(chain: Chain) -> None:
         assert record["kl/rollout"] < 1e-6
         assert record["policy_version"] == record["step"] - 1
         assert 1 < record["response_length/mean"] <= 48
-        parts = sum(record[f"time/{part}"] for part in ("generation", "reshard", "scoring", "update", "controller"))
-        assert 0.5 * record["time/step"] < parts <= 1.01 * record["time/step"]
+        parts = {name: seconds for name, seconds in record.items() if name.startswith("time/") and name != "time/step"}
+        assert sum(parts.values()) >= 0.99 * record["time/step"], "ranks in different phases at one time make it more"
+        assert all(0 <= seconds <= 1.01 * record["time/step"] for seconds in parts.values())
     assert "warning" not in chain[1]
 
 
