@@ -144,8 +144,10 @@ MUTATIONS = (
     training("optimizer", "weight_decay=settings.weight_decay", "weight_decay=0.0", ADAMW),
     training("head", "weighted / total if entropy", "weighted if entropy", HEAD),
     training("head", "own - log_total, entropies", "own - total.log(), entropies", HEAD),
-    training("model_input", "cumsum(0) - 2", "cumsum(0) - 1", PACKING),
-    training("attention", "triu(1 - sliding_window)", "triu(-sliding_window)", PACKING),
+    training("model_input", "packed.flatten()[places - 1]", "packed.flatten()[places]", PACKING),
+    training("model_input", "packed[with_prompt], packed", "packed, packed", PACKING),
+    training("attention", "triu(1 - window)", "triu(-window)", PACKING),
+    training("attention", "band[seen - own : seen, :seen]", "band[:own, :seen]", PACKING),
     training("balance", "* (self._parameters +", "* (0 *", COSTS),
     training("balance", "self._attention * lengths)", "self._attention)", COSTS),
     training(

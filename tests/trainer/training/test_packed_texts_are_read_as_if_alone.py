@@ -1,6 +1,7 @@
 """Texts packed to one row give what each gives alone, padded and by transformers' own attention."""
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +44,24 @@ def texts() -> list[Text]:
     ]
 
 
+PROMPTS, OTHER_PROMPTS = torch.tensor([5, 0, 0, 5]), torch.tensor([2, 5, 1, 5])
+
+
+def groups() -> list[Text]:
+    """The same with prompts: rows 0 and 3 of both and row 1 of the second share theirs, one of them has one token more;
+    the first row of both texts ends with a response, and none shares a prompt of another length."""
+    first, second = texts()
+    for tokens in (first.tokens[3], second.tokens[1], second.tokens[3]):
+        tokens[:5] = first.tokens[0, :5]
+    second.tokens[:, :2] = first.tokens[0, :2]
+    lengths = OTHER_LENGTHS.clone()
+    lengths[3] = 6
+    return [replace(first, prompts=PROMPTS), replace(second, lengths=lengths, prompts=OTHER_PROMPTS)]
+
+
+BATCHES = {"alone": texts, "groups": groups}
+
+
 def pair(config: PreTrainedConfig, factory: Any = AutoModelForCausalLM) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Two models with equal weights: one that the trainer runs, and transformers' own."""
     torch.manual_seed(0)
@@ -72,43 +91,48 @@ def varlen_attention_by_definition(
     key: Tensor,
     value: Tensor,
     starts: Tensor,
-    _: Tensor,
+    key_starts: Tensor,
     longest: int,
-    __: int,
+    most_keys: int,
     *,
     scale: float,
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """What torch documents of `varlen_attn`, which runs on GPUs only: [N, heads, size] of packed documents."""
-    assert int(starts.diff().max()) == longest
+    """What torch and FlashAttention 2 document of `varlen_attn`, which runs on GPUs only: [N, heads, size] of packed
+    documents; the last query of each sees up to its last key."""
+    assert [int(each.diff().max()) for each in (starts, key_starts)] == [longest, most_keys]
     outputs = []
-    for start, stop in pairwise(starts.tolist()):
-        q, k, v = (each[start:stop].transpose(0, 1) for each in (query, key, value))
-        place = torch.arange(stop - start)
-        back = place[:, None] - place[None, :]
-        left, right = (window_size[0] if window_size[0] >= 0 else stop), window_size[1]
+    for (start, stop), (first, last) in zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True):
+        q, k, v = (
+            each[slice(*place)].transpose(0, 1)
+            for each, place in ((query, (start, stop)), (key, (first, last)), (value, (first, last)))
+        )
+        place = torch.arange(last - first)
+        back = place[start - stop :, None] - place[None, :]
+        left, right = (window_size[0] if window_size[0] >= 0 else last), window_size[1]
         seen = (back <= left) & (back >= -right)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
         outputs.append(attended.transpose(0, 1))
     return torch.cat(outputs)
 
 
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
     ("name", "by"), [*((name, "SDPA") for name in CONFIGS), ("llama", "Flash"), ("a window of 4 tokens", "Flash")]
 )
 def test_log_probs_entropies_and_gradients_are_those_of_each_text_alone(
-    name: str, by: str, monkeypatch: pytest.MonkeyPatch
+    name: str, by: str, batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = pair(CONFIGS[name])
-    given = ModelInput.of(texts(), at_least=60)  # with a document of padding
+    given = ModelInput.of(BATCHES[batch](), at_least=60)  # with a document of padding
     model = ready(LanguageModel(own))
     own.config._attn_implementation = attention.NAMES[by]
     monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
     found = model(given.tokens, given)
     assert found.log_probs.shape == (8, 16)
     expected, entropy = torch.zeros(8, 16), torch.zeros(8, 16)
-    for first, text in zip((0, 4), texts(), strict=True):
+    for first, text in zip((0, 4), BATCHES[batch](), strict=True):
         for row, length in enumerate(text.lengths.tolist()):
             if not length:
                 continue
@@ -120,33 +144,65 @@ def test_log_probs_entropies_and_gradients_are_those_of_each_text_alone(
             entropy[first + row, 1:length] = -(spread.exp() * spread).sum(1) * read
     assert_close(found.log_probs, expected, atol=1e-5, rtol=1e-5)
     assert_close(found.entropy, entropy, atol=1e-5, rtol=1e-5)
-    weights = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-    (found.log_probs * weights).sum().backward()
+    require_same_gradients(own, other, found.log_probs, expected)
+
+
+def require_same_gradients(own: PreTrainedModel, other: PreTrainedModel, found: Tensor, expected: Tensor) -> None:
+    """Of both models, by losses that weigh each of their outputs alike."""
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    torch.autograd.backward((found * weights).sum())
     torch.autograd.backward((expected * weights).sum())
     for (parameter, mine), theirs in zip(own.named_parameters(), other.parameters(), strict=True):
         if theirs.grad is not None:
             assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=parameter)
 
 
-def test_scores_are_those_of_each_text_alone() -> None:
+@pytest.mark.parametrize("batch", BATCHES)
+def test_scores_and_gradients_are_those_of_each_text_alone(batch: str) -> None:
     config = divisible_config()
     config.num_labels = 1
     own, other = pair(config, AutoModelForSequenceClassification)
-    given = ModelInput.of(texts(), at_least=60)
+    given = ModelInput.of(BATCHES[batch](), at_least=60)
     scores: Tensor = ready(Scorer(own))(given.tokens, given)
     assert scores.shape == (8, 16)
-    for row, (text, length) in enumerate((each, length) for each in texts() for length in each.lengths.tolist()):
-        assert not scores[row, length:].any()
+    expected = torch.zeros(8, 16)
+    for row, (text, length) in enumerate(
+        (each, length) for each in BATCHES[batch]() for length in each.lengths.tolist()
+    ):
         if length:
             hidden = other.base_model(text.tokens[row % 4 : row % 4 + 1, :length]).last_hidden_state
-            assert_close(scores[row, :length], other.score(hidden)[0, :, 0], atol=1e-5, rtol=1e-5)
+            expected[row, :length] = other.score(hidden)[0, :, 0]
+    assert_close(scores, expected, atol=1e-5, rtol=1e-5)
+    require_same_gradients(own, other, scores, expected)
 
 
 def test_packed_texts_have_no_padding() -> None:
     given = ModelInput.of(texts())
     assert given.tokens.shape == (1, 7 + 1 + 12 + 3 + 15 + 2 + 9)
-    assert given.documents.lengths == (7, 1, 12, 3, 15, 2, 9)
-    assert given.documents.starts.tolist() == [0, 7, 8, 20, 23, 38, 40, 49]
+    assert given.documents.lengths == given.documents.seen == (7, 1, 12, 3, 15, 2, 9)
+    assert given.documents.starts.tolist() == given.documents.seen_starts.tolist() == [0, 7, 8, 20, 23, 38, 40, 49]
+    assert given.documents.seen_tokens is None
+    assert given.padding == 0
+
+
+def test_a_prompt_that_rows_share_is_computed_once() -> None:
+    given = ModelInput.of(groups(), at_least=60)
+    assert given.documents.lengths == (7, 1, 3, 2, 12 - 5, 15 - 5, 6 - 5, 29)
+    assert given.documents.seen == (7, 1, 3, 2, 12, 15, 6, 29)
+    assert given.tokens.shape == (1, 60)
+    assert given.padding == 29
+    assert given.positions[0, 13:31].tolist() == [*range(5, 12), *range(5, 15), 5]
+    assert given.packed[:7].tolist() == list(range(7))
+    assert given.packed[8 : 8 + 12].tolist() == [*range(5), *range(13, 20)]
+
+
+def test_a_batch_of_groups_is_three_quarters_of_its_tokens() -> None:
+    """16 prompts of 32 tokens with 4 responses of 64 each."""
+    tokens = torch.randint(500, (16, 96)).repeat_interleave(4, dim=0)
+    tokens[:, 32:] = torch.randint(500, (64, 64))
+    whole = Text(tokens=tokens, lengths=torch.full((64,), 96))
+    assert ModelInput.of([whole]).tokens.numel() == 6144
+    assert ModelInput.of([replace(whole, prompts=torch.full((64,), 32))]).tokens.numel() == 4608
 
 
 def test_a_micro_batch_without_text_is_one_token_that_nothing_reads() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from inspect import signature
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import embedding
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -62,18 +64,38 @@ def _by_sdpa(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Document by document: [1, heads, N, size], of key and value perhaps fewer heads -> [1, N, heads, size].
+    """[1, heads, N, size], of key and value perhaps fewer heads -> [1, N, heads, size].
 
-    sliding_window: how many tokens a token sees at most, itself included.
+    Neighbouring documents that are equally long go together. sliding_window: how many tokens a token sees at most,
+    itself included.
     """
+    key, value = (_seen(each, documents) for each in (key, value))
+    alike = [(len(list(run)), *sizes) for sizes, run in groupby(zip(documents.lengths, documents.seen, strict=True))]
+    queries = torch.split(query, [count * own for count, own, _ in alike], dim=2)
+    keys, values = (torch.split(each, [count * seen for count, _, seen in alike], dim=2) for each in (key, value))
+    longest = max(documents.seen)
+    window = min(sliding_window or longest, longest)
+    masked = [own < seen or window < seen for _, own, seen in alike]
+    side = longest if any(masked) else 0
+    band = torch.ones(side, side, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     outputs = []
-    for part in zip(*(torch.split(each, list(documents.lengths), dim=2) for each in (query, key, value)), strict=True):
-        length = part[0].shape[2]
-        seen = None
-        if sliding_window and sliding_window < length:
-            seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
-        outputs.append(sdpa_attention_forward(module, *part, seen, **options)[0])
-    return torch.cat(outputs, dim=1), None
+    for (count, own, seen), is_masked, *part in zip(alike, masked, queries, keys, values, strict=True):
+        stacked = (each[0].view(-1, count, each.shape[2] // count, each.shape[3]).transpose(0, 1) for each in part)
+        mask = band[seen - own : seen, :seen] if is_masked else None
+        outputs.append(sdpa_attention_forward(module, *stacked, mask, **options)[0].flatten(0, 1))
+    return torch.cat(outputs)[None], None
+
+
+def _seen(given: Tensor, documents: Documents) -> Tensor:
+    """Keys or values [1, heads, N, size] -> [1, heads, sum of seen, size], those that each document sees.
+
+    As an embedding, whose backward pass is faster on CPU than that of index_select.
+    """
+    if documents.seen_tokens is None:
+        return given
+    _, heads, _, size = given.shape
+    table = given[0].transpose(0, 1).reshape(-1, heads * size)
+    return embedding(documents.seen_tokens, table).view(1, -1, heads, size).transpose(1, 2)
 
 
 def _by_flash(
@@ -88,12 +110,23 @@ def _by_flash(
     sliding_window: int | None = None,
     **___: Any,
 ) -> tuple[Tensor, None]:
-    """The same in one call of torch's FlashAttention for variable lengths."""
+    """The same in one call of torch's FlashAttention for variable lengths.
+
+    Where a document sees more than its own tokens, FlashAttention 2 takes its queries for the last of them.
+    """
+    key, value = (_seen(each, documents) for each in (key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    starts, longest = documents.starts, max(documents.lengths)
-    window = (sliding_window - 1 if sliding_window else -1, 0)
     output = varlen_attn(
-        query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window, **FEWER_KEYS
+        query,
+        key,
+        value,
+        documents.starts,
+        documents.seen_starts,
+        max(documents.lengths),
+        max(documents.seen),
+        scale=scaling,
+        window_size=(sliding_window - 1 if sliding_window else -1, 0),
+        **FEWER_KEYS,
     )
     assert isinstance(output, Tensor)
     return output[None], None

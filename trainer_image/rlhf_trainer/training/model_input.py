@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlhf_trainer.types import Fields, concatenate
 
@@ -20,6 +22,9 @@ class Text:
     """int64 [b, T], padded on the right."""
     lengths: Tensor
     """int64 [b]: tokens of each row that are no padding."""
+    prompts: Tensor | None = None
+    """int64 [b]: tokens of each row's prompt, fewer than of the row; rows with one prompt compute it once. None: each
+    row is computed whole."""
     read: Tensor | None = None
     """[b, T]: above 0 where a language model's log-probability is wanted; a scorer scores every token."""
     temperature: float = 1.0
@@ -56,34 +61,52 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the documents lie that are packed side by side; none sees another."""
+    """Where the documents lie that are packed side by side; of another one each sees the prompt that it shares only."""
 
     lengths: tuple[int, ...]
     """Tokens of each document, in their order; together all N."""
     starts: Tensor
     """int32 [documents + 1]: 0, the end of the first, .., N."""
+    seen: tuple[int, ...]
+    """Tokens that the last one of each document sees: its prompt, where another document has it, and its own."""
+    seen_starts: Tensor
+    """int32 [documents + 1]: 0, the end of those that the first document sees, .., their sum."""
+    seen_tokens: Tensor | None
+    """int64 [sum of seen]: which of the N these are, document by document; None: each sees its own tokens alone."""
+
+    @classmethod
+    def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
+        """From the tokens of each document and those that its last token sees: int64 [2, documents]."""
+        lengths, seen = (tuple(each) for each in sizes.tolist())
+        starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
+        return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return replace(self, starts=to_device(self.starts, device))
+        return replace(self, **_on_device(self, device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
     """The texts of a micro-batch packed to one row of N tokens without their padding; n tokens of them are read.
 
-    What belongs to tokens is put back at its place in rows of T tokens, one text below the other.
+    The prompt of rows that share one is packed once, with the first of them, whose keys and values the others see. What
+    belongs to tokens is put back at its place in rows of T tokens, one text below the other.
     """
 
     tokens: Tensor
     """int64 [1, N]."""
     positions: Tensor
-    """int64 [1, N]: of each token in its document."""
+    """int64 [1, N]: of each token in its text."""
     documents: Documents
     shape: tuple[int, int]
     """(rows, T)."""
+    padding: int
+    """How many of the N, at their end, are of no text."""
     whole: Tensor
-    """int64 [N, less padding]: which of the rows * T tokens each packed one is."""
+    """int64 [m]: which of the rows * T tokens are no padding."""
+    packed: Tensor
+    """int64 [m]: which of the N each of these is; tokens of a shared prompt are one."""
     places: Tensor
     """int64 [n]: which of the rows * T tokens are read."""
     before: Tensor
@@ -98,7 +121,7 @@ class ModelInput:
     def of(cls, texts: Sequence[Text], *, at_least: int = 1) -> Self:
         """Packed to at least so many tokens: what is missing is a document of zeros, which nothing reads.
 
-        The first token of a text, which nothing predicts, is not read.
+        The first token of a text, which nothing predicts, is not read. Rows that share the prompt of another come last.
         """
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
@@ -109,18 +132,33 @@ class ModelInput:
             if text.read is not None:
                 read[first : first + rows, 1:width] = text.temperature * (text.read[:, 1:] > 0)
             first += rows
-        inside = torch.arange(tokens.shape[1]) < lengths[:, None]
-        whole, places = inside.flatten().nonzero()[:, 0], (read * inside).flatten().nonzero()[:, 0]
-        padding = max(0, at_least - len(whole))
-        documents = [length for length in (*lengths.tolist(), padding) if length]
+        column = torch.arange(tokens.shape[1])
+        inside = column < lengths[:, None]
+        with_prompt, shared = _shared_prompts(texts)
+        order = (shared > 0).int().argsort(stable=True)
+        own = lengths - shared
+        starts = torch.empty_like(own)
+        starts[order] = own[order].cumsum(0) - own[order]
+        packed = (starts - shared)[:, None] + column
+        packed = torch.where(column < shared[:, None], packed[with_prompt], packed)
+        computed = (inside & (column >= shared[:, None]))[order]
+        padding = max(0, at_least - (total := int(own.sum())))
+        seen_tokens = torch.cat([packed[order][inside[order]], torch.arange(total, total + padding)])
+        documents = order[own[order] > 0]
+        sizes = torch.stack([own, lengths])[:, documents]
+        places = (read * inside).flatten().nonzero()[:, 0]
         return cls(
-            tokens=torch.cat([tokens[inside], tokens.new_zeros(padding)])[None],
-            positions=torch.cat([torch.arange(length) for length in documents])[None],
-            documents=Documents(tuple(documents), torch.tensor([0, *documents]).cumsum(0).int()),
+            tokens=torch.cat([tokens[order][computed], tokens.new_zeros(padding)])[None],
+            positions=torch.cat([computed.nonzero()[:, 1], torch.arange(padding)])[None],
+            documents=Documents.of(
+                pad(sizes, (0, int(padding > 0)), value=padding), seen_tokens if shared.any() else None
+            ),
             shape=(tokens.shape[0], tokens.shape[1]),
-            whole=whole,
+            padding=padding,
+            whole=inside.flatten().nonzero()[:, 0],
+            packed=packed[inside],
             places=places,
-            before=(inside.flatten().cumsum(0) - 2)[places],
+            before=packed.flatten()[places - 1],
             targets=tokens.flatten()[places],
             temperature=read.flatten()[places],
             entropy=any(text.entropy for text in texts),
@@ -128,12 +166,30 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        moved: dict[str, Any] = {
-            name: to_device(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, documents=self.documents.to(device), **moved)
+        return replace(self, documents=self.documents.to(device), **_on_device(self, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Zeros [rows, T] with these values at those places."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
+
+
+def prompt_keys(text: Text) -> list[bytes]:
+    """A value for the prompt of each row, equal where prompts are; empty where none is shared."""
+    if text.prompts is None:
+        return [b""] * len(text.tokens)
+    return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), text.prompts.tolist(), strict=True)]
+
+
+def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """(the first row with the prompt of each row, tokens that it takes from there), over the rows of all texts."""
+    keys = list(chain.from_iterable(map(prompt_keys, texts)))
+    found: dict[bytes, int] = {}
+    rows = torch.tensor([found.setdefault(key, row) if key else row for row, key in enumerate(keys)])
+    sizes = torch.cat([torch.zeros_like(text.lengths) if text.prompts is None else text.prompts for text in texts])
+    return rows, torch.where(rows < torch.arange(len(rows)), sizes, 0)
+
+
+def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
+    """Its tensors on a device."""
+    return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}

@@ -47,7 +47,7 @@ class Scorer(nn.Module):
         if isinstance(self.classifier.score, MissingLayer):
             return hidden
         scores: Tensor = self.classifier.score(hidden)
-        return text.unpacked(scores[0, : len(text.whole), 0].float(), text.whole)
+        return text.unpacked(scores[0, :, 0].float().index_select(0, text.packed), text.whole)
 
 
 class LanguageModel(nn.Module):

@@ -77,7 +77,7 @@ class ModelRunner:
         for rows in groups:
             part = _cut(fields, rows, width=int(lengths[:, rows].max())) if len(rows) else _nothing(fields)
             given = ModelInput.of(texts_of(part), at_least=max(1, even)).to(device)
-            recorder.mean("padding/waste", float(given.tokens.numel() - len(given.whole)), float(given.tokens.numel()))
+            recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
         return micros
 
