@@ -318,7 +318,8 @@ class Resources(Spec):
         ),
     ] = None
     slots_per_node: Annotated[
-        SlotCount | None, Field(description="Slots of a node; unset means all its GPUs, or one CPU slot.")
+        SlotCount | None,
+        Field(description="Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."),
     ] = None
 
 

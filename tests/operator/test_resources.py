@@ -209,6 +209,20 @@ def test_sizes_come_from_the_job_or_grow_with_the_slots() -> None:
     assert pod_of(head(rayjob(own)))["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "16Gi"}
 
 
+@pytest.mark.parametrize(("cpu", "threads"), [(None, "8"), ("5", "2"), ("1500m", "1")])
+def test_the_slots_of_a_pod_share_its_cores_and_the_users_own_setting_comes_first(
+    cpu: str | None, threads: str
+) -> None:
+    changes: dict[str, object] = {"runtime.worker": {"cpu": cpu}}
+    (container,) = worker(changes)["containers"]
+    assert variables(container)["OMP_NUM_THREADS"] == threads
+    assert variables(container)["RAY_worker_niceness"] == "0"
+    own = [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "RAY_worker_niceness", "value": "5"}]
+    (container,) = worker({**changes, "runtime.env": own})["containers"]
+    assert variables(container)["OMP_NUM_THREADS"] == "3"
+    assert variables(container)["RAY_worker_niceness"] == "5"
+
+
 @pytest.mark.parametrize(
     ("asked", "memory", "expected"), [(None, "64Gi", "16384Mi"), ("8Gi", "64Gi", "8192Mi"), ("64Gi", "8Gi", "4096Mi")]
 )

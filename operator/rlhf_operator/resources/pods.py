@@ -115,6 +115,7 @@ def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
         "PYTHONUNBUFFERED": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray's own is 15, which only serves who works at the machine
         # Ray would shoot a worker before the pod's own limit is reached, and say less about it.
         "RAY_memory_monitor_refresh_ms": "0",
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.

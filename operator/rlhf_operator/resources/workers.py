@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlhf_api.names import POOL_RESOURCE
-from rlhf_api.quantities import times
+from rlhf_api.quantities import amount, times
 from rlhf_api.runtime import Runtime
 from rlhf_api.status import MappedPool
 from rlhf_mapper.hardware import gpu_of_product
@@ -52,9 +52,11 @@ def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
         **({pods.gpu_resource: str(pool.slots_per_node)} if on_gpus else {}),
         **({runtime.rdma_resource_name: "1"} if runtime.rdma_resource_name else {}),
     }
+    threads = max(1, int(amount(resources["cpu"])) // pool.slots_per_node)
+    variables = {"OMP_NUM_THREADS": str(threads), **_collectives(runtime, pods.mapping.device)}
     shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
     ray = {
-        **pods.container(names.WORKER_CONTAINER, resources, _collectives(runtime, pods.mapping.device)),
+        **pods.container(names.WORKER_CONTAINER, resources, variables),
         "ports": [{"name": "metrics", "containerPort": 8080}],
         # RDMA pins the memory that it reads and writes.
         "securityContext": identity.of_container(*(["IPC_LOCK"] if runtime.rdma_resource_name else [])),

@@ -71,6 +71,7 @@ class LightRay:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("remote", "get", "wait", "kill"):
                 patch.setattr(ray, name, getattr(self, name))
+            patch.setenv("OMP_NUM_THREADS", "1")
             patch.setattr(ray, "cluster_resources", lambda: {"CPU": SLOTS})
             patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda _: True))
             patch.setattr(resource_pool, "remove_placement_group", lambda _: None)

@@ -113,6 +113,7 @@ def mapping(device: Device) -> DeviceMapping:
 
 def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path) -> dict[str, WorkerSetting]:
     """Role -> the setting that its workers are built from when the job starts."""
+    patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)
     patch.setattr(wiring, "PayloadMeter", Meter)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_api.names import POOL_RESOURCE
@@ -18,13 +19,23 @@ LOOK_SECONDS = 1
 """How long Ray is waited for at a time: in between, Python sees signals."""
 
 
-def threads_per_gpu(nodes: Sequence[Mapping[str, Any]]) -> int:
-    """Threads of a GPU's process: the cores of a node by its GPUs, of the node that has fewest.
+def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Threads of a slot of each pool: the cores of its machine by the slots of all pools there, or on GPUs by the GPUs.
 
-    nodes: as `ray.nodes()` describes them. Without a setting Ray gives a process as many as the CPUs it asks for, 1.
+    nodes: as `ray.nodes()` describes them. Ranks of a pool wait for each other, so the machine on which each gets
+    fewest counts for all.
     """
-    resources = [node["Resources"] for node in nodes if node["Alive"] and "GPU" in node["Resources"]]
-    return max(1, min((int(each.get("CPU", 1) // each["GPU"]) for each in resources), default=1))
+    resources = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    slots: Counter[str] = Counter()
+    for pool in pools:
+        for machine, count in pool.machines():
+            slots[machine] += count
+
+    def threads_on(machine: str, device: Device) -> int:
+        shares = resources[machine]["GPU"] if device == "GPU" else slots[machine]
+        return max(1, int(resources[machine]["CPU"] // shares))
+
+    return [min(threads_on(machine, pool.device) for machine, _ in pool.machines()) for pool in pools]
 
 
 class ResourcePool:
@@ -40,11 +51,6 @@ class ResourcePool:
     def size(self) -> int:
         """Slots of all machines."""
         return sum(self.slots_per_machine)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a slot's process: 1 on CPU, where a slot is a core."""
-        return threads_per_gpu(ray.nodes()) if self.device == "GPU" else 1
 
     def reserve(self, *, deadline: float) -> None:
         """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
@@ -71,6 +77,13 @@ class ResourcePool:
             (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index), index)
             for group, slots in zip(self._groups, self.slots_per_machine, strict=True)
             for index in range(slots)
+        ]
+
+    def machines(self) -> list[tuple[str, int]]:
+        """(Ray's name of a machine, slots there); a machine may come twice."""
+        tables = [placement_group_table(group) for group in self._groups]
+        return [
+            (table["bundles_to_node_id"][0], slots) for table, slots in zip(tables, self.slots_per_machine, strict=True)
         ]
 
     def release(self) -> None:

@@ -17,6 +17,9 @@ GIB = 2**30
 GPU_FILES = ("nvidia*", "kfd", "dxg")
 """In /dev of a machine that has GPUs: NVIDIA's, AMD's, and either's under Windows."""
 
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container: microseconds in which it may run, of so many; or `max` and these."""
+
 
 def write_environment(output: Path) -> None:
     """Write environment.json into the run folder; a run that goes on replaces it."""
@@ -24,12 +27,22 @@ def write_environment(output: Path) -> None:
     facts = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_gib": round(memory / GIB, 1),
         "gpus": gpu_count(),
         "packages": {name: found for name in PACKAGES if (found := installed(name))},
     }
     (output / ENVIRONMENT).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def cores() -> int:
+    """The cores that this process may use: those that it is bound to, or fewer where its container has a limit."""
+    bound = len(os.sched_getaffinity(0))
+    try:
+        quota, period = map(int, CPU_LIMIT.read_text().split())
+    except (OSError, ValueError):  # there is no such file, or it says that there is no limit
+        return bound
+    return max(1, min(bound, quota // period))
 
 
 def installed(package: str) -> str | None:

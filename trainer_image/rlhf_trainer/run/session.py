@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import ray
 
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run.machine import cores
 from rlhf_trainer.run.stopping import Stopped
 
 CONNECT_SECONDS = 10.0
@@ -27,7 +28,8 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # none of ours is one that is started in advance
-    options = {} if address else {"num_cpus": max(cpu_slots, os.cpu_count() or 1), "include_dashboard": False}
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by itself 15: whatever else runs here would come first
+    options = {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if address:

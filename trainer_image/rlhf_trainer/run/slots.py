@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.diagnosis import diagnose
-from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.resource_pool import ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.run_folder.attempt import own_attempt
 from rlhf_trainer.training import distributed
 
 COLLECTIVE_DEADLINES = 2
@@ -24,6 +28,9 @@ HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 
 By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
 """
+
+
+THREADS = "OMP_NUM_THREADS"
 
 
 class Slots:
@@ -84,11 +91,23 @@ class Slots:
             reserved = ResourcePool(pool.slots_per_machine, name=pool.name, device=placed.device)
             reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
             self._pools.append(reserved)
-        for pool, reserved in zip(placed.pools, self._pools, strict=True):
+        for pool, reserved, threads in zip(placed.pools, self._pools, threads_told(self._pools), strict=True):
             self._groups[pool.name] = WorkerGroup(
                 reserved,
                 start=partial(distributed.start, placed.device, COLLECTIVE_DEADLINES * deadline),
-                environment={"OMP_NUM_THREADS": str(reserved.threads), **HEAP},
+                environment={**threads, **HEAP},
                 log=log,
                 deadline=deadline,
             )
+
+
+def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
+    """The variable that says how many threads a slot of each pool has; the user's own, where that is set.
+
+    In pods it is the operator that knows their cores, and has set it there.
+    """
+    if own_attempt():
+        return [{} for _ in pools]
+    if own := os.environ.get(THREADS):
+        return [{THREADS: own} for _ in pools]
+    return [{THREADS: str(threads)} for threads in threads_of(pools, ray.nodes())]

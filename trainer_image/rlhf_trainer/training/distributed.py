@@ -23,8 +23,6 @@ def start(device: Device, timeout_seconds: float) -> int:
     """
     if device == "GPU":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    else:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timeout)
     global _timeout  # noqa: PLW0603 one value for the process, like torch's default group

@@ -1,0 +1,64 @@
+"""The processes of slots divide the machine's cores between them, and are bound to none."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerSpec
+from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.run.slots import Slots
+from rlhf_trainer.types import register
+
+DEADLINE = 60.0
+SIZES = {"left": 2, "right": 1}
+
+
+class Teller:
+    """Says what its process computes with."""
+
+    @register(ONE_TO_ALL)
+    def tell(self) -> tuple[int, str, set[int], int]:
+        """Torch's threads, what other libraries are told, the cores that it may run on, and its niceness."""
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.sched_getaffinity(0), os.nice(0)
+
+
+@pytest.fixture
+def slots(own_ray: None) -> Iterator[Slots]:  # noqa: ARG001
+    made = Slots()
+    yield made
+    made.release()
+
+
+def told(slots: Slots, folder: Path) -> list[Any]:
+    """What the slots of all pools say."""
+    placed = DeviceMapping(
+        device="CPU",
+        pools=tuple(
+            MappedPool(name=name, models=("actor",), slots_per_machine=(size,)) for name, size in SIZES.items()
+        ),
+        sizes={},
+    )
+    with slots.held(placed, log=CallLog(), deadline=DEADLINE, stacks=folder, may_stay=False) as groups:
+        answers = []
+        for group in groups.values():
+            group.build({"actor": WorkerSpec(Teller, {})})
+            group.wait_until_built()
+            teller: Any = ModelHandle(group, "actor", Teller)
+            answers += teller.tell().result()
+    return answers
+
+
+def test_slots_of_all_pools_share_the_cores(slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = int(ray.cluster_resources()["CPU"]) // 3
+    assert share > 1, "a share of one would tell nothing"
+    everywhere, niceness = os.sched_getaffinity(0), os.nice(0)
+    threads = min(share, psutil.cpu_count(logical=False))  # torch takes no more than there are
+    assert told(slots, tmp_path) == [(threads, str(share), everywhere, niceness)] * 3

@@ -1,0 +1,58 @@
+"""How many threads the process of a slot gets, by what Ray says of its machines; and which cores are ours."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlhf_trainer.controller.resource_pool import threads_of
+from rlhf_trainer.run import machine, slots
+
+
+def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": alive, "Resources": resources}
+
+
+def pool(*machines: tuple[str, int], device: str = "CPU") -> Any:
+    return SimpleNamespace(device=device, machines=lambda: list(machines))
+
+
+def test_slots_of_all_pools_share_a_machines_cores() -> None:
+    nodes = [node("a", CPU=16.0), node("b", CPU=9.0), node("c", alive=False, CPU=1.0)]
+    assert threads_of([pool(("a", 1))], nodes) == [16]
+    assert threads_of([pool(("a", 2)), pool(("a", 1), ("a", 1)), pool(("b", 2))], nodes) == [4, 4, 4]
+    assert threads_of([pool(("a", 1)), pool(("a", 1), ("b", 3))], nodes) == [8, 3], "ranks wait for the slowest"
+    assert threads_of([pool(("b", 20))], nodes) == [1]
+
+
+def test_gpus_share_a_machines_cores_whoever_uses_them() -> None:
+    nodes = [node("a", CPU=96.0, GPU=8.0), node("b", CPU=90.0, GPU=8.0), node("c", CPU=2.0)]
+    assert threads_of([pool(("a", 8), ("b", 8), device="GPU")], nodes) == [11]
+    assert threads_of([pool(("a", 2), device="GPU")], nodes) == [12]
+    assert threads_of([pool(("a", 8), device="GPU")], [node("a", CPU=4.0, GPU=8.0)]) == [1]
+
+
+def test_the_users_own_setting_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert slots.threads_told([pool(("a", 1)), pool(("b", 1))]) == [{"OMP_NUM_THREADS": "3"}] * 2
+
+
+def test_in_a_pod_the_threads_are_those_that_the_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_ATTEMPT", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray gives the process that submits a job
+    assert slots.threads_told([pool(("a", 1)), pool(("b", 1))]) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("max 100000", 8), ("300000 100000", 3), ("50000 100000", 1), (None, 8)]
+)
+def test_a_container_has_the_cores_of_its_limit(
+    said: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(machine, "CPU_LIMIT", tmp_path / "cpu.max")
+    if said:
+        machine.CPU_LIMIT.write_text(f"{said}\n")
+    assert machine.cores() == expected
