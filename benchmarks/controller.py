@@ -59,7 +59,9 @@ def standing_in(transfer: Transfer, tokens: int) -> Callable[..., Fields]:
     """The method for such a mark."""
 
     def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
-        return {name: torch.zeros(shape(name, batch.size, tokens), dtype=FIELDS[name].dtype) for name in transfer.adds}
+        return {
+            name: torch.zeros(shape(name, batch.size, tokens), dtype=FIELDS[name].dtype) for name in transfer.adds or ()
+        }
 
     setattr(call, TRANSFER_MARK, transfer)
     return call

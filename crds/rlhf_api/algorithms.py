@@ -97,6 +97,11 @@ class Algorithm(Spec):
         return 1
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether what is learned depends on the reference, if the algorithm has one."""
+        return True
+
+    @property
     def has_cost_critic(self) -> bool:
         """Whether there is a critic of the costs, which stands in no manifest."""
         return False
@@ -197,6 +202,15 @@ class PolicyGradient(Algorithm):
     rollout_correction: Annotated[
         RolloutCorrection | None, Field(description="Weigh tokens by trainer over generator; unset does not.")
     ] = None
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl.coefficient > 0
+
+    @property
+    def rewards_read_log_probs(self) -> bool:
+        """Whether the KL penalty is in the rewards, so that they are known only with the old log-probabilities."""
+        return self.kl.coefficient > 0 and self.kl.apply_to == "Reward"
 
     @property
     def clip_ranges(self) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from rlhf_api.algorithms import PolicyGradient
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -59,7 +60,7 @@ class Job(Spec):
         """The models that the algorithm uses: trained ones have an optimizer, and the reference is filled in."""
         models = self.spec.models.given()
         if "actor" in models:
-            models.setdefault("reference", _untrained(models["actor"]))
+            models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
         for role in self.spec.algorithm.trained:
             models[role] = models[role].model_copy(update={"optimizer": models[role].optimizer or Optimizer()})
         used = {role: models[role] for role in used_roles(self.spec)}
@@ -80,6 +81,32 @@ class Job(Spec):
     def sequences_per_step(self) -> int:
         """Responses sampled in a step (RL), or rows read in it (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of an algorithm that learns from the advantages of its responses, at most."""
+        training = self.spec.training
+        learned = self.sequences_per_step // self.spec.algorithm.prompts_drawn
+        return training.update_epochs * -(-learned // (training.mini_batch_size or learned))
+
+    @property
+    def old_log_probs_by_update(self) -> bool:
+        """Whether the forward pass of a step's only update gives the old log-probabilities, which nothing else reads.
+
+        Only a measurement, `kl/reference`, then waits for that pass.
+        """
+        algorithm = self.spec.algorithm
+        return (
+            isinstance(algorithm, PolicyGradient)
+            and self.spec.training.old_log_probs == "Auto"
+            and self.updates_per_step == 1
+            and not algorithm.rewards_read_log_probs
+        )
+
+    @property
+    def recomputes_log_probs(self) -> bool:
+        """Whether a forward pass of the trainer's own gives the old log-probabilities."""
+        return self.spec.training.old_log_probs != "Generator" and not self.old_log_probs_by_update
 
     def total_steps_for(self, rows: int) -> int:
         """Steps of the whole job on `rows` rows; a batch may span two epochs, and only the very last may be short."""

@@ -63,13 +63,24 @@ def broken(spec: JobSpec) -> list[Problem]:
 
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     """The roles of the models that the algorithm trains, then of those it only reads."""
-    roles, reward = spec.algorithm.trained + spec.algorithm.frozen, spec.models.reward
-    has_reward_model = reward is None or "reward" in spec.models.given()
-    return tuple(role for role in roles if role != "reward" or has_reward_model)
+    roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
+    is_left_out = {
+        "reward": models.reward is not None and "reward" not in models.given(),
+        "reference": models.reference is None and not spec.algorithm.needs_reference,
+    }
+    return tuple(role for role in roles if not is_left_out.get(role))
 
 
 def _uses(role: str) -> Expression:
-    return algorithm(lambda each: role in each.trained + each.frozen)
+    has = algorithm(lambda each: role in each.trained + each.frozen)
+    if role != "reference":
+        return has
+
+    def asks(each: type[Algorithm]) -> bool:
+        return not issubclass(each, PolicyGradient) or each.model_fields["kl"].default.coefficient > 0
+
+    coefficient = Field("algorithm.kl.coefficient").or_else(algorithm(asks).then(1.0, 0.0))
+    return has & (Field("models.reference").given | (coefficient > 0.0))
 
 
 NAME = Field("algorithm.name")
@@ -167,6 +178,19 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(f"rollout.{size}Parallel", mapped | divides, message, {"whole": whole})
 
 
+def _old_log_probs() -> Iterator[Rule]:
+    path, sampled = "training.oldLogProbs", Field("rollout.topP") == 1.0
+    read = algorithm(lambda each: issubclass(each, PolicyGradient))
+    yield Rule(path, (Field(path) == "Auto") | read, "is {value}, but {name} reads none")
+    sampled &= (Field("rollout.topK") == -1) & (Field("rollout.minResponseTokens") == 0)
+    by_generator = Field(path) == "Generator"
+    message = "is Generator, which gives them only with topP 1, topK -1 and minResponseTokens 0"
+    yield Rule(path, by_generator.implies(sampled), message)
+    corrected = Field("algorithm.rolloutCorrection").given
+    message = "compares them with the generator's, but training.oldLogProbs is Generator"
+    yield Rule("algorithm.rolloutCorrection", (by_generator & corrected).implies(~corrected), message)
+
+
 def _compares() -> Expression:
     """Whether the algorithm compares the responses to a prompt: always, or with some of its options."""
     compares = algorithm(lambda each: each.comparing == {})
@@ -212,8 +236,9 @@ def _placement() -> Iterator[Rule]:
             placed &= modelled
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
     for role in ROLES:
-        lives = Field("placement.pools[].models").contains(role)
-        yield Rule("placement.pools[].models", lives.implies(_uses(role)), f"{{name}} has no {role}")
+        lives, message = Field("placement.pools[].models").contains(role), f"{{name}} has no {role}"
+        message += " here: without a KL penalty it has only one that models.reference names" * (role == "reference")
+        yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)
     lives = Field("placement.pools[].models").contains("reward")
     message = "the reward is {form}, and only models live in pools"
     yield Rule("placement.pools[].models", (lives & _uses("reward")).implies(modelled), message, FORM)
@@ -248,7 +273,7 @@ def _pods() -> Iterator[Rule]:
     yield Rule(f"{path}.key", exists | key, "is missing, operator Equal needs it")
 
 
-PARTS = (_models, _algorithm, _batches, _sampling, _pretraining, _placement, _user_code, _pods)
+PARTS = (_models, _algorithm, _batches, _sampling, _old_log_probs, _pretraining, _placement, _user_code, _pods)
 RULES = tuple(rule for part in PARTS for rule in part())
 
 

@@ -144,7 +144,10 @@ class Models(Spec):
 
     actor: Annotated[OnlyModel | None, Field(description="The model that answers, and that SFT and RL train.")] = None
     critic: Annotated[OnlyModel | None, Field(description="Estimates the value of each token.")] = None
-    reference: Annotated[OnlyModel | None, Field(description="The actor before training; unset means actor's.")] = None
+    reference: Annotated[
+        OnlyModel | None,
+        Field(description="The actor before training; unset means actor's, and none without a KL penalty."),
+    ] = None
     reward: Annotated[
         Reward | None,
         Field(description="Scores a response: a model (uri), a function (entrypoint), a service (url) or a sum."),
@@ -259,6 +262,14 @@ class Training(Spec):
         Count | None, Field(description="Sequences of an optimizer step, RL only; unset means the whole batch.")
     ] = None
     update_epochs: Annotated[Count, Field(description="Passes of the optimizer over a batch; RL only.")] = 1
+    old_log_probs: Annotated[
+        Literal["Auto", "Recompute", "Generator"],
+        Field(
+            description="Log-probabilities of the responses before a step's updates: the trainer recomputes them, or "
+            "takes the generator's. Auto recomputes them, but for steps of one update without a KL penalty in the "
+            "reward, where that update's own forward pass gives them; RL only."
+        ),
+    ] = "Auto"
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
     precision: Annotated[
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")

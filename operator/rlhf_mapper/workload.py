@@ -102,7 +102,7 @@ def _work(job: Job, role: Role) -> Work:
     return Work(
         generated=job.sequences_per_step * passes,
         passes=passes,
-        read=sum(_read(job, method) for method in methods),
+        read=sum(_read(job, role, method) for method in methods),
         trained=trained,
         updates=updates,
         recomputes=job.models()[role].gradient_checkpointing,
@@ -113,8 +113,10 @@ def _is_update(method: str) -> bool:
     return method.startswith("update_")
 
 
-def _read(job: Job, method: str) -> float:
+def _read(job: Job, role: Role, method: str) -> float:
     """Sequences of forward passes of a call."""
+    if (role, method) == ("actor", "compute_log_prob") and not job.recomputes_log_probs:
+        return 0.0
     if method == "generate_sequences" or _is_update(method):
         return 0.0
     if method == "compute_loss" and not job.spec.data.pretrain:  # it reads the pretraining rows, one beside each

@@ -357,6 +357,22 @@ WRONG: dict[str, Case] = {
     "a shortest response longer than the longest": Case(
         "PPO", ("rollout.minResponseTokens=2000",), "spec.rollout.minResponseTokens"
     ),
+    "old log-probabilities that nothing reads": Case(
+        "OnlineDPO", ("training.oldLogProbs=Recompute",), "spec.training.oldLogProbs"
+    ),
+    "old log-probabilities of a generator that does not sample from all tokens": Case(
+        "PPO", ("training.oldLogProbs=Generator", "rollout.topP=0.9"), "spec.training.oldLogProbs"
+    ),
+    "the generator compared with itself": Case(
+        "PPO",
+        ("training.oldLogProbs=Generator", "algorithm.rolloutCorrection={cap: 2}"),
+        "spec.algorithm.rolloutCorrection",
+    ),
+    "a reference in a pool, which is in no manifest and for no penalty": Case(
+        "GRPO",
+        ("algorithm.kl.coefficient=0", "placement.mode=Manual", _pools(_pool("a", "actor, reward, reference"))),
+        "spec.placement.pools.0.models",
+    ),
     "generation in shards that do not divide": Case(
         "PPO", ("models.actor.parallelism.tensor=2", "rollout.tensorParallel=3"), "spec.rollout.tensorParallel"
     ),

@@ -115,7 +115,7 @@ FUNCTIONS = st.lists(
 )  # fmt: skip
 OPTIONS = _objects(
     kl=[
-        {}, {"controller": "Adaptive"}, {"controller": "Adaptive", "target": 6}, {"target": 6},
+        {}, {"coefficient": 0}, {"controller": "Adaptive"}, {"controller": "Adaptive", "target": 6}, {"target": 6},
         {"controller": "Adaptive", "target": 6, "applyTo": "Loss"}, {"controller": "Adaptive", "applyTo": "Reward"},
     ],
     ratio=["Token", "Sequence"], aggregation=["TokenMean", "SequenceMean"], baseline=["None", "Group"],
@@ -125,7 +125,7 @@ OPTIONS = _objects(
 PARTS = {
     "training": _objects(
         totalSteps=[3], totalEpochs=[1], promptBatchSize=[4, 6], batchSize=[8], miniBatchSize=[2, 4, 5],
-        updateEpochs=[1, 2], callDeadlineSeconds=[30, 60, 1800],
+        updateEpochs=[1, 2], callDeadlineSeconds=[30, 60, 1800], oldLogProbs=["Auto", "Generator"],
     ),
     "rollout": _objects(
         samplesPerPrompt=[1, 2, 4], temperature=[1, 0.5], minResponseTokens=[0, 20], tensorParallel=[1, 2, 3],

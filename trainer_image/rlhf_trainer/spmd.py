@@ -73,7 +73,7 @@ class LocalModel:
         timed = recorder.span(transfer.phase) if transfer.phase else nullcontext()
         with timed, recorder.counting(dist.get_rank() in counted):
             result = method(*([] if batch is None else [batch]), **arguments)
-        if batch is None or not transfer.adds:
+        if batch is None or transfer.adds is None:
             return RankValues(result, counted)
         require_declared(result, rows=batch.size)
         return batch.with_fields(result)

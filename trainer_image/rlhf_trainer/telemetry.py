@@ -60,6 +60,7 @@ class Recorder:
         self.pool = ""
         self._report = Report()
         self._means: dict[str, tuple[Any, Any]] = {}
+        self._maxima: dict[str, list[SupportsFloat]] = {}
         self._counts = True
 
     @contextmanager
@@ -81,8 +82,9 @@ class Recorder:
         old_total, old_weight = self._means.get(name, (0.0, 0.0))
         self._means[name] = (old_total + _in_64_bits(total), old_weight + _in_64_bits(weight))
 
-    def maximum(self, name: str, value: float) -> None:
-        self._report.maxima[name] = max(float(value), self._report.maxima.get(name, float("-inf")))
+    def maximum(self, name: str, value: SupportsFloat) -> None:
+        """Add to a maximum over all ranks and calls; a tensor is read by `drain`."""
+        self._maxima.setdefault(name, []).append(value)
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum over all ranks and calls."""
@@ -105,7 +107,9 @@ class Recorder:
     def drain(self) -> Report:
         """What was measured since the last call."""
         means = {name: (float(total), float(weight)) for name, (total, weight) in self._means.items()}
-        report, self._report, self._means = replace(self._report, means=means), Report(), {}
+        maxima = {name: max(map(float, values)) for name, values in self._maxima.items()}
+        report, self._report = replace(self._report, means=means, maxima=maxima), Report()
+        self._means, self._maxima = {}, {}
         return report
 
 

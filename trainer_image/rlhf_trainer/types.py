@@ -71,7 +71,8 @@ class Transfer:
     protocol: TransferProtocol
     reads: tuple[str, ...]
     reads_if_there: tuple[str, ...]
-    adds: tuple[str, ...]
+    adds: tuple[str, ...] | None
+    """None: the method returns a small value instead of the batch."""
     phase: str
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
@@ -84,13 +85,13 @@ def register(
     *,
     reads: Sequence[str] = (),
     reads_if_there: Sequence[str] = (),
-    adds: Sequence[str] = (),
+    adds: Sequence[str] | None = None,
     phase: str = "",
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
     The method waits only for the fields that it `reads` (and those of `reads_if_there` that the batch has). It must
-    return exactly the fields that it `adds`; a method that adds none may return a small value.
+    return exactly the fields that it `adds`; a method that says nothing of them may return a small value.
     phase: the part of the step that its time counts for; a method without one records its own spans.
     """
 
@@ -99,7 +100,7 @@ def register(
             protocol=protocol,
             reads=tuple(reads),
             reads_if_there=tuple(reads_if_there),
-            adds=tuple(adds),
+            adds=None if adds is None else tuple(adds),
             phase=phase,
         )
         setattr(method, TRANSFER_MARK, transfer)

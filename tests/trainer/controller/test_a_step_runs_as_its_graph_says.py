@@ -24,7 +24,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, worker_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
@@ -45,7 +45,7 @@ def stand_in(worker_class: type) -> type:
 
 def standing_in(transfer: Transfer) -> Any:
     """The method for such a mark; the ranks do not take equally long."""
-    added = {name: (FIELDS[name].dtype, WIDTHS[FIELDS[name].width]) for name in transfer.adds}
+    added = {name: (FIELDS[name].dtype, WIDTHS[FIELDS[name].width]) for name in transfer.adds or ()}
     flat = {name for name in added if FIELDS[name].width is Width.ONE}
 
     def call(_: object, batch: Batch, **options: Any) -> Fields:  # noqa: ARG001
@@ -127,7 +127,7 @@ def run_step(pools: Pools, job: Job) -> list[tuple[str, int, Report]]:
     """Run a step: pool, rank and report of each call on each rank, in the order in which they were made."""
     models = pools.models(job)
     batch = models.pop("data").load_batch(BatchFuture(step=1, size=job.sequences_per_step))
-    job.spec.algorithm.step(batch, **models)
+    job.spec.algorithm.step(batch, **inputs_of(job, models))
     calls = list(pools.log._calls)
     reports = pools.log.drain(deadline=DEADLINE)[: len(calls)]
     return [(call.pool, call.rank, report) for call, report in zip(calls, reports, strict=True)]

@@ -14,7 +14,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, setting_of, worker_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
@@ -43,13 +43,15 @@ class Drawing(GeneratorStandIn):
         return Response(tokens=tokens, log_probs=[-6.0] * len(tokens), finished=True)
 
 
-def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report], list[Any]]:
+def steps(
+    path: Path, name: str, folders: dict[Role, str], overrides: Sequence[str] = ()
+) -> tuple[list[Report], list[Any]]:
     """Two steps of a job on this rank's rows: what each measured, and the counters after them."""
     import torch.distributed as dist
 
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     world = dist.get_world_size()
-    job = next(job for job in load(path, SMALL, FINISHED) if job.name == name)
+    job = next(job for job in load(path, [*SMALL, *overrides], FINISHED) if job.name == name)
     data: Any = data_of(job)(setting_of(job, job.saved, folders), slots=world)
     models: dict[str, Any] = {
         name: LocalModel(each(job), ParallelSizes(data=world)) for name, each in helpers_of(job).items()
@@ -64,7 +66,7 @@ def steps(path: Path, name: str, folders: dict[Role, str]) -> tuple[list[Report]
     for step in (1, 2):
         recorder.drain()
         blank = Batch(step=step, start=rows.start, size=len(rows))
-        job.spec.algorithm.step(blank.with_fields(data.load_batch(blank)), **models)
+        job.spec.algorithm.step(blank.with_fields(data.load_batch(blank)), **inputs_of(job, models))
         reports.append(recorder.drain())
     return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
 

@@ -37,7 +37,7 @@ class Declared:
         missing = set(transfer.reads) - batch.fields.keys()
         assert not missing, f"{name} reads {missing}"
         calls.append(name + (f"({options})" if options else ""))
-        return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds else None
+        return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds is not None else None
 
 
 def calls_of(name: str, load: type | None = None, *, without: tuple[str, ...] = ()) -> list[str]:
@@ -45,7 +45,7 @@ def calls_of(name: str, load: type | None = None, *, without: tuple[str, ...] = 
     algorithm = ALGORITHMS[name]
     calls: list[str] = []
     models = {name: Declared(name, each, calls) for name, each in workers_of(algorithm).items()}
-    loaded = Names(dict.fromkeys(transfers_of(load or DATA[algorithm.data])["load_batch"].adds, "data"))
+    loaded = Names(dict.fromkeys(transfers_of(load or DATA[algorithm.data])["load_batch"].adds or (), "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls
 

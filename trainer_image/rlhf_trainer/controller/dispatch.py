@@ -128,7 +128,7 @@ class Dispatch:
         return batch.with_fields(
             {
                 name: self._field(name, [block for rank in ranks for block in blocks[rank][name]])
-                for name in transfer.adds
+                for name in transfer.adds or ()
             }
         )
 
@@ -165,8 +165,8 @@ def dispatch(
 
     def cuts(one: BatchFuture, rows: range) -> dict[str, list[range]]:
         if protocol.by_rank:
-            return {field: [rows] for field in transfer.adds}
-        return {field: readers.cuts(field, rows, holders, rows=one.size) for field in transfer.adds}
+            return {field: [rows] for field in transfer.adds or ()}
+        return {field: readers.cuts(field, rows, holders, rows=one.size) for field in transfer.adds or ()}
 
     parts = [
         RankPart(pool=pool, rank=rank, batch=one, rows=rows, cuts=cuts(one, rows) if rank in collected else {})

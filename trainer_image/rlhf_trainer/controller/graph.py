@@ -81,7 +81,7 @@ class Tracer:
             number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, location.layout
         )
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(location.pool, -1)]
-        added = {key: FIELDS[key] for key in transfer.adds}
+        added = {key: FIELDS[key] for key in transfer.adds or ()}
         call = Call(
             number=number,
             name=name,
@@ -95,7 +95,7 @@ class Tracer:
         self._calls.append(call)
         self._edges += edges
         self._last[location.pool] = call.level
-        if batch is None or not transfer.adds:
+        if batch is None or transfer.adds is None:
             return NoValue()
         summed = max(map(len, transfer.protocol.collect(location.layout)))
         made = {key: Origin(key, each, number, summed) for key, each in added.items()}

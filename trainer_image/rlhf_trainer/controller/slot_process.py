@@ -116,7 +116,7 @@ class SlotProcess:
         transfer = transfers_of(type(self._workers[request.role]))[request.method]
         with self._running_call(request.name), self._failure_kept(request), translated_errors(request.name):
             result = self._call(request, transfer, tensors)
-            if request.batch is None or not transfer.adds:
+            if request.batch is None or transfer.adds is None:
                 return result, recorder.drain()
             blocks = self._keep(request, request.batch, result)
             return (*blocks, recorder.drain()) if blocks else recorder.drain()

@@ -194,7 +194,7 @@ class WorkerGroup:
                 for rank, handle in enumerate(self._ranks)
             ]
         self._log.add([SentCall(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
-        if batch is not None and dealt and transfer.adds:
+        if batch is not None and dealt and transfer.adds is not None:
             return dealt.collect(batch, transfer, layout, outputs)
         return ValueFuture([[outputs[rank][0] for rank in ranks] for ranks in collected], self._log, self._deadline)
 
@@ -205,7 +205,7 @@ class WorkerGroup:
         if part:
             given, references = part.inputs(transfer, reader=request.name)
             request = replace(request, batch=given, cuts=part.local_cuts)
-        results = sum(map(len, request.cuts.values())) if transfer.adds else 1
+        results = 1 if transfer.adds is None else sum(map(len, request.cuts.values()))
         sent = handle.call.options(num_returns=results + 1).remote(request, *references)
         return sent if results else [sent]
 

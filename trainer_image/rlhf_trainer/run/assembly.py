@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
@@ -11,7 +11,7 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import models
-from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.actor import ActorWorker, GeneratorActorWorker, SingleUpdateActorWorker
 from rlhf_trainer.workers.advantage import ADVANTAGE_WORKERS
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
@@ -70,10 +70,30 @@ def data_of(job: Job) -> type[DataWorker]:
 
 
 def worker_of(job: Job, role: Role) -> type:
-    """The worker class of a role; a reward that is more than a model has one for every form."""
+    """The worker class of a role; a reward that is more than a model has one for every form.
+
+    Actors differ in where the old log-probabilities come from.
+    """
     if role == "reward" and not isinstance(job.spec.models.reward, Model):
         return ScoringWorker
-    return workers_of(type(job.spec.algorithm))[role]
+    worker = workers_of(type(job.spec.algorithm))[role]
+    if worker is not ActorWorker or job.recomputes_log_probs:
+        return worker
+    return SingleUpdateActorWorker if job.old_log_probs_by_update else GeneratorActorWorker
+
+
+class LeftOut:
+    """Stands in a step for a model that the job does without: a call on it gives the batch back."""
+
+    def __getattr__(self, _: str) -> Callable[[Any], Any]:
+        return lambda batch: batch
+
+
+def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
+    """What the algorithm's step takes besides the data, of the models that there are."""
+    names = job.spec.algorithm.models
+    left_out = {"reference": LeftOut()} if "reference" in names else {}
+    return left_out | {name: models[name] for name in names if name in models}
 
 
 def helpers_of(job: Job) -> dict[str, type]:

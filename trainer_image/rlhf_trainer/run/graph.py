@@ -8,7 +8,7 @@ from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import data_of, helpers_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, worker_of
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
@@ -25,7 +25,7 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }
     batch = models.pop("data").load_batch(ShapeFuture())
-    algorithm.step(batch, **models)
+    algorithm.step(batch, **inputs_of(job, models))
     return tracer.graph()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_trainer.run.assembly import inputs_of
 from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
@@ -31,7 +32,7 @@ def run_job(
     data: what was found in it. A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
-    inputs = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
+    inputs = inputs_of(job, runtime.models)
     evaluation = evaluation_of(job, runtime, data.evaluation_rows)
     if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])

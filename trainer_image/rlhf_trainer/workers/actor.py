@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
+from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
@@ -22,19 +23,15 @@ from rlhf_trainer.workers.rollout import GeneratingActor
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
-UPDATE_FIELDS = (
-    "tokens",
-    "attention_mask",
-    "response_mask",
-    "rollout_log_probs",
-    "old_log_probs",
-    "ref_log_probs",
-    "advantages",
-)
+UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "rollout_log_probs", "advantages")
+FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", *PRETRAIN_FIELDS)
 
 
 class ActorWorker(GeneratingActor):
     """One rank of an actor that is trained by PPO's clipped loss, with the options of GRPO and its variants."""
+
+    has_scored = True
+    """Whether `compute_log_prob` is a forward pass, from which the first update's can only differ by rounding."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
@@ -56,7 +53,7 @@ class ActorWorker(GeneratingActor):
         log_probs, mask = log_probs_by(self.trainer, batch, PRETRAIN_FIELDS), batch["pretrain_response_mask"]
         recorder.mean("loss/pretrain", -masked_sum(log_probs, mask), mask.sum())
 
-    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=PRETRAIN_FIELDS, phase="update")
+    @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=FIELDS_IF_THERE, phase="update")
     def update_actor(self, batch: Batch) -> None:
         """Several epochs of mini-batch updates by the clipped loss and, if asked, entropy, KL and pretraining terms."""
         if batch.step < self._first_step:
@@ -70,13 +67,17 @@ class ActorWorker(GeneratingActor):
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
         """One optimizer step on the chosen rows."""
-        names = (*UPDATE_FIELDS, *PRETRAIN_FIELDS) if self._pretrain else UPDATE_FIELDS
+        names = [name for name in (*UPDATE_FIELDS, *FIELDS_IF_THERE) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
-        deviations: list[Tensor] = []
+        differences: list[Tensor] = []
 
         def loss(found: Likelihood, micro: Fields) -> Tensor:
-            return self._loss(found, micro, normalizer=normalizer, deviations=deviations)
+            total, deviation = self._loss(found, micro, normalizer=normalizer)
+            if is_first:
+                is_measured = self.has_scored  # else here is the first forward pass of the responses
+                differences.append(deviation if is_measured else self._measure(found.log_probs.detach(), micro))
+            return total
 
         def loss_with_pretraining(found: Likelihood, micro: Fields) -> Tensor:
             rows, width = micro["tokens"].shape
@@ -89,8 +90,10 @@ class ActorWorker(GeneratingActor):
         term = loss_with_pretraining if self._pretrain else loss
         norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
-        if is_first and deviations:
-            self._check_first_ratio(float(torch.stack(deviations).max()))
+        if differences and self.has_scored:
+            self._check_first_ratio(float(torch.stack(differences).max()))
+        elif differences:
+            self.warn_of_mismatch(torch.stack(differences).sum(0))
 
     def _texts_of(self, micro: Fields) -> list[Text]:
         """The responses and, below them, the pretraining rows if there are any."""
@@ -103,21 +106,22 @@ class ActorWorker(GeneratingActor):
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
-    def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float, deviations: list[Tensor]) -> Tensor:
-        """This micro-batch's part of the loss; normalizer: `_weight` of the mini-batch on all ranks.
+    def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float) -> tuple[Tensor, Tensor]:
+        """This micro-batch's part of the loss, and the largest |ratio - 1|.
 
-        Adds the largest |ratio - 1| to `deviations`.
+        normalizer: `_weight` of the mini-batch on all ranks.
         """
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
+        old = micro["old_log_probs"] if "old_log_probs" in micro else found.log_probs.detach()
         policy = policy_loss(
             found.log_probs,
-            micro["old_log_probs"],
+            old,
             micro["advantages"],
             mask,
             clip_ranges=algorithm.clip_ranges,
             ratio=algorithm.resolved_ratio,
-            weights=self._rollout_weights(micro),
+            weights=self._rollout_weights(old, micro),
             aggregation=aggregation,
             normalizer=normalizer,
         )
@@ -138,18 +142,25 @@ class ActorWorker(GeneratingActor):
         recorder.mean("loss/policy", policy.loss.detach().double() * normalizer, self._weight(mask))
         recorder.mean("clip_fraction", policy.clipped_tokens, tokens)
         recorder.mean("entropy", masked_sum(found.entropy.detach(), mask), tokens)
-        deviations.append(policy.max_ratio_deviation)
-        return total
+        return total, policy.max_ratio_deviation
 
-    def _rollout_weights(self, micro: Fields) -> Tensor | None:
+    def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
         """Importance weights of the tokens, trainer over generator; None unless the job asks for them."""
         correction, mask = self._algorithm.rollout_correction, micro["response_mask"]
         if correction is None:
             return None
-        ratio = torch.exp(micro["old_log_probs"] - micro["rollout_log_probs"])
+        ratio = torch.exp(old - micro["rollout_log_probs"])
         weights = rollout_weights(ratio, mask, mode=correction.mode, cap=correction.cap)
         recorder.mean("corrected_fraction", masked_sum((weights != ratio).to(mask.dtype), mask), mask.sum())
         return weights
+
+    def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
+        """Record what the first update's log-probabilities [b, t] tell; returns `mismatch`."""
+        if "old_log_probs" not in micro and "ref_log_probs" in micro:
+            mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
+            kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)
+            recorder.mean("kl/reference", kl, (mask > 0).any(1).sum())
+        return self.mismatch(log_probs, micro)
 
     def _check_first_ratio(self, deviation: float) -> None:
         """Measure |ratio - 1| before the first update, when old_log_probs are the actor's own; warn if it is large."""
@@ -159,3 +170,27 @@ class ActorWorker(GeneratingActor):
                 "ratio/first_max_deviation",
                 f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
             )
+
+
+class GeneratorActorWorker(ActorWorker):
+    """An actor whose old log-probabilities are those that the generator has drawn with."""
+
+    has_scored = False
+
+    @register(THREE_D_PROTO, reads=("rollout_log_probs", "policy_version"), adds=("old_log_probs",), phase="reshard")
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """old_log_probs [B, T]: the generator's, which then sleeps."""
+        self.begin_scoring(batch)
+        return {"old_log_probs": batch["rollout_log_probs"]}
+
+
+class SingleUpdateActorWorker(ActorWorker):
+    """An actor with one update a step: the old log-probabilities are those of its forward pass, before it learns."""
+
+    has_scored = False
+
+    @register(THREE_D_PROTO, reads=("policy_version",), adds=(), phase="reshard")
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """No field, for `update_actor` finds them; the generator sleeps."""
+        self.begin_scoring(batch)
+        return {}

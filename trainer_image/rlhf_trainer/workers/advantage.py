@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlhf_api.algorithm_table import ALGORITHMS
@@ -26,7 +27,9 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import rows_of_all_ranks, sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
 
-REWARD_FIELDS = ("scores", "finished", "valid", "response_mask", "old_log_probs", "ref_log_probs")
+REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
+KL_FIELDS = ("old_log_probs", "ref_log_probs")
+"""They are there where the rewards depend on them, and mostly else: see `Job.old_log_probs_by_update`."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
 READ_FOR = {"costs": ("costs",), "greedy": GREEDY_FIELDS}
 """What some inputs are made of, besides the fields that the rewards are."""
@@ -78,7 +81,8 @@ class AdvantageWorker:
         self._see(batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
         recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
-        recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
+        if batch.fields.keys() >= set(KL_FIELDS):
+            recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)
         return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
 
@@ -87,9 +91,12 @@ class AdvantageWorker:
         return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
-        """The estimate of the KL of each token, [B, T]."""
-        estimator = self._algorithm.kl.resolved_estimator
-        return kl_estimate(batch["old_log_probs"], batch["ref_log_probs"], estimator=estimator)
+        """The estimate of the KL of each token, [B, T]; 0 where the rewards do not depend on it and it is not there."""
+        if not batch.fields.keys() >= set(KL_FIELDS):
+            assert not self._algorithm.rewards_read_log_probs
+            return torch.zeros_like(batch["response_mask"])
+        old, reference = (batch[name] for name in KL_FIELDS)
+        return kl_estimate(old, reference, estimator=self._algorithm.kl.resolved_estimator)
 
     @property
     def kl_in_reward(self) -> float:
@@ -213,7 +220,7 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
 
 def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
-    reads, reads_if_there = [*REWARD_FIELDS], list[str]()
+    reads, reads_if_there = [*REWARD_FIELDS], [*KL_FIELDS]
     for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
         fields = READ_FOR.get(name, () if name in INPUTS else (name,))
         (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)

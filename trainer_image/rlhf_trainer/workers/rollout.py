@@ -157,22 +157,34 @@ class GeneratingActor(TrainedModel):
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Log-probabilities before the first update, by the trainer's own forward pass: old_log_probs [B, T]."""
-        self._put_generator_to_sleep()
+        self.begin_scoring(batch)
         old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
-        mask = batch["response_mask"]
-        kl = kl_estimate(batch["rollout_log_probs"], old, estimator="K3")
-        total, tokens = float(masked_sum(kl, mask)), float(mask.sum())
-        recorder.mean("kl/rollout", total, tokens)
-        recorder.maximum("ratio/rollout_max", float(keep(old - batch["rollout_log_probs"], mask).exp().max()))
+        self.warn_of_mismatch(self.mismatch(old, batch.fields))
+        return {"old_log_probs": old}
+
+    def begin_scoring(self, batch: Batch) -> None:
+        """The generator makes room; its responses should be those of the policy that is to learn from them."""
+        self._put_generator_to_sleep()
         if (batch["policy_version"] != self.policy_version).any():
             version = int(batch["policy_version"].min())
             recorder.warn(
                 "policy_version", f"policy {self.policy_version} learns from the responses of policy {version}"
             )
+
+    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
+        """Record how far the trainer's log-probabilities [b, T] are from the generator's: (KL, tokens), float64 [2]."""
+        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
+        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
+        recorder.mean("kl/rollout", kl, mask.sum())
+        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
+        return torch.stack([kl.double(), mask.sum().double()])
+
+    def warn_of_mismatch(self, mismatch: Tensor) -> None:
+        """Warn where it is more than rounding; `mismatch`: of all rows of this rank."""
+        total, tokens = mismatch.tolist()
         if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
             recorder.warn("kl/rollout", message)
-        return {"old_log_probs": old}
 
     def _samples_everything(self) -> bool:
         """Whether responses are drawn from the whole distribution; else their log-probabilities differ by design."""

@@ -1,0 +1,109 @@
+"""Passes that a step can do without: of old log-probabilities before its only update, and of a reference without KL."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.files import load
+from rlhf_mapper.workload import workload_of
+from rlhf_trainer.telemetry import Report, merge
+from rlhf_trainer.workers import rollout
+from rlhf_trainer.workers.base import log_probs_by
+from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.ranks import run_kept_ranks
+from tests.trainer.tiny import save_tiny
+from tests.trainer.training.test_every_algorithm_takes_a_step import steps
+
+GRPO, DAPO = (next(path for path in EXAMPLES if name in path.name) for name in ("02-", "06-"))
+ONE_UPDATE = "training.miniBatchSize=64"
+TRUNCATED = "algorithm.rolloutCorrection={mode: Truncate, cap: 1.5}"
+
+
+def passes(path: Path, name: str, folders: dict[Any, str], overrides: Sequence[str]) -> tuple[list[Report], int]:
+    """What two steps measured, and how often this rank computed old log-probabilities in a pass of their own."""
+    counted: list[int] = []
+
+    def counting(*given: Any, **options: Any) -> Any:
+        counted.append(1)
+        return log_probs_by(*given, **options)
+
+    setattr(rollout, "log_probs_by", counting)  # noqa: B010
+    try:
+        return steps(path, name, folders, overrides)[0], len(counted)
+    finally:
+        setattr(rollout, "log_probs_by", log_probs_by)  # noqa: B010
+
+
+def measured(
+    path: Path, name: str, tmp_path: Path, overrides: Sequence[str] = (), *, ranks: int = 2
+) -> tuple[list[dict[str, float]], int, set[str]]:
+    """The records of two steps, the passes of a rank, and the keys of the warnings."""
+    folders = {role: save_tiny(tmp_path / role, seed=3) for role in ("actor", "reference")}
+    folders |= {role: save_tiny(tmp_path / role, seed=4, labels=1) for role in ("critic", "reward")}
+    found = run_kept_ranks(ranks, passes, path, name, folders, list(overrides))
+    records = [merge(reports) for reports in zip(*(reports for reports, _ in found), strict=True)]
+    warnings = {key for reports, _ in found for report in reports for key in report.warnings}
+    return records, found[0][1], warnings
+
+
+def assert_same(found: dict[str, float], expected: dict[str, float], *, without: Sequence[str] = ()) -> None:
+    names = {
+        name for name in found.keys() | expected.keys() if not name.startswith(("time/", "padding/", "idle_bytes/"))
+    }
+    for name in names - set(without):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("overrides", [(), (TRUNCATED,)], ids=["plain", "with weights of the generator's error"])
+def test_the_only_update_of_a_step_finds_the_old_log_probabilities(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    overrides = (ONE_UPDATE, *overrides)
+    (first, second), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)
+    recompute = [*overrides, "training.oldLogProbs=Recompute"]
+    (first_by_pass, second_by_pass), count_by_pass, warned_by_pass = measured(GRPO, "helpful-grpo", tmp_path, recompute)
+    assert (count, count_by_pass) == (0, 2)
+    assert "kl/reference" in first
+    assert first.pop("ratio/first_max_deviation", None) is None
+    for one, other in ((first, first_by_pass), (second, second_by_pass)):
+        assert_same(one, other, without=["ratio/first_max_deviation"])
+    assert warned == warned_by_pass == {"kl/rollout"}, "the stand-in makes its log-probabilities up"
+
+
+def test_several_updates_and_a_penalty_in_the_reward_need_a_pass(tmp_path: Path) -> None:
+    assert measured(GRPO, "helpful-grpo", tmp_path)[1] == 2
+    in_reward = [ONE_UPDATE, "algorithm.kl.applyTo=Reward"]
+    assert measured(GRPO, "helpful-grpo", tmp_path, in_reward)[1] == 2
+
+
+def test_the_generators_log_probabilities_are_taken_where_the_manifest_says_so(tmp_path: Path) -> None:
+    overrides = ["training.oldLogProbs=Generator", "algorithm.kl.applyTo=Reward"]
+    (first, _), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)
+    assert count == 0
+    assert warned == {"kl/rollout"}, "the stand-in makes them up, and that is seen"
+    assert first["kl/rollout"] > 1e-3
+    (by_pass, _), _, _ = measured(GRPO, "helpful-grpo", tmp_path, ["algorithm.kl.applyTo=Reward"])
+    assert first["kl/reference"] != pytest.approx(by_pass["kl/reference"], rel=1e-2)
+
+
+def test_there_is_no_reference_without_a_penalty_but_the_one_that_is_named(tmp_path: Path) -> None:
+    named = ["models.reference={uri: 'job://helpful-sft'}"]
+    alone, compared = (
+        next(job for job in load(DAPO, overrides, FINISHED) if job.name == "helpful-dapo") for overrides in ([], named)
+    )
+    assert "reference" not in alone.models()
+    assert "reference" in compared.models()
+    (first, second), _, _ = measured(DAPO, "helpful-dapo", tmp_path)
+    records, _, _ = measured(DAPO, "helpful-dapo", tmp_path, named)
+    assert "kl/reference" not in first
+    assert "kl/reference" in records[0]
+    for one, other in zip((first, second), records, strict=True):
+        assert_same(one, other, without=["kl/reference"])
+
+
+def test_the_mapper_counts_the_passes_that_are_made() -> None:
+    def read(*overrides: str) -> float:
+        job = next(job for job in load(GRPO, overrides, FINISHED) if job.name == "helpful-grpo")
+        return workload_of(job).work["actor"].read
+
+    assert (read(), read(ONE_UPDATE), read("training.oldLogProbs=Generator")) == (64, 0, 0)
