@@ -138,7 +138,8 @@ METRICS = (
     StepMetric(
         "ratio/first_max_deviation",
         "rlhf_first_ratio_deviation_max",
-        "Largest distance from 1 of the probability ratio in the first mini-batch; about 0.",
+        "Largest distance from 1 of the probability ratio in the first mini-batch; about 0. Only where old "
+        "log-probabilities are recomputed.",
     ),
     StepMetric("entropy", "rlhf_entropy_nats", "Mean entropy of the actor's next token."),
     StepMetric(
