@@ -45,6 +45,7 @@ ELECTION = "tests/operator/test_leader_election.py"
 TRAINING = "tests/trainer/training"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
+BUNDLES = "tests/trainer/unit/test_rows_with_one_prompt_are_computed_together.py"
 COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
 REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
 ADAMW = f"{RATES}::test_moments_epsilon_and_decay_are_those_of_the_settings"
@@ -148,6 +149,7 @@ MUTATIONS = (
     training("model_input", "packed[with_prompt], packed", "packed, packed", PACKING),
     training("attention", "triu(1 - window)", "triu(-window)", PACKING),
     training("attention", "band[seen - own : seen, :seen]", "band[:own, :seen]", PACKING),
+    training("bundles", "key in self.prompts or key", "key", BUNDLES),
     training("balance", "* (self._parameters +", "* (0 *", COSTS),
     training("balance", "self._attention * lengths)", "self._attention)", COSTS),
     training(

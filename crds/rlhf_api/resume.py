@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "spec.training.microBatchTokens",
     "spec.training.attention",
     "spec.training.compile",
+    "spec.training.sharePrompts",
     "spec.training.maxSkippedUpdates",
     "spec.training.callDeadlineSeconds",
     "spec.rollout.gpuMemoryUtilization",

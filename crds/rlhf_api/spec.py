@@ -291,6 +291,9 @@ class Training(Spec):
             "and on CPU only in jobs that generate nothing."
         ),
     ] = False
+    share_prompts: Annotated[
+        bool, Field(description="Compute the prompt of responses to one prompt once, in scoring and training.")
+    ] = True
     max_skipped_updates: Annotated[
         Whole, Field(description="Updates of a model in a row that may be skipped for a value that is not finite.")
     ] = 3

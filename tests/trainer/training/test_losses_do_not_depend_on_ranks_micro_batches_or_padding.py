@@ -47,7 +47,9 @@ DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, "maxPro
 
 
 def sequences(seed: int, extra: int) -> dict[str, Tensor]:
-    """Rows of different lengths, with everything an update may read; `extra` columns of padding that no row needs."""
+    """Two groups of four rows of different lengths, with everything an update may read; `extra` columns of padding that
+    no row needs.
+    """
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([6, 19, 11, 8, 30, 7, 25, 14])
     width = int(lengths.max())
@@ -61,6 +63,7 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
         "response_mask": response,
         **noise,
     }
+    fields["tokens"][:, :PROMPT] = fields["tokens"][[0, 4], :PROMPT].repeat_interleave(4, dim=0)
     fields["old_log_probs"] = (fields["old_log_probs"] * 0.3 - 6.0) * response
     fields["rollout_log_probs"] = fields["old_log_probs"] + 0.5 * fields["rollout_log_probs"]
     fields["ref_log_probs"] = (fields["ref_log_probs"] * 0.3 - 6.0) * response
@@ -68,9 +71,10 @@ def sequences(seed: int, extra: int) -> dict[str, Tensor]:
 
 
 def pairs(extra: int) -> dict[str, Tensor]:
-    """Pairs of rows; the last one is padding of a short batch."""
+    """Pairs of responses to one prompt; the last one is padding of a short batch."""
     chosen, rejected = sequences(1, extra), sequences(2, extra + 2)
     order = torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])
+    rejected["tokens"][order, :PROMPT] = chosen["tokens"][:, :PROMPT]
     return {
         "chosen_tokens": chosen["tokens"],
         "chosen_mask": chosen["attention_mask"],
@@ -130,7 +134,14 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
 
 
 def update(
-    case: str, folder: str, budget: int, extra: int, recompute: bool, mini_batch: int | None, layout: ParallelSizes
+    case: str,
+    folder: str,
+    budget: int,
+    extra: int,
+    recompute: bool,
+    mini_batch: int | None,
+    layout: ParallelSizes,
+    share: bool = True,
 ) -> tuple[Report, dict[str, Tensor]]:
     """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
     import torch.distributed as dist
@@ -144,7 +155,7 @@ def update(
     models |= {each: {"uri": uri} for each in FROZEN.get(name, ())}
     data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
     spec = {**SPECS[algorithm], "models": models, "data": data}
-    spec["training"] = {**spec["training"], "microBatchTokens": budget}
+    spec["training"] = {**spec["training"], "microBatchTokens": budget, "sharePrompts": share}
     if "promptBatchSize" in spec["training"]:
         spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
@@ -176,10 +187,15 @@ def measured(
     extra: int = 0,
     recompute: bool = False,
     mini_batch: int | None = 4,
+    share: bool = True,
 ) -> Any:
-    """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said."""
+    """(what was measured, the weights) after the updates of a step; RL has mini-batches of 4 or as said, which have two
+    rows of each group.
+    """
     layout = layout or ParallelSizes(data=ranks)
-    results = run_kept_ranks(layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout)
+    results = run_kept_ranks(
+        layout.world_size, update, case, folder, budget, extra, recompute, mini_batch, layout, share
+    )
     record = merge(report for report, _ in results)
     waste = record.pop("padding/waste")
     assert waste == 0.0 or layout.world_size > 1, "only ranks that wait for others, and pipelines, have padding"
@@ -190,8 +206,9 @@ def measured(
 def test_an_update_is_the_same_however_it_is_cut(case: str, tmp_path: Path) -> None:
     labels = None if CASES[case][1] == "actor" else 1
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels)
-    record, weights = measured(case, folder, ranks=1, budget=100_000)
+    record, weights = measured(case, folder, ranks=1, budget=100_000, share=False)
     variants: dict[str, dict[str, Any]] = {
+        "prompts shared": {"ranks": 1, "budget": 100_000},
         "micro-batches of one row": {"ranks": 1, "budget": 1},
         "more padding": {"ranks": 1, "budget": 64, "extra": 9},
         "two ranks": {"ranks": 2, "budget": 100_000},
@@ -233,7 +250,7 @@ def named(layout: ParallelSizes) -> str:
 def test_an_update_is_the_same_for_any_p_t_d(case: str, tmp_path: Path) -> None:
     labels = None if CASES[case][1] == "actor" else 1
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels, config=divisible_config())
-    whole = measured(case, folder)
+    whole = measured(case, folder, share=False)
     for layout in SMALL_LAYOUTS:
         require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
 
@@ -244,7 +261,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     family, head = request.param.split(", ")
     config = divisible_config(family, tied=head == "tied")
     folder = save_tiny(tmp_path_factory.mktemp("model"), seed=3, config=config)
-    return folder, measured("SFT", folder)
+    return folder, measured("SFT", folder, share=False)
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ def test_an_edge_holds_the_bytes_of_full_rows() -> None:
     assert {moved.name: moved.bytes for moved in edge.fields} == {
         "tokens": rows * 40 * 8,
         "attention_mask": rows * 40 * 4,
+        "response_mask": rows * 40 * 4,
     }
     assert graph.calls[0].adds == {"prompt_ids": rows * 10 * 8, "prompt_mask": rows * 10 * 4, "valid": rows * 4}
 

@@ -1,4 +1,4 @@
-"""Deals a batch's rows anew over a model's data-parallel ranks, so that each computes about as much."""
+"""Deals a batch's rows, in bundles, anew over a model's data-parallel ranks, so that each computes about as much."""
 
 from __future__ import annotations
 
@@ -36,15 +36,24 @@ class RowCosts:
 class Dealt:
     """The rows of a batch, each at the rank that computes it; the results go back to the ranks that hold the rows."""
 
-    def __init__(self, costs: Tensor, mesh: ModelMesh) -> None:
-        """costs: int64 [B], of this rank's rows. All data-parallel ranks make it together, and decide the same."""
+    def __init__(self, costs: Tensor, bundles: Tensor, mesh: ModelMesh) -> None:
+        """costs: int64 [bundles], of this rank's; bundles: int64 [B], the bundle of each of its rows.
+
+        All data-parallel ranks make it together, and decide the same.
+        """
         self._mesh = mesh
-        ranks = deal(_of_all(costs, mesh)) if mesh.layout.data > 1 else [[0] * len(costs)]
+        sizes = torch.bincount(bundles, minlength=len(costs))
+        every = _of_all(torch.stack([costs, sizes], dim=1), mesh)
+        ranks = deal([[cost for cost, _ in owned] for owned in every])
         here = mesh.data_rank
         self._moves = any(rank != owner for owner, owned in enumerate(ranks) for rank in owned)
-        self._order = torch.tensor(sorted(range(len(costs)), key=ranks[here].__getitem__), dtype=torch.int64)
-        self._sent = [ranks[here].count(rank) for rank in range(len(ranks))]
-        self._received = [owned.count(here) for owned in ranks]
+        rank_of_row = [ranks[here][bundle] for bundle in bundles.tolist()]
+        self._order = torch.tensor(sorted(range(len(bundles)), key=rank_of_row.__getitem__), dtype=torch.int64)
+        self._sent = [rank_of_row.count(rank) for rank in range(len(ranks))]
+        self._received = [
+            sum(size for (_, size), rank in zip(owned, dealt, strict=True) if rank == here)
+            for owned, dealt in zip(every, ranks, strict=True)
+        ]
 
     def rows(self, fields: Fields) -> Fields:
         """The fields, [B, T] or [B], of the rows that this rank computes; T becomes the widest of all ranks."""
@@ -73,9 +82,9 @@ class Dealt:
 
 
 def deal(costs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The rank that computes each row, for the rows of each rank; costs: of these rows.
+    """The rank that computes each bundle, for the bundles of each rank; costs: of these bundles.
 
-    All rows stay where they are if that is as good as dealing the longest first.
+    All bundles stay where they are if that is as good as dealing the longest first.
     """
     every = list(chain.from_iterable(costs))
     ranks, work = longest_first(every, len(costs)), [0] * len(costs)
@@ -87,8 +96,10 @@ def deal(costs: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(islice(remaining, len(owned))) for owned in costs]
 
 
-def _of_all(costs: Tensor, mesh: ModelMesh) -> list[list[int]]:
-    """The costs of the rows of each data-parallel rank."""
-    counts = mesh.of_all(torch.tensor([len(costs)]))[:, 0].tolist()
-    every = mesh.of_all(pad(costs, (0, max(counts) - len(costs))))
-    return [own[:count].tolist() for own, count in zip(every, counts, strict=True)]
+def _of_all(values: Tensor, mesh: ModelMesh) -> list[list[list[int]]]:
+    """The values [bundles, n] of each data-parallel rank."""
+    if mesh.layout.data == 1:
+        return [values.tolist()]
+    counts = mesh.of_all(torch.tensor([len(values)]))[:, 0].tolist()
+    every = mesh.of_all(pad(values, (0, 0, 0, max(counts) - len(values))).flatten())
+    return [own.view(-1, values.shape[1])[:count].tolist() for own, count in zip(every, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Groups a rank's rows into micro-batches of about as many tokens, within a budget."""
+"""Groups a rank's bundles of rows into micro-batches of about as many tokens, within a budget."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> list[Tensor]:
-    """Row numbers (int64) of each micro-batch: as few as the budget allows, at least `at_least`, some perhaps empty.
+    """Numbers (int64) of the bundles of each micro-batch: as few micro-batches as the budget allows, at least
+    `at_least`, some perhaps empty.
 
-    lengths: int64 [B], tokens of each row. A micro-batch holds token_budget tokens at most, or one row. Without rows
-    there are no micro-batches.
+    lengths: int64 [bundles], tokens of each. A micro-batch holds token_budget tokens at most, or one bundle. Without
+    bundles there are no micro-batches.
     """
     if not len(lengths):
         return []

@@ -174,20 +174,22 @@ class ModelInput:
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
 
 
+def prompt_sizes(text: Text) -> Tensor:
+    """int64 [b]: tokens of each row's prompt that other rows may share."""
+    return torch.zeros_like(text.lengths) if text.prompts is None else text.prompts
+
+
 def prompt_keys(text: Text) -> list[bytes]:
-    """A value for the prompt of each row, equal where prompts are; empty where none is shared."""
-    if text.prompts is None:
-        return [b""] * len(text.tokens)
-    return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), text.prompts.tolist(), strict=True)]
+    """A value for the prompt of each row, equal where prompts are; empty where there is none to share."""
+    return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), prompt_sizes(text).tolist(), strict=True)]
 
 
 def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     """(the first row with the prompt of each row, tokens that it takes from there), over the rows of all texts."""
-    keys = list(chain.from_iterable(map(prompt_keys, texts)))
     found: dict[bytes, int] = {}
-    rows = torch.tensor([found.setdefault(key, row) if key else row for row, key in enumerate(keys)])
-    sizes = torch.cat([torch.zeros_like(text.lengths) if text.prompts is None else text.prompts for text in texts])
-    return rows, torch.where(rows < torch.arange(len(rows)), sizes, 0)
+    keys = chain.from_iterable(map(prompt_keys, texts))
+    rows = torch.tensor([found.setdefault(key, row) for row, key in enumerate(keys)])
+    return rows, torch.where(rows < torch.arange(len(rows)), torch.cat(list(map(prompt_sizes, texts))), 0)
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:

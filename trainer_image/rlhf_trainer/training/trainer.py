@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.accumulation import GradientSync
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.balance import Dealt, RowCosts
+from rlhf_trainer.training.bundles import Bundles
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
 from rlhf_trainer.training.micro_batches import micro_batches
-from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput
+from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
 from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
@@ -44,22 +46,30 @@ class ModelRunner:
         role: str,
         offload: Offload,
         attention: Attention,
+        share_prompts: bool = True,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """token_budget: tokens of a micro-batch; role: the model's, for measurements; offload: what is moved to host
-        memory while the model is not in use; attention: see `use_attention`.
+        memory while the model is not in use; attention: see `use_attention`; share_prompts: whether rows with one
+        prompt compute it once.
         """
         self.model, self.mesh = model, model.mesh
         use_attention(inner(model.module), attention, device=device_here(), dtype=model.compute_dtype)
         self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
-        self._token_budget, self._costs = token_budget, RowCosts(model)
+        self._token_budget, self._costs, self._share_prompts = token_budget, RowCosts(model), share_prompts
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
     def deal(self, fields: Fields, texts_of: TextsFunction) -> Dealt:
         """Which rank computes which rows, so that data-parallel ranks have about the same FLOPs."""
-        return Dealt(torch.stack([self._costs.of(text.lengths) for text in texts_of(fields)]).sum(0), self.mesh)
+        bundles = Bundles.of(self._texts(fields, texts_of), token_budget=self._token_budget)
+        costs = bundles.sums(self._costs.of(bundles.lengths) - self._costs.of(bundles.shared))
+        return Dealt(costs, bundles.of_rows, self.mesh)
+
+    def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[Text]:
+        texts = texts_of(fields)
+        return texts if self._share_prompts else [replace(text, prompts=None) for text in texts]
 
     def split(self, fields: Fields, texts_of: TextsFunction) -> list[MicroBatch]:
         """The micro-batches of the rows that this rank computes, as many on every rank: each runs collectives.
@@ -68,15 +78,21 @@ class ModelRunner:
         without text, whose fields are all 0, so that their masked loss is 0. Those of a pipeline have equally many
         tokens.
         """
-        stages, device = self.mesh.layout.pipeline, device_here()
-        lengths = torch.stack([text.lengths for text in texts_of(fields)])
-        groups = micro_batches(lengths.sum(0), token_budget=self._token_budget, at_least=stages)
+        stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
+        lengths = torch.stack([text.lengths for text in texts]).amax(0)
+        bundles = Bundles.of(texts, token_budget=self._token_budget)
+        if stages > 1:  # that wait for each other where they have fewer micro-batches
+            largest = max(1, -(-int(bundles.tokens.sum()) // stages))
+            bundles = Bundles.of(texts, token_budget=min(self._token_budget, largest))
+        tokens = bundles.tokens
+        numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
+        groups = [bundles.rows(each) for each in numbers]
         groups += [torch.empty(0, dtype=torch.int64)] * (self.mesh.largest(len(groups)) - len(groups))
-        even = max(int(lengths[:, rows].sum()) for rows in groups) if stages > 1 and groups else 1
+        even = max(int(tokens[each].sum()) for each in numbers) if stages > 1 and numbers else 1
         micros = []
         for rows in groups:
-            part = _cut(fields, rows, width=int(lengths[:, rows].max())) if len(rows) else _nothing(fields)
-            given = ModelInput.of(texts_of(part), at_least=max(1, even)).to(device)
+            part = _cut(fields, rows, width=int(lengths[rows].max())) if len(rows) else _nothing(fields)
+            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even)).to(device)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
         return micros
@@ -132,6 +148,7 @@ class Trainer(ModelRunner):
         role: str,
         offload: Offload,
         attention: Attention,
+        share_prompts: bool = True,
     ) -> None:
         """path: the model's field in the manifest, for messages; the others: see `ModelRunner`."""
         self._settings = optimizer
@@ -146,6 +163,7 @@ class Trainer(ModelRunner):
             role=role,
             offload=offload,
             attention=attention,
+            share_prompts=share_prompts,
             optimizer=self._optimizer,
         )
         self.state = TrainerState(model, self._optimizer)

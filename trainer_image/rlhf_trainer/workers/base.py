@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,6 @@ from rlhf_trainer.types import Batch, Fields, register
 
 TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
 """Prompt with response, where its tokens are, and which of them are the response's."""
-SCORED_FIELDS = ("tokens", "attention_mask")
-"""What a scorer reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +98,7 @@ class WorkerSetting:
             role=self.role,
             offload=self.model.offload,
             attention=self.job.spec.training.attention,
+            share_prompts=self.job.spec.training.share_prompts,
         )
 
     def trainer(self, model: LanguageModel | Scorer) -> Trainer:
@@ -122,6 +121,7 @@ class WorkerSetting:
             role=self.role,
             offload=self.model.offload,
             attention=self.job.spec.training.attention,
+            share_prompts=self.job.spec.training.share_prompts,
         )
 
 
@@ -176,7 +176,14 @@ def text_of(
 ) -> Text:
     """The text in the fields of these names, in the order of `TEXT_FIELDS`, of which the responses are read."""
     tokens, attention, response = (fields[name] for name in names)
-    return Text(tokens=tokens, lengths=lengths_of(attention), read=response, temperature=temperature, entropy=entropy)
+    return Text(
+        tokens=tokens,
+        lengths=lengths_of(attention),
+        prompts=prompts_of(response),
+        read=response,
+        temperature=temperature,
+        entropy=entropy,
+    )
 
 
 def log_probs_by(
@@ -201,24 +208,33 @@ def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
 
 def whole_texts(micro: Fields) -> list[Text]:
     """Prompt and response of each row, for a scorer."""
-    return [Text(tokens=micro["tokens"], lengths=lengths_of(micro["attention_mask"]))]
+    return [replace(text_of(micro), read=None)]
 
 
 def both_texts(micro: Fields) -> list[Text]:
     """The chosen and, below them, the rejected responses of pairs."""
-    return [
-        Text(
-            tokens=micro[f"{side}_tokens"],
-            lengths=lengths_of(micro[f"{side}_mask"]),
-            read=micro.get(f"{side}_response_mask"),
+    texts = []
+    for side in ("chosen", "rejected"):
+        response = micro.get(f"{side}_response_mask")
+        texts.append(
+            Text(
+                tokens=micro[f"{side}_tokens"],
+                lengths=lengths_of(micro[f"{side}_mask"]),
+                prompts=None if response is None else prompts_of(response),
+                read=response,
+            )
         )
-        for side in ("chosen", "rejected")
-    ]
+    return texts
 
 
 def lengths_of(attention_mask: Tensor) -> Tensor:
     """Tokens of each row, prompt and response: int64 [B]."""
     return attention_mask.sum(1).long()
+
+
+def prompts_of(response_mask: Tensor) -> Tensor:
+    """Tokens of each row before its response, 0 if it has none: int64 [B]."""
+    return (response_mask > 0).int().argmax(1)
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

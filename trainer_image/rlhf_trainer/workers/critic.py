@@ -11,7 +11,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import SCORED_FIELDS, TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
 
 VALUE_FIELDS = ("values", "returns")
 COST_VALUE_FIELDS = ("cost_values", "cost_returns")
@@ -30,7 +30,7 @@ class CriticWorker(TrainedModel):
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """values float32 [B, T]: values[b, t] is that of the state before token t."""
         return {"values": self.values_of(batch)}
@@ -42,7 +42,7 @@ class CriticWorker(TrainedModel):
 
     def values_of(self, batch: Batch) -> Tensor:
         """The value [B, T] of the state before each token."""
-        return self.trainer.infer({name: batch[name] for name in SCORED_FIELDS}, whole_texts, _values)
+        return self.trainer.infer({name: batch[name] for name in TEXT_FIELDS}, whole_texts, _values)
 
     def learn(self, batch: Batch) -> None:
         """All updates of a step."""
@@ -80,7 +80,7 @@ class CostCriticWorker(CriticWorker):
     value_fields = COST_VALUE_FIELDS
     objective = "cost_value"
 
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("cost_values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("cost_values",), phase="scoring")
     def compute_values(self, batch: Batch) -> Fields:
         """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
         return {"cost_values": self.values_of(batch)}

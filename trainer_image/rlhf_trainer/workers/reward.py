@@ -10,7 +10,7 @@ from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import SCORED_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
 
 PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
 SAFE_FIELDS = ("chosen_safe", "rejected_safe")
@@ -22,17 +22,17 @@ class RewardWorker:
     def __init__(self, setting: WorkerSetting) -> None:
         self._model = setting.frozen(setting.scorer(may_add_head=False))
 
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("scores",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
-        scores = self._model.infer({name: batch[name] for name in SCORED_FIELDS}, whole_texts, _scores)
+        scores = self._model.infer({name: batch[name] for name in TEXT_FIELDS}, whole_texts, _scores)
         return {"scores": at_last_token(scores, batch["attention_mask"])}
 
 
 class CostWorker(RewardWorker):
     """One rank of a frozen cost model."""
 
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("costs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring")
     def compute_cost(self, batch: Batch) -> Fields:
         """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
         return {"costs": self.compute_reward(batch)["scores"]}
