@@ -94,7 +94,7 @@ format: install ## Format the code and fix what can be fixed
 generate: install ## Write the CRD, the chart's copy and version, and docs/api-reference.md anew from crds/rlhf_api and pyproject.toml
 	$(BIN)/python -m rlhf_api.crd
 
-bench: install ## Measure where the time of a PPO step goes
+bench: install ## Measure the steps of GRPO and PPO beside the limit of this machine (most of an hour)
 	$(BIN)/python benchmarks/step.py
 
 accept: cluster-programs ## Run the golden path and print what was measured as one JSON

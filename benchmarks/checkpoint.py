@@ -2,31 +2,37 @@
 
     python benchmarks/checkpoint.py [--json PATH]
 
-The job of benchmarks/step.py with a checkpoint every third step: in step 3n the ranks copy their state, in step 3n + 1
-it is written in the background, in step 3n + 2 nothing of it goes on. The three kinds of steps of one run are compared.
+The PPO job of benchmarks/work.py with a checkpoint every third step: in step 3n the ranks copy their state, in step
+3n + 1 it is written in the background, in step 3n + 2 nothing of it goes on. The three kinds of steps of one run are
+compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from step import SIZES, records_of
+from work import SIZES, changed, make_inputs, manifest, records_of, run
 
 EVERY = 3
 
 
-def measure(size: dict[str, int], *, steps: int, slots: int) -> dict[str, float]:
+def measure(size: str, *, steps: int) -> dict[str, float]:
     """Median seconds of the copy and of each kind of step; the first three steps, which warm up, are left out."""
-    parameters, records = records_of(size, steps=steps, slots=slots, checkpoint={"everySteps": EVERY})
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = make_inputs(Path(folder), SIZES[size])
+        job = changed(manifest(Path(folder), "PPO", steps=steps), {"checkpoint": {"everySteps": EVERY}})
+        records = records_of(run([job], Path(folder)) / "step")
     kinds: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
-    for record in records[EVERY:]:
-        kinds[int(record["step"]) % EVERY].append(record)
+    for record in records:
+        if record["step"] > EVERY:
+            kinds[int(record["step"]) % EVERY].append(record)
     return {
         "parameters": parameters,
         "copy": median(record["time/checkpoint"] for record in kinds[0]),
@@ -55,10 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options = parser.parse_args(arguments)
-    results = {name: measure(SIZES[name], steps=options.steps, slots=options.slots) for name in options.sizes}
+    results = {name: measure(name, steps=options.steps) for name in options.sizes}
     show(results)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

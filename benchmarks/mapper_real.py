@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-from step import PROMPTS, SIZES, make_models, make_prompts, manifest
-from transformers import AutoTokenizer
+from work import SIZES, changed, make_inputs, manifest, run
 
 from rlhf_mapper.calibration import Compared, compare_phases, correction_of
 from rlhf_mapper.mapping import Kind, Phase
 
-STEPS = 7
-LARGER = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8}
+STEPS, PROMPTS, SAMPLES = 7, 16, 4
+LARGER = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 TOGETHER: Mapping[str, Any] = {"resources": {"slotsPerNode": 2}}
 APART = {
     "placement": {
@@ -40,7 +41,7 @@ class Case:
     name: str
     place: Mapping[str, Any]
     """Fields of the spec that say where the models live."""
-    size: Mapping[str, int] = field(default_factory=lambda: SIZES["0.7 M"])
+    size: Mapping[str, int] = field(default_factory=lambda: SIZES["0.7M"])
     prompts: int = PROMPTS
     parallelism: Mapping[str, int] = field(default_factory=dict)
     """Of actor and critic."""
@@ -82,27 +83,26 @@ def factors_of(outcome: Outcome) -> Mapping[Kind, float]:
 
 
 def _run(case: Case) -> Outcome:
-    tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_models(folder, dict(case.size), tokenizer)
-        make_prompts(folder / "prompts.jsonl", tokenizer, 64)
-        (folder / "job.yaml").write_text(yaml.safe_dump(_job(case, folder)))
-        command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), "--output"]
-        subprocess.run([*command, str(folder / "run")], check=True, stdout=sys.stderr)
-        job = folder / "run" / "step"
-        predicted = json.loads((job / "mapping.json").read_text())["predicted"]["phases"]
-        rows = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
+        make_inputs(folder, case.size)
+        done = run([_job(case, folder)], folder) / "step"
+        predicted = json.loads((done / "mapping.json").read_text())["predicted"]["phases"]
+        rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     return Outcome(case, predicted, rows)
 
 
 def _job(case: Case, folder: Path) -> dict[str, Any]:
-    document = manifest(folder, steps=STEPS, slots=2, checkpoint={})
-    spec = document["spec"]
-    del spec["resources"]
-    spec |= case.place
-    spec["training"]["promptBatchSize"] = case.prompts
+    job = changed(
+        manifest(folder, "PPO", steps=STEPS),
+        {
+            "models": {"reward": {"uri": f"file://{folder}/scorer"}},
+            "rollout": {"samplesPerPrompt": SAMPLES},
+            "training": {"promptBatchSize": case.prompts, "miniBatchSize": 32},
+            **case.place,
+        },
+    )
     if case.parallelism:
         for role in ("actor", "critic"):
-            spec["models"][role]["parallelism"] = dict(case.parallelism)
-    return document
+            job["spec"]["models"][role]["parallelism"] = dict(case.parallelism)
+    return job

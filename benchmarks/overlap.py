@@ -1,7 +1,7 @@
 """Updates of actor and critic on two pools, alone and at the same time: python benchmarks/overlap.py [--json PATH].
 
-The job of benchmarks/step.py on two pools of one CPU slot each; everything is real (Ray, FSDP2). One PPO step runs up
-to its advantages; then come, in turn, the update of the actor alone, that of the critic alone, and both. Medians of
+The PPO job of benchmarks/work.py on two pools of one CPU slot each; everything is real (Ray, FSDP2). One PPO step runs
+up to its advantages; then come, in turn, the update of the actor alone, that of the critic alone, and both. Medians of
 one run, which needs a free core for each pool.
 """
 
@@ -12,15 +12,13 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from step import SIZES, make_models, make_prompts, manifest
-from transformers import AutoTokenizer
+from work import SIZES, changed, make_inputs, manifest
 
 from rlhf_api.job import Job
 from rlhf_mapper.place import place
@@ -32,18 +30,15 @@ from rlhf_trainer.run_folder.folder import model_folders
 WARM_UP = 2
 POOLS = [
     {"name": "left", "models": ["actor", "reference"], "slotsPerNode": 1},
-    {"name": "right", "models": ["critic", "reward"], "slotsPerNode": 1},
+    {"name": "right", "models": ["critic"], "slotsPerNode": 1},
 ]
 
 
 def job_in(folder: Path) -> Job:
     """The job on two pools, its models and prompts made in the folder."""
-    tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
-    make_models(folder, SIZES["0.7 M"], tokenizer)
-    make_prompts(folder / "prompts.jsonl", tokenizer, 64)
-    document = manifest(folder, steps=1000, slots=1, checkpoint={})
-    del document["spec"]["resources"]
-    return Job.parse({**document, "spec": {**document["spec"], "placement": {"mode": "Manual", "pools": POOLS}}})
+    make_inputs(folder, SIZES["0.7M"])
+    document = manifest(folder, "PPO", steps=1000)
+    return Job.parse(changed(document, {"placement": {"mode": "Manual", "pools": POOLS}}))
 
 
 def measure(repeats: int) -> dict[str, float]:

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
-from step import PHASES, PROMPT_TOKENS, make_prompts, manifest
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from work import PHASES, PROMPT_TOKENS, apart, make_prompts, manifest, tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
@@ -55,25 +52,22 @@ SLOT, CONTROLLER, RAY = "slot", "controller", "Ray's own processes"
 
 def make_models(folder: Path) -> None:
     """Write an actor and a reward model with random weights, and the prompts."""
-    tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
+    words = tokenizer()
     torch.manual_seed(0)
-    makers = {"actor": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
+    makers = {"actor": AutoModelForCausalLM, "scorer": AutoModelForSequenceClassification}
     for name, maker in makers.items():
         config = SHAPES[SHAPE].from_dict({**SHAPES[SHAPE].to_dict(), "num_labels": 1})
         maker.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    make_prompts(folder / "prompts.jsonl", tokenizer, RESPONSES * STEPS)
+        words.save_pretrained(folder / name)
+    make_prompts(folder / "prompts.jsonl", RESPONSES * STEPS)
 
 
 def job_of(algorithm: str, folder: Path) -> dict[str, Any]:
     """The manifest; all models share both slots. GRPO has a reward model, PPO a critic and a rule as its reward."""
-    job = manifest(folder, steps=STEPS, slots=SLOTS, checkpoint={})
+    job = manifest(folder, algorithm, steps=STEPS)
     spec, samples = job["spec"], SAMPLES[algorithm]
-    spec["algorithm"] = {"name": algorithm}
-    if algorithm == "GRPO":
-        del spec["models"]["critic"]
-    else:
-        spec["models"]["reward"] = {"entrypoint": RULE}
+    scorer = {"uri": f"file://{folder}/scorer"}
+    spec["models"]["reward"] = scorer if algorithm == "GRPO" else {"entrypoint": RULE}
     spec["data"]["maxResponseTokens"] = RESPONSE_TOKENS
     spec["rollout"] = {"samplesPerPrompt": samples}
     batch = {"promptBatchSize": RESPONSES // samples, "miniBatchSize": RESPONSES}
@@ -170,12 +164,6 @@ def library_bytes() -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", printed)
     assert found, printed
     return int(found[1]) * 1024
-
-
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own, so that what it held is free again before anything is measured."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
 
 
 def measured(algorithm: str, models: Path, libraries: int) -> dict[str, Any]:

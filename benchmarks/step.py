@@ -1,154 +1,161 @@
-"""Where the time of a PPO step goes, for two sizes of Llama on CPU: python benchmarks/step.py [--json PATH].
+"""Seconds of a step beside what this machine needs at least, and what each change brings: python benchmarks/step.py.
 
-64 samples a step (16 prompts x 4), prompt 32 and response 64 tokens, all lengths forced; weights are random. Everything
-is real (Ray, FSDP2, vLLM); the first step is left out of the means.
+    python benchmarks/step.py [--json PATH] [--columns COLUMN ...] [--changes CHANGE ...] [--rounds N] [--steps N]
+                              [--precision BF16]
+
+The work is that of `work`; everything is real (Ray, FSDP2, vLLM). In each round `rlhf run` trains one job with the
+defaults and one for each change that is taken back, one after the other, and then `limit` measures. Ratios are made
+within a round; what stands behind them is their range over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import torch
-import yaml
+from limit import limit_of, unavoidable
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-from transformers import PreTrainedTokenizerBase as Tokenizer
+from work import (
+    COLUMNS,
+    PHASES,
+    PROMPT_TOKENS,
+    RESPONSE_TOKENS,
+    RESPONSES,
+    SIZES,
+    WARM_UP,
+    Column,
+    changed,
+    host,
+    make_inputs,
+    manifest,
+    medians,
+    records_of,
+    run,
+)
 
-PROMPT_TOKENS, RESPONSE_TOKENS, PROMPTS, SAMPLES = 32, 64, 16, 4
-SIZES: dict[str, dict[str, int]] = {
-    "0.7 M": {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "27 M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8},
+DEFAULT = "default"
+WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
+    "one-slot": {"resources": {"slotsPerNode": 2}},
+    "one-scoring": {"training": {"oldLogProbs": "Recompute"}},
+    "shared-prompts": {"training": {"sharePrompts": False}},
 }
-PHASES = ("generation", "reshard", "scoring", "advantage", "update", "data", "transfer", "controller")
+"""Each change, and what a manifest says to go without it: 2 slots of a thread each instead of one slot with a thread a
+core; old log-probabilities computed a second time; the prompt of a group computed for each of its responses.
+"""
+Round = dict[str, list[dict[str, float]]]
+"""The records of each job."""
 
 
-def make_models(folder: Path, size: dict[str, int], tokenizer: Tokenizer) -> int:
-    """Write an actor and a reward model with random weights; returns the parameters of the actor."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        num_key_value_heads=size["num_attention_heads"],
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        **size,
-    )
-    torch.manual_seed(0)
-    actor = LlamaForCausalLM(config)
-    actor.save_pretrained(folder / "actor")
-    config.num_labels = 1
-    LlamaForSequenceClassification(config).save_pretrained(folder / "reward")
-    for name in ("actor", "reward"):
-        tokenizer.save_pretrained(folder / name)
-    return sum(parameter.numel() for parameter in actor.parameters())
+def measure(
+    size: str, algorithms: Sequence[str], changes: Sequence[str], *, rounds: int, steps: int, precision: str
+) -> dict[str, Any]:
+    """The rounds of the columns of one size, with the limit in each round."""
+    found: dict[str, Any] = {"rounds": [], "limits": []}
+    with tempfile.TemporaryDirectory() as inputs:
+        found["parameters"] = make_inputs(Path(inputs), SIZES[size])
+        for _ in range(rounds):
+            found["rounds"].append(
+                {name: one_round(Path(inputs), name, changes, steps=steps, precision=precision) for name in algorithms}
+            )
+            found["limits"].append(limit_of(Path(inputs), precision))
+    return found
 
 
-def make_prompts(path: Path, tokenizer: Tokenizer, count: int) -> None:
-    """Write prompts of exactly PROMPT_TOKENS tokens, of random words."""
-    words = ["How", "to", "clean", "my", "kettle", "a", "bicycle", "please", "help", "the", "I", "?", "want", "this"]
-    chooser = random.Random(0)
-    rows: list[str] = []
-    while len(rows) < count:
-        text = ""
-        while len(tokenizer.encode(text)) < PROMPT_TOKENS:
-            text += " " + chooser.choice(words)
-        if len(tokenizer.encode(text)) == PROMPT_TOKENS:
-            rows.append(json.dumps({"prompt": text}))
-    path.write_text("\n".join(rows) + "\n")
+def one_round(inputs: Path, algorithm: str, changes: Sequence[str], *, steps: int, precision: str) -> Round:
+    """Train the job with the defaults, and without each of the changes."""
+    variants = {DEFAULT: {}, **{name: WITHOUT[name] for name in changes}}
+    jobs = [
+        changed(
+            changed(
+                manifest(inputs, algorithm, steps=WARM_UP + steps, name=name), {"training": {"precision": precision}}
+            ),
+            change,
+        )
+        for name, change in variants.items()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        done = run(jobs, Path(folder))
+        return {name: records_of(done / name) for name in variants}
 
 
-def manifest(folder: Path, *, steps: int, slots: int, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A PPO job on the made models."""
-    actor, reward = f"file://{folder}/actor", f"file://{folder}/reward"
+def column_of(found: Mapping[str, Any], column: Column) -> dict[str, Any]:
+    """The figures of a column: seconds, and ratios as (median, lowest, highest) of the rounds."""
+    rounds: list[Round] = [each[column.algorithm] for each in found["rounds"]]
+    limits = [unavoidable(column.algorithm, each) for each in found["limits"]]
+    seconds = [{name: medians(records)["step"] for name, records in each.items()} for each in rounds]
     return {
-        "apiVersion": "rlhf.hybridflow.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": "step"},
-        "spec": {
-            "algorithm": {"name": "PPO"},
-            "models": {
-                "actor": {"uri": actor},
-                "critic": {"uri": reward},
-                "reference": {"uri": actor},
-                "reward": {"uri": reward},
-            },
-            "data": {
-                "train": {"uri": f"file://{folder}/prompts.jsonl"},
-                "maxPromptTokens": PROMPT_TOKENS,
-                "maxResponseTokens": RESPONSE_TOKENS,
-            },
-            "rollout": {"samplesPerPrompt": SAMPLES, "minResponseTokens": RESPONSE_TOKENS},
-            "training": {"totalSteps": steps, "promptBatchSize": PROMPTS, "miniBatchSize": 32},
-            "resources": {"slotsPerNode": slots},
-            "checkpoint": checkpoint,
+        "parameters": found["parameters"],
+        "steps": sum(len(each[DEFAULT]) for each in rounds),
+        "seconds": medians([record for each in rounds for record in each[DEFAULT]]),
+        "limit": median(limits),
+        "of_limit": spread([each[DEFAULT] / limit for each, limit in zip(seconds, limits, strict=True)]),
+        "without": {
+            name: spread([each[name] / each[DEFAULT] for each in seconds]) for name in seconds[0] if name != DEFAULT
         },
     }
 
 
-def records_of(
-    size: dict[str, int], *, steps: int, slots: int, checkpoint: dict[str, Any]
-) -> tuple[int, list[dict[str, float]]]:
-    """Run the job: the parameters of the actor, and the lines of metrics.jsonl."""
-    tokenizer = AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        parameters = make_models(folder, size, tokenizer)
-        make_prompts(folder / "prompts.jsonl", tokenizer, 64)
-        job = manifest(folder, steps=steps, slots=slots, checkpoint=checkpoint)
-        (folder / "job.yaml").write_text(yaml.safe_dump(job))
-        command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), "--output"]
-        subprocess.run([*command, str(folder / "run")], check=True, stdout=sys.stderr)
-        lines = (folder / "run" / "step" / "metrics.jsonl").read_text().splitlines()
-    return parameters, [json.loads(line) for line in lines]
+def spread(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lowest, highest)."""
+    return median(ratios), min(ratios), max(ratios)
 
 
-def measure(size: dict[str, int], *, steps: int, slots: int) -> dict[str, float]:
-    """Mean seconds of each phase of a step, and the parameters of the actor."""
-    parameters, records = records_of(size, steps=steps, slots=slots, checkpoint={})
-    means = {name: sum(record[name] for record in records[1:]) / len(records[1:]) for name in records[0]}
-    return {"parameters": parameters, **means}
+def ratio(figures: Sequence[float]) -> str:
+    """A spread as people read it."""
+    middle, lowest, highest = figures
+    return f"{middle:.2f} ({lowest:.2f}-{highest:.2f})"
 
 
-def show(results: dict[str, dict[str, float]]) -> None:
-    """The table of seconds and shares."""
-    table = Table(title=f"{PROMPTS} prompts x {SAMPLES}, prompt {PROMPT_TOKENS}, response {RESPONSE_TOKENS} tokens")
-    table.add_column("phase")
+def show(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
+    """The table: a column each."""
+    work = f"{RESPONSES} responses, prompt {PROMPT_TOKENS}, response {RESPONSE_TOKENS} tokens, {precision}; {host()}"
+    table = Table(title=f"seconds a step, medians; {work}")
+    table.add_column("")
     for name, result in results.items():
-        table.add_column(f"{name} ({result['parameters'] / 1e6:.1f} M parameters)", justify="right")
+        table.add_column(f"{name}\n{result['parameters'] / 1e6:.1f} M, {result['steps']} steps", justify="right")
     for phase in (*PHASES, "step"):
-        cells = [
-            f"{result.get(f'time/{phase}', 0.0):.3f} s {result.get(f'time/{phase}', 0.0) / result['time/step']:6.1%}"
-            for result in results.values()
-        ]
-        table.add_row(phase, *cells)
-    table.add_row("tokens/s", *(f"{result['tokens_per_second']:,.0f}" for result in results.values()))
-    Console(width=100).print(table)
+        table.add_row(phase, *(f"{result['seconds'][phase]:.3f}" for result in results.values()))
+    table.add_section()
+    table.add_row("limit", *(f"{result['limit']:.3f}" for result in results.values()))
+    table.add_row("step / limit", *(ratio(result["of_limit"]) for result in results.values()))
+    table.add_section()
+    for change in next(iter(results.values()))["without"]:
+        table.add_row(f"without {change} / step", *(ratio(result["without"][change]) for result in results.values()))
+    Console(width=120).print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument("--changes", nargs="*", choices=WITHOUT, default=list(WITHOUT))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="of each job and round, after a first one")
+    parser.add_argument("--precision", choices=("FP32", "BF16"), default="FP32")
     options = parser.parse_args(arguments)
-    results = {name: measure(size, steps=options.steps, slots=options.slots) for name, size in SIZES.items()}
-    show(results)
-    for name, result in results.items():
-        share = (result["time/controller"] + result["time/transfer"]) / result["time/step"]
-        print(f"{name}: controller and data movement take {share:.1%} of a step")
+    columns = [COLUMNS[name] for name in options.columns]
+    results: dict[str, dict[str, Any]] = {}
+    for size in SIZES:
+        own = [column for column in columns if column.size == size]
+        if own:
+            found = measure(
+                size,
+                [column.algorithm for column in own],
+                options.changes,
+                rounds=options.rounds,
+                steps=options.steps,
+                precision=options.precision,
+            )
+            results |= {str(column): column_of(found, column) for column in own}
+    show(results, options.precision)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        options.json.write_text(json.dumps({"host": host(), "columns": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

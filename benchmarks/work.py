@@ -1,0 +1,188 @@
+"""The work that `step`, `limit`, `peers` and `compare` measure: models, prompts and manifests, and how a job is run.
+
+A step has 64 responses of exactly 64 tokens to prompts of 32 tokens and makes one optimizer step: GRPO 4 to each of 16
+prompts, PPO 1 to each of 64. The models are Llamas with random weights, grouped keys and an untied head; the KL to the
+reference weighs 0.05, and the reward is a rule.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, KL = 32, 64, 64, 0.05
+SAMPLES = {"GRPO": 4, "PPO": 1}
+"""Responses to a prompt."""
+SIZES: dict[str, dict[str, int]] = {
+    "0.7M": {
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "27M": {
+        "hidden_size": 512,
+        "intermediate_size": 1664,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+}
+PHASES = ("generation", "reshard", "scoring", "advantage", "update", "data", "transfer", "controller")
+WARM_UP = 1
+"""First steps of a job, which are not counted."""
+LEARNING_RATE = 1e-5
+
+
+class Column(NamedTuple):
+    """An algorithm on models of one size."""
+
+    algorithm: str
+    size: str
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}-{self.size}"
+
+
+COLUMNS = {str(column): column for column in (Column(name, size) for size in SIZES for name in SAMPLES)}
+
+
+def tokenizer() -> Tokenizer:
+    """That of the example, with 512 tokens."""
+    return AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
+
+
+def make_models(folder: Path, shape: Mapping[str, int]) -> int:
+    """Write an actor, and a scorer that is a critic or a reward model; returns the parameters of the actor."""
+    words = tokenizer()
+    config = LlamaConfig(
+        **{"vocab_size": len(words), **shape},
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    actor = LlamaForCausalLM(config)
+    actor.save_pretrained(folder / "actor")
+    config.num_labels = 1
+    LlamaForSequenceClassification(config).save_pretrained(folder / "scorer")
+    for name in ("actor", "scorer"):
+        words.save_pretrained(folder / name)
+    return sum(parameter.numel() for parameter in actor.parameters())
+
+
+def make_prompts(path: Path, count: int = RESPONSES) -> None:
+    """Write prompts of exactly PROMPT_TOKENS tokens, of random words."""
+    words = ["How", "to", "clean", "my", "kettle", "a", "bicycle", "please", "help", "the", "I", "?", "want", "this"]
+    encode, chooser = tokenizer().encode, random.Random(0)
+    rows: list[str] = []
+    while len(rows) < count:
+        text = ""
+        while len(encode(text)) < PROMPT_TOKENS:
+            text += " " + chooser.choice(words)
+        if len(encode(text)) == PROMPT_TOKENS:
+            rows.append(json.dumps({"prompt": text}))
+    path.write_text("\n".join(rows) + "\n")
+
+
+def make_inputs(folder: Path, shape: Mapping[str, int]) -> int:
+    """Write models and prompts; returns the parameters of the actor."""
+    make_prompts(folder / "prompts.jsonl")
+    return make_models(folder, shape)
+
+
+def manifest(folder: Path, algorithm: str, *, steps: int, name: str = "step") -> dict[str, Any]:
+    """A job on what `make_inputs` wrote; it says nothing of slots."""
+    trained = {"optimizer": {"learningRate": LEARNING_RATE}}
+    actor = {"uri": f"file://{folder}/actor"}
+    models = {"actor": actor | trained, "reference": actor, "reward": {"entrypoint": "rule:score"}}
+    if algorithm == "PPO":
+        models["critic"] = {"uri": f"file://{folder}/scorer", **trained}
+    return {
+        "apiVersion": "rlhf.hybridflow.io/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": name},
+        "spec": {
+            "algorithm": {"name": algorithm, "kl": {"coefficient": KL}},
+            "models": models,
+            "data": {
+                "train": {"uri": f"file://{folder}/prompts.jsonl"},
+                "maxPromptTokens": PROMPT_TOKENS,
+                "maxResponseTokens": RESPONSE_TOKENS,
+            },
+            "rollout": {"samplesPerPrompt": SAMPLES[algorithm], "minResponseTokens": RESPONSE_TOKENS},
+            "training": {"totalSteps": steps, "promptBatchSize": RESPONSES // SAMPLES[algorithm]},
+        },
+    }
+
+
+def changed(job: Mapping[str, Any], change: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The manifest with some fields of parts of its spec set."""
+    spec = job["spec"]
+    return {**job, "spec": spec | {part: spec.get(part, {}) | fields for part, fields in change.items()}}
+
+
+def run(jobs: Sequence[Mapping[str, Any]], folder: Path, *, environment: Mapping[str, str] | None = None) -> Path:
+    """`rlhf run` of these jobs, one after the other; returns the folder of the run. CalledProcessError if it fails."""
+    (folder / "jobs.yaml").write_text(yaml.safe_dump_all(jobs))
+    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "jobs.yaml")]
+    subprocess.run(
+        [*command, "--output", str(folder / "run")],
+        check=True,
+        stdout=sys.stderr,
+        cwd=Path(__file__).parent,  # where the rule is
+        env={**os.environ, **(environment or {})},
+    )
+    return folder / "run"
+
+
+def records_of(job: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl in the folder of a job, without the first steps.
+
+    ValueError if the responses were not as long as they had to be, or an update was left out.
+    """
+    records = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["response_length/mean"] != RESPONSE_TOKENS or record["skipped_updates"]:
+            raise ValueError(f"step {record['step']} of {job.name} is not the work that is measured: {record}")
+    return records[WARM_UP:]
+
+
+def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Median seconds of a step, by phase, and `step`."""
+    return {phase: median(record.get(f"time/{phase}", 0.0) for record in records) for phase in (*PHASES, "step")}
+
+
+def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own, so that what it held is free again before anything is measured."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def host() -> str:
+    """What a reader has to know of this machine's CPU."""
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    return f"{cores()} cores, {'with' if 'amx_bf16' in flags else 'without'} AMX"
