@@ -40,6 +40,10 @@ class Work:
     """Sequences of forward and backward passes, over all mini-batches and epochs."""
     updates: int = 0
     """Optimizer steps."""
+    read_together: int = 1
+    """Sequences of forward passes that have one prompt, which is computed once."""
+    trained_together: int = 1
+    """Sequences of a mini-batch that have one prompt."""
     recomputes: bool = False
     """Whether activations are recomputed in the backward pass."""
 
@@ -99,12 +103,15 @@ def _work(job: Job, role: Role) -> Work:
     methods = [method for model, method in job.spec.algorithm.calls if model == role]
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
+    read_together, trained_together = _together(job, role, updates)
     return Work(
         generated=job.sequences_per_step * passes,
         passes=passes,
         read=sum(_read(job, role, method) for method in methods),
         trained=trained,
         updates=updates,
+        read_together=read_together,
+        trained_together=trained_together,
         recomputes=job.models()[role].gradient_checkpointing,
     )
 
@@ -134,3 +141,16 @@ def _updates(job: Job, role: Role) -> tuple[float, int]:
     if algorithm.chooses_pairs or algorithm.data in PAIRED or (role == "actor" and job.spec.data.pretrain):
         each = 2
     return float(kept * training.update_epochs * each), training.update_epochs * -(-kept // mini)
+
+
+def _together(job: Job, role: Role, updates: int) -> tuple[int, int]:
+    """(sequences of forward passes, of a mini-batch) that have one prompt, of a model with so many updates."""
+    algorithm, training, samples = job.spec.algorithm, job.spec.training, job.spec.rollout.samples_per_prompt
+    if not training.share_prompts:
+        return 1, 1
+    if algorithm.chooses_pairs or (algorithm.data in PAIRED and role == "actor"):  # both sides of a pair
+        return samples, 2
+    if role == "actor" and job.spec.data.pretrain:  # of each sequence another one is beside it
+        return 1, 1
+    mini_batches = max(updates // training.update_epochs, 1)
+    return samples, max(samples // mini_batches, 1)

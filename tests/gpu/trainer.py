@@ -51,6 +51,11 @@ def measure(rung: Rung) -> None:
         auto, by_sdpa = build(case), build(replace(case, training={**case.training, "attention": "SDPA"}))
         found["kernels"] = [inner(each.trainer.model.module).config._attn_implementation for each in (auto, by_sdpa)]
         _same(found, read(scored(auto, case)), read(scored(by_sdpa, case)), auto)
+    with rung.part("shared prompts") as found:
+        actor, of_one_prompt = build(case), replace(case, one_prompt=True)
+        actor.save(folder=str(rung.folder / "of one prompt"))
+        alone = _by_transformers(actor, of_one_prompt, str(rung.folder / "of one prompt"))
+        _same(found, read(scored(actor, of_one_prompt)), alone, actor)
     with rung.part("saved model") as found:
         actor = build(case)
         actor.save(folder=str(rung.folder / "saved"))

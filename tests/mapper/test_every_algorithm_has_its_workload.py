@@ -164,3 +164,27 @@ def test_recomputation_is_that_of_the_manifest() -> None:
     models = {"actor": {"gradientCheckpointing": True}}
     work = workload_of(job_of("PPO", models=models)).work
     assert (work["actor"].recomputes, work["critic"].recomputes, work["reference"].recomputes) == (True, False, False)
+
+
+TOGETHER = {
+    "GRPO": {"actor": (4, 1), "reference": (4, 4), "reward": (4, 4)},
+    "RLOO": {"actor": (4, 4), "reference": (4, 4), "reward": (4, 4)},
+    "PPO": dict.fromkeys(("actor", "critic", "reference", "reward"), (1, 1)),
+    "PPO-ptx": dict.fromkeys(("actor", "critic", "reference", "reward"), (1, 1)),
+    "DPO": {"actor": (1, 2), "reference": (1, 1)},
+    "RewardModel": {"reward": (1, 1)},
+    "OnlineDPO": dict.fromkeys(("actor", "reference", "reward"), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_sequences_that_have_one_prompt_compute_it_once(name: str) -> None:
+    """GRPO's 16 mini-batches have one response to a prompt each."""
+    work = workload_of(job(name)).work
+    assert {role: (each.read_together, each.trained_together) for role, each in work.items()} == TOGETHER[name]
+
+
+def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
+    algorithm, changes = JOBS["RLOO"]
+    work = workload_of(job_of(algorithm, **changes, training={"sharePrompts": False})).work
+    assert {(each.read_together, each.trained_together) for each in work.values()} == {(1, 1)}

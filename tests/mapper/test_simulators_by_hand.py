@@ -74,6 +74,19 @@ def forward_flops(model: Architecture, sequences: int, tokens: int) -> float:
     )
 
 
+@pytest.mark.parametrize(("micro_batch", "tokens"), [(1, 160), (2, 50 + 60), (8, 25 + 60)])
+def test_sequences_of_a_micro_batch_with_one_prompt_compute_it_once(micro_batch: int, tokens: int) -> None:
+    """Prompts of 100 tokens, of which 4 responses of 60 have one."""
+    model, size = passes(bf16=1e12), np.array(float(micro_batch))
+    one = model.compute(layout(), size, tokens) * 64 / micro_batch
+    read = training.inference_seconds(model, Work(read=64, read_together=4), a_step(), layout(), size)
+    assert read == pytest.approx(one)
+    trained = training.training_seconds(
+        model, Work(trained=64, updates=1, trained_together=4), a_step(), layout(), size
+    )
+    assert trained == pytest.approx(3 * one)
+
+
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_forward_pass_takes_its_flops(scores: bool) -> None:
     model = replace(SMALL, scores=scores)

@@ -57,6 +57,8 @@ class Case:
     prompt: int = 1024
     response: int = 1024
     """Tokens of each."""
+    one_prompt: bool = False
+    """Whether the responses have one prompt."""
     micro_batch_tokens: int = 8192
     recompute: bool = True
     layers: int | None = None
@@ -236,6 +238,8 @@ def batch_of(case: Case) -> Batch:
     response = torch.zeros(shape)
     response[:, case.prompt :] = 1.0
     tokens = (torch.arange(case.rows * width) % 500).reshape(shape)
+    if case.one_prompt:
+        tokens[:, : case.prompt] = tokens[0, : case.prompt].clone()
     log_probs = dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), -response)
     fields = {
         "tokens": tokens,

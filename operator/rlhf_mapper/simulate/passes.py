@@ -48,11 +48,11 @@ class Passes:
         """Layers of the largest stage."""
         return np.ceil(self.model.layers / layouts.p)
 
-    def compute(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+    def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
         """Forward, of `sequences` sequences of so many tokens each, through the slowest stage; no communication."""
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
 
-    def layers(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+    def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
         """Of those of the largest stage alone, without communication."""
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
@@ -72,7 +72,7 @@ class Passes:
             layouts.p > 1, self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts), 0.0
         )
 
-    def _layer(self, layouts: Layouts, sequences: Numbers, tokens: float) -> Numbers:
+    def _layer(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
         model, size = self.model, self.software.compute_bytes
         count = sequences * tokens
         attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square

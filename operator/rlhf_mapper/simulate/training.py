@@ -22,9 +22,9 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     """Of all mini-batch updates of a step, with micro-batches of so many sequences."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
-    tokens = load.sequence_tokens
     of_a_rank = np.ceil(work.trained / work.updates / layouts.d)
     size = np.minimum(micro_batch, of_a_rank)
+    tokens = _computed_tokens(load, size, work.trained_together)
     count = np.ceil(of_a_rank / size)
     forwards = 1.0 + work.recomputes
     compute = passes.compute(layouts, size, tokens) * (forwards + BACKWARD_OVER_FORWARD)
@@ -42,14 +42,20 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     """Of the forward passes of a step."""
     if not work.read:
         return np.zeros_like(layouts.gpus)
-    tokens = load.sequence_tokens
     of_a_rank = np.ceil(work.read / layouts.d)
     size = np.minimum(micro_batch, of_a_rank)
+    tokens = _computed_tokens(load, size, work.read_together)
     count = np.ceil(of_a_rank / size)
     compute = np.maximum(passes.compute(layouts, size, tokens), _gathered(passes, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
     seconds: Numbers = (count + layouts.p - 1) * one + passes.software.efficiency.call_seconds
     return seconds
+
+
+def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbers:
+    """Of each sequence of a micro-batch, in which as many as may have one prompt, which is computed once."""
+    tokens: Numbers = load.prompt.mean / np.minimum(sequences, together) + load.response.mean
+    return tokens
 
 
 def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:

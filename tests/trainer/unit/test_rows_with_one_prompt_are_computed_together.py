@@ -68,6 +68,12 @@ def test_what_a_second_text_shares_by_itself_counts_once_too() -> None:
     assert bundled([text(), other], 1000)[1] == [15 + 4 + 4 + 2, 8 + 4, 5 + 2, 4 + 2, 2 + 2]
 
 
+def test_a_prompt_that_is_next_to_nothing_of_its_row_is_not_shared() -> None:
+    first_token = text(([1], [1], [1]), [15, 16, 16])
+    assert bundled([first_token], 1000) == ([[0], [1], [2]], [16, 17, 17])
+    assert bundled([text(([1], [1]), [15, 15])], 1000) == ([[0, 1]], [16 + 15])
+
+
 def test_without_rows_there_is_no_bundle() -> None:
     nothing = Text(tokens=torch.zeros(0, 3, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
     assert Bundles.of([nothing], token_budget=9).tokens.tolist() == []

@@ -13,6 +13,10 @@ from torch.nn.functional import pad
 
 from rlhf_trainer.types import Fields, concatenate
 
+LEAST_SHARE = 16
+"""A prompt of less than one part in so many of its row's tokens is not shared: a first token that all texts have would
+tie all of them together, and ranks could not be dealt about as much."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
@@ -175,8 +179,10 @@ class ModelInput:
 
 
 def prompt_sizes(text: Text) -> Tensor:
-    """int64 [b]: tokens of each row's prompt that other rows may share."""
-    return torch.zeros_like(text.lengths) if text.prompts is None else text.prompts
+    """int64 [b]: tokens of each row's prompt that other rows may share; 0 where that saves next to nothing."""
+    if text.prompts is None:
+        return torch.zeros_like(text.lengths)
+    return torch.where(text.prompts * LEAST_SHARE < text.lengths, 0, text.prompts)
 
 
 def prompt_keys(text: Text) -> list[bytes]:
