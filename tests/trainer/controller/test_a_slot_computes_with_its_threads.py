@@ -24,9 +24,10 @@ class Teller:
     """Says what its process computes with."""
 
     @register(ONE_TO_ALL)
-    def tell(self) -> tuple[int, str, set[int], int]:
-        """Torch's threads, what other libraries are told, the cores that it may run on, and its niceness."""
-        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.sched_getaffinity(0), os.nice(0)
+    def tell(self) -> tuple[int, str, str, set[int], int]:
+        """Torch's threads, what libraries are told of them, the cores that it may run on, and its niceness."""
+        variables = os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]
+        return torch.get_num_threads(), *variables, os.sched_getaffinity(0), os.nice(0)
 
 
 @pytest.fixture
@@ -56,9 +57,10 @@ def told(slots: Slots, folder: Path) -> list[Any]:
 
 
 def test_slots_of_all_pools_share_the_cores(slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(variable, raising=False)
     share = int(ray.cluster_resources()["CPU"]) // 3
     assert share > 1, "a share of one would tell nothing"
     everywhere, niceness = os.sched_getaffinity(0), os.nice(0)
     threads = min(share, psutil.cpu_count(logical=False))  # torch takes no more than there are
-    assert told(slots, tmp_path) == [(threads, str(share), everywhere, niceness)] * 3
+    assert told(slots, tmp_path) == [(threads, str(share), "PASSIVE", everywhere, niceness)] * 3

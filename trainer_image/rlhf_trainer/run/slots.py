@@ -31,6 +31,11 @@ By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of
 
 
 THREADS = "OMP_NUM_THREADS"
+WAITING = "OMP_WAIT_POLICY"
+"""Whether a thread that waits for the others of its process keeps its core busy, as it does by itself.
+
+It must not: beside other programs one of the others waits for that core, and a step takes 30 times as long.
+"""
 
 
 class Slots:
@@ -95,7 +100,7 @@ class Slots:
             self._groups[pool.name] = WorkerGroup(
                 reserved,
                 start=partial(distributed.start, placed.device, COLLECTIVE_DEADLINES * deadline),
-                environment={**threads, **HEAP},
+                environment={**threads, **HEAP, WAITING: os.environ.get(WAITING, "PASSIVE")},
                 log=log,
                 deadline=deadline,
             )
