@@ -6,6 +6,9 @@ BIN := .venv/bin
 LOCK := requirements/cpu.lock
 OVERRIDES := requirements/overrides.txt
 STAMP := .venv/installed
+PEERS := .venv-peers
+TRL := 1.16.0
+TRL_WITH_PPO := 1.12.0 # the last one that has it
 UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
@@ -15,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo cluster-demo test test-unit test-cluster cluster-programs test-full lint format generate bench accept lock clean
+.PHONY: help install demo cluster-demo test test-unit test-cluster cluster-programs test-full lint format generate bench bench-peers accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -96,6 +99,18 @@ generate: install ## Write the CRD, the chart's copy and version, and docs/api-r
 
 bench: install ## Measure the steps of GRPO and PPO beside the limit of this machine (most of an hour)
 	$(BIN)/python benchmarks/step.py
+
+bench-peers: $(PEERS)/installed ## Measure the same steps in TRL beside ours (puts TRL into .venv-peers)
+	$(BIN)/python benchmarks/peers.py
+
+# TRL and what only it needs; torch, transformers and datasets are those of .venv, so both run the same ones.
+$(PEERS)/installed: $(STAMP)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(PEERS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
+	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps accelerate==1.15.0 trl==$(TRL)
+	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --target $(PEERS)/ppo trl==$(TRL_WITH_PPO)
+	@touch $@
 
 accept: cluster-programs ## Run the golden path and print what was measured as one JSON
 	@$(BIN)/python tests/accept/accept.py

@@ -35,8 +35,10 @@ from work import (
     make_inputs,
     manifest,
     medians,
+    ratio,
     records_of,
     run,
+    spread,
 )
 
 DEFAULT = "default"
@@ -99,17 +101,6 @@ def column_of(found: Mapping[str, Any], column: Column) -> dict[str, Any]:
             name: spread([each[name] / each[DEFAULT] for each in seconds]) for name in seconds[0] if name != DEFAULT
         },
     }
-
-
-def spread(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """(median, lowest, highest)."""
-    return median(ratios), min(ratios), max(ratios)
-
-
-def ratio(figures: Sequence[float]) -> str:
-    """A spread as people read it."""
-    middle, lowest, highest = figures
-    return f"{middle:.2f} ({lowest:.2f}-{highest:.2f})"
 
 
 def show(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:

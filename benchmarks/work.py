@@ -171,6 +171,17 @@ def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {phase: median(record.get(f"time/{phase}", 0.0) for record in records) for phase in (*PHASES, "step")}
 
 
+def spread(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lowest, highest)."""
+    return median(ratios), min(ratios), max(ratios)
+
+
+def ratio(figures: Sequence[float]) -> str:
+    """A spread as people read it."""
+    middle, lowest, highest = figures
+    return f"{middle:.2f} ({lowest:.2f}-{highest:.2f})"
+
+
 def apart(work: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of its own, so that what it held is free again before anything is measured."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -207,6 +208,19 @@ def real_size(_: Path) -> dict[str, Any]:
     return row
 
 
+def speed(folder: Path) -> dict[str, Any]:
+    """What a step takes with the defaults, divided by what the machine needs for it at least; `benchmarks/step.py`."""
+    output = folder / "speed.json"
+    command = [sys.executable, "benchmarks/step.py", "--changes", "--rounds=1", "--steps=2", f"--json={output}"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"benchmarks/step.py exits with {code}", {"exit_code": code})
+    found = json.loads(output.read_text())
+    ratios = {name: column["of_limit"][0] for name, column in found["columns"].items()}
+    return {"host": found["host"], "step / limit": ratios}
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -215,6 +229,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "hybrid_engine": hybrid_engine,
     "operator": operator,
     "real_size": real_size,
+    "speed": speed,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
