@@ -123,7 +123,8 @@ def ppo(folder: Path, steps: int, watch: Watch) -> Any:
         reward_model=Rule(watch),
         value_model=AutoModelForSequenceClassification.from_pretrained(folder / "scorer"),
         processing_class=words,
-        train_dataset=Dataset.from_dict({"input_ids": [words.encode(text) for text in texts]}),
+        # at the end of its data accelerate steps after each pass, whatever the accumulation: the data must not end
+        train_dataset=Dataset.from_dict({"input_ids": [words.encode(text) for text in texts] * (steps + 1)}),
         eval_dataset=Dataset.from_dict({"input_ids": [words.encode(texts[0])]}),
         callbacks=[watch],
         args=PPOConfig(
