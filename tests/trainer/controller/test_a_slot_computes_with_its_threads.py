@@ -26,7 +26,7 @@ class Teller:
     @register(ONE_TO_ALL)
     def tell(self) -> tuple[int, str, str, set[int], int]:
         """Torch's threads, what libraries are told of them, the cores that it may run on, and its niceness."""
-        variables = os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]
+        variables = os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]
         return torch.get_num_threads(), *variables, os.sched_getaffinity(0), os.nice(0)
 
 
@@ -57,10 +57,10 @@ def told(slots: Slots, folder: Path) -> list[Any]:
 
 
 def test_slots_of_all_pools_share_the_cores(slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+    for variable in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(variable, raising=False)
     share = int(ray.cluster_resources()["CPU"]) // 3
     assert share > 1, "a share of one would tell nothing"
     everywhere, niceness = os.sched_getaffinity(0), os.nice(0)
     threads = min(share, psutil.cpu_count(logical=False))  # torch takes no more than there are
-    assert told(slots, tmp_path) == [(threads, str(share), "PASSIVE", everywhere, niceness)] * 3
+    assert told(slots, tmp_path) == [(threads, str(share), "1000", everywhere, niceness)] * 3

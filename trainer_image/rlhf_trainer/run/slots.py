@@ -31,10 +31,11 @@ By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of
 
 
 THREADS = "OMP_NUM_THREADS"
-WAITING = "OMP_WAIT_POLICY"
-"""Whether a thread that waits for the others of its process keeps its core busy, as it does by itself.
+WAITING = {"GOMP_SPINCOUNT": "1000"}
+"""How often a thread that waits for the others of its process looks, before it gives its core away: some microseconds.
 
-It must not: beside other programs one of the others waits for that core, and a step takes 30 times as long.
+By itself OpenMP looks for milliseconds. Beside other programs one of the others waits for just that core, and a step
+takes many times as long; without looking at all, each wait costs a wake-up.
 """
 
 
@@ -100,7 +101,7 @@ class Slots:
             self._groups[pool.name] = WorkerGroup(
                 reserved,
                 start=partial(distributed.start, placed.device, COLLECTIVE_DEADLINES * deadline),
-                environment={**threads, **HEAP, WAITING: os.environ.get(WAITING, "PASSIVE")},
+                environment={**threads, **HEAP, **unless_set(WAITING)},
                 log=log,
                 deadline=deadline,
             )
@@ -116,3 +117,8 @@ def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
     if own := os.environ.get(THREADS):
         return [{THREADS: own} for _ in pools]
     return [{THREADS: str(threads)} for threads in threads_of(pools, ray.nodes())]
+
+
+def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables, with the user's own values where those are set."""
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
