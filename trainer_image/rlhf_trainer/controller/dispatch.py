@@ -18,6 +18,26 @@ Batches = BatchFuture | Sequence[BatchFuture]
 """One batch for a group or, by a protocol that distributes nothing (`by_rank`), a batch for each of its ranks."""
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """What is read of a field from other processes."""
+
+    pieces: Sequence[range]
+    """In order, cut where a reader's rows begin or end."""
+    some_are_empty: bool
+    """Whether any reader gets no rows."""
+
+    def cuts(self, made: range) -> list[range]:
+        """The blocks that a rank sends; `made`: the rows that it makes.
+
+        A reader that gets no rows takes an empty block, which only tells the field's type and shape.
+        """
+        first = bisect_right(self.pieces, made.start, key=lambda piece: piece.stop)
+        last = bisect_left(self.pieces, made.stop, key=lambda piece: piece.start)
+        inside = [range(max(piece.start, made.start), min(piece.stop, made.stop)) for piece in self.pieces[first:last]]
+        return [*([range(made.start, made.start)] if self.some_are_empty else []), *inside]
+
+
 class Readers:
     """The methods of all groups of a job, by the fields that they read.
 
@@ -27,7 +47,7 @@ class Readers:
 
     def __init__(self) -> None:
         self._by_field: dict[str, set[tuple[TransferProtocol, ParallelSizes, str]]] = {}
-        self._known: dict[tuple[str, Holders, int], tuple[list[range], bool]] = {}
+        self._known: dict[tuple[str, Holders, int], Fetched] = {}
 
     def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
         """Add a method of a model of this layout on a pool."""
@@ -35,22 +55,14 @@ class Readers:
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
 
-    def cuts(self, name: str, made: range, holders: Holders, *, rows: int) -> list[range]:
-        """The blocks that a rank sends of a field; `made`: the rows that it makes of a batch of `rows`.
-
-        A reader that gets no rows takes an empty block, which only tells the field's type and shape.
-        """
+    def fetched(self, name: str, holders: Holders, *, rows: int) -> Fetched:
+        """What ranks of other processes read of a field of a batch of `rows`; asked once a call, not for each rank."""
         key = (name, holders, rows)
         if key not in self._known:
             self._known[key] = self._fetched(*key)
-        pieces, some_are_empty = self._known[key]
-        first = bisect_right(pieces, made.start, key=lambda piece: piece.stop)
-        last = bisect_left(pieces, made.stop, key=lambda piece: piece.start)
-        inside = [range(max(piece.start, made.start), min(piece.stop, made.stop)) for piece in pieces[first:last]]
-        return [*([range(made.start, made.start)] if some_are_empty else []), *inside]
+        return self._known[key]
 
-    def _fetched(self, name: str, holders: Holders, rows: int) -> tuple[list[range], bool]:
-        """(what is read from another process, cut where a reader's rows begin or end; whether any reads no rows)."""
+    def _fetched(self, name: str, holders: Holders, rows: int) -> Fetched:
         read = [
             part
             for field, readers in self._by_field.items()
@@ -66,7 +78,7 @@ class Readers:
         places = sorted(change)
         readers_from = accumulate(change[place] for place in places)
         pieces = [range(*ends) for ends, count in zip(pairwise(places), readers_from, strict=False) if count]
-        return pieces, not all(read)
+        return Fetched(pieces, some_are_empty=not all(read))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +175,16 @@ def dispatch(
     keep = protocol.holders(layout)
     holders = Holders(pool, tuple(rows if rank in keep else None for rank, (_, rows) in enumerate(given)))
 
-    def cuts(one: BatchFuture, rows: range) -> dict[str, list[range]]:
-        if protocol.by_rank:
-            return {field: [rows] for field in transfer.adds or ()}
-        return {field: readers.cuts(field, rows, holders, rows=one.size) for field in transfer.adds or ()}
+    adds = transfer.adds or ()
+    fetched = (
+        {} if protocol.by_rank else {field: readers.fetched(field, holders, rows=given[0][0].size) for field in adds}
+    )
+
+    def cuts(rows: range) -> dict[str, list[range]]:
+        return {field: fetched[field].cuts(rows) if fetched else [rows] for field in adds}
 
     parts = [
-        RankPart(pool=pool, rank=rank, batch=one, rows=rows, cuts=cuts(one, rows) if rank in collected else {})
+        RankPart(pool=pool, rank=rank, batch=one, rows=rows, cuts=cuts(rows) if rank in collected else {})
         for rank, (one, rows) in enumerate(given)
     ]
     return Dispatch(call=call, parts=parts, holders=holders)
