@@ -1,8 +1,8 @@
 """What the machine takes for the work of a step and nothing else: python benchmarks/limit.py [--json PATH] [SIZE ...].
 
 Generation by vLLM alone; a forward pass, and a pass forward and backward with an AdamW step, in bare transformers with
-so many rows at once as are fastest. Each has all cores. No step can do without generation, the reference's forward pass
-and the actor's training pass; PPO adds the critic's.
+so many rows at once as are fastest. Each has all cores. A step cannot do without generation, the reference's forward
+pass and the actor's training pass, but for what shared prompts save of them; PPO adds the critic's.
 """
 
 from __future__ import annotations

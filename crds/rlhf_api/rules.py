@@ -237,7 +237,8 @@ def _placement() -> Iterator[Rule]:
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
     for role in ROLES:
         lives, message = Field("placement.pools[].models").contains(role), f"{{name}} has no {role}"
-        message += " here: without a KL penalty it has only one that models.reference names" * (role == "reference")
+        if role == "reference":
+            message = "{name} has no reference; without a KL penalty there is one only if models.reference is given"
         yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)
     lives = Field("placement.pools[].models").contains("reward")
     message = "the reward is {form}, and only models live in pools"

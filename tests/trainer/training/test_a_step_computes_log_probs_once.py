@@ -101,6 +101,24 @@ def test_there_is_no_reference_without_a_penalty_but_the_one_that_is_named(tmp_p
         assert_same(one, other, without=["kl/reference"])
 
 
+def test_the_prompt_of_a_group_is_computed_once(tmp_path: Path) -> None:
+    folders = {role: save_tiny(tmp_path / role, seed=3) for role in ("actor", "reference")}
+    folders["reward"] = save_tiny(tmp_path / "reward", seed=4, labels=1)
+
+    def computed(*overrides: str) -> float:
+        found: list[tuple[list[Report], int]] = run_kept_ranks(
+            2, passes, GRPO, "helpful-grpo", folders, list(overrides)
+        )
+        return sum(report.means["padding/waste"][1] for reports, _ in found for report in reports)
+
+    assert computed() < 0.8 * computed("training.sharePrompts=false")
+
+
+def test_prompts_that_are_drawn_and_not_learned_from_need_no_update() -> None:
+    (job,) = load(DAPO, [ONE_UPDATE], FINISHED)
+    assert (job.sequences_per_step, job.updates_per_step, job.old_log_probs_by_update) == (128, 1, True)
+
+
 def test_the_mapper_counts_the_passes_that_are_made() -> None:
     def read(*overrides: str) -> float:
         job = next(job for job in load(GRPO, overrides, FINISHED) if job.name == "helpful-grpo")

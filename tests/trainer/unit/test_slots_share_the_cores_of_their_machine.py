@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from rlhf_trainer.controller.resource_pool import threads_of
-from rlhf_trainer.run import machine, slots
+from rlhf_trainer.run import machine, session, slots
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -37,6 +38,22 @@ def test_gpus_share_a_machines_cores_whoever_uses_them() -> None:
 def test_the_users_own_setting_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots.threads_told([pool(("a", 1)), pool(("b", 1))]) == [{"OMP_NUM_THREADS": "3"}] * 2
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "many"])
+def test_a_setting_that_is_no_number_of_threads_does_not(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(ray, "nodes", lambda: [node("a", CPU=6.0)])
+    assert slots.threads_told([pool(("a", 2))]) == [{"OMP_NUM_THREADS": "3"}]
+
+
+def test_workers_of_an_own_ray_are_as_nice_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(ray, "init", lambda **_: started.append(dict(os.environ)))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with session.ray_session(None, cpu_slots=1):
+        assert started[0]["RAY_worker_niceness"] == "0"
 
 
 def test_in_a_pod_the_threads_are_those_that_the_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
@@ -83,10 +83,10 @@ def worker_of(job: Job, role: Role) -> type:
 
 
 class LeftOut:
-    """Stands in a step for a model that the job does without: a call on it gives the batch back."""
+    """Stands in a step for a reference that the job does without."""
 
-    def __getattr__(self, _: str) -> Callable[[Any], Any]:
-        return lambda batch: batch
+    def compute_log_prob(self, batch: Any) -> Any:
+        return batch
 
 
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,13 +108,14 @@ class Slots:
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
-    """The variable that says how many threads a slot of each pool has; the user's own, where that is set.
+    """The variable that says how many threads a slot of each pool has; the user's own, where that is a number.
 
     In pods it is the operator that knows their cores, and has set it there.
     """
     if own_attempt():
         return [{} for _ in pools]
-    if own := os.environ.get(THREADS):
+    own = os.environ.get(THREADS, "")
+    if own.isdecimal() and int(own):
         return [{THREADS: own} for _ in pools]
     return [{THREADS: str(threads)} for threads in threads_of(pools, ray.nodes())]
 

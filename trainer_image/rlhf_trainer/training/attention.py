@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -73,16 +73,16 @@ def _by_sdpa(
     alike = [(len(list(run)), *sizes) for sizes, run in groupby(zip(documents.lengths, documents.seen, strict=True))]
     queries = torch.split(query, [count * own for count, own, _ in alike], dim=2)
     keys, values = (torch.split(each, [count * seen for count, _, seen in alike], dim=2) for each in (key, value))
-    longest = max(documents.seen)
-    window = min(sliding_window or longest, longest)
-    masked = [own < seen or window < seen for _, own, seen in alike]
-    side = longest if any(masked) else 0
-    band = torch.ones(side, side, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     outputs = []
-    for (count, own, seen), is_masked, *part in zip(alike, masked, queries, keys, values, strict=True):
-        stacked = (each[0].view(-1, count, each.shape[2] // count, each.shape[3]).transpose(0, 1) for each in part)
-        mask = band[seen - own : seen, :seen] if is_masked else None
-        outputs.append(sdpa_attention_forward(module, *stacked, mask, **options)[0].flatten(0, 1))
+    for (count, own, seen), *part in zip(alike, queries, keys, values, strict=True):
+        stacked = [each[0].view(-1, count, each.shape[2] // count, each.shape[3]).transpose(0, 1) for each in part]
+        prompt, window = seen - own, min(sliding_window or seen, seen)
+        mask = None
+        if window < seen or prompt > own:
+            mask = torch.ones(own, seen, dtype=torch.bool, device=query.device).tril(prompt).triu(prompt + 1 - window)
+        elif prompt:  # a causal square costs half of what one with a mask costs
+            stacked[0] = pad(stacked[0], (0, 0, prompt, 0))
+        outputs.append(sdpa_attention_forward(module, *stacked, mask, **options)[0][:, -own:].flatten(0, 1))
     return torch.cat(outputs)[None], None
 
 

@@ -35,6 +35,10 @@ COSINE_FLOOR = 0.1
 """Share of the peak learning rate at which the cosine schedule ends."""
 
 
+PARTS_DEALT = 4
+"""Into how many parts of about equal tokens a rank can cut its rows at least, if they are not too long."""
+
+
 class ModelRunner:
     """Forward passes of a model that is cut over the ranks of its pool. All ranks make the same calls in one order."""
 
@@ -62,8 +66,13 @@ class ModelRunner:
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
     def deal(self, fields: Fields, texts_of: TextsFunction) -> Dealt:
-        """Which rank computes which rows, so that data-parallel ranks have about the same FLOPs."""
-        bundles = Bundles.of(self._texts(fields, texts_of), token_budget=self._token_budget)
+        """Which rank computes which rows, so that data-parallel ranks have about the same FLOPs.
+
+        A rank's bundles are cut to a quarter of its tokens: whole groups may be too few to be dealt evenly.
+        """
+        texts = self._texts(fields, texts_of)
+        part = max(1, int(sum(text.lengths.sum() for text in texts)) // PARTS_DEALT)
+        bundles = Bundles.of(texts, token_budget=min(self._token_budget, part))
         costs = bundles.sums(self._costs.of(bundles.lengths) - self._costs.of(bundles.shared))
         return Dealt(costs, bundles.of_rows, self.mesh)
 
