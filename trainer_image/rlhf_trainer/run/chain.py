@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from importlib import import_module
+from contextlib import nullcontext
 from pathlib import Path
-from threading import Thread
 
 from rlhf_api.job import Job
 from rlhf_trainer.outputs.display import Display
@@ -63,21 +61,17 @@ def run_file(
             if job.name not in starts:
                 skip_finished(job, output, display)
         pending = [job for job in jobs if job.name in starts]
-        ahead = Thread(target=import_workers)
         if pending:
             make_ready(output, pending)
-            ahead.start()
         with (
             stop.handled(),
             ray_session(address, cpu_slots=slots) if pending else nullcontext(),
             display.showing(pending),
         ):
             stop.install()  # once more, for Ray installs signal handlers of its own when it starts
-            if pending:
-                ahead.join()  # of modules that import each other two threads may see halves
             placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, output) for job in pending}
             if pending:
-                from rlhf_trainer.run.on_ray import RunContext, run_jobs  # most of it was imported while Ray started
+                from rlhf_trainer.run.on_ray import RunContext, run_jobs  # torch and transformers: seconds
 
                 context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
                 run_jobs(pending, placed, folders, starts, context)
@@ -108,12 +102,6 @@ def make_ready(output: Path, pending: Sequence[Job]) -> None:
         write_environment(output)
     for job in pending:
         JobFolder(output, job).checkpoints.try_writing()
-
-
-def import_workers() -> None:
-    """Import what needs torch and transformers, seconds that Ray takes to start too; no module of it imports Ray."""
-    with suppress(Exception):  # who needs it imports it once more, and fails by itself
-        import_module("rlhf_trainer.run.assembly")
 
 
 def write_report_or_warn(output: Path, display: Display) -> None:
