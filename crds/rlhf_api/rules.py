@@ -188,7 +188,7 @@ def _old_log_probs() -> Iterator[Rule]:
     yield Rule(path, by_generator.implies(sampled), message)
     corrected = Field("algorithm.rolloutCorrection").given
     message = "compares them with the generator's, but training.oldLogProbs is Generator"
-    yield Rule("algorithm.rolloutCorrection", (by_generator & corrected).implies(~corrected), message)
+    yield Rule("algorithm.rolloutCorrection", by_generator.implies(~corrected), message)
 
 
 def _compares() -> Expression:

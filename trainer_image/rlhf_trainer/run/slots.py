@@ -29,7 +29,6 @@ HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
 """
 
-
 THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """How often a thread that waits for the others of its process looks, before it gives its core away: some microseconds.

@@ -75,8 +75,8 @@ class ActorWorker(GeneratingActor):
         def loss(found: Likelihood, micro: Fields) -> Tensor:
             total, deviation = self._loss(found, micro, normalizer=normalizer)
             if is_first:
-                is_measured = self.has_scored  # else here is the first forward pass of the responses
-                differences.append(deviation if is_measured else self._measure(found.log_probs.detach(), micro))
+                # without a pass of their own this is the first one over the responses
+                differences.append(deviation if self.has_scored else self._measure(found.log_probs.detach(), micro))
             return total
 
         def loss_with_pretraining(found: Likelihood, micro: Fields) -> Tensor:
