@@ -29,6 +29,9 @@ from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.runtime import Runtime
 
+MICRO_BATCH_TOKENS = {"CPU": 2048, "GPU": 16384}
+"""Tokens of a forward pass where a manifest says nothing. A CPU has small caches and is faster with less at once."""
+
 
 class Optimizer(Spec):
     """AdamW and its schedule."""
@@ -275,8 +278,12 @@ class Training(Spec):
         Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
     ] = "Auto"
     micro_batch_tokens: Annotated[
-        Count, Field(description="Tokens of one forward pass; rows are packed without padding.")
-    ] = 16384
+        Count | None,
+        Field(
+            description="Tokens of one forward pass; rows are packed without padding. By default "
+            f"{MICRO_BATCH_TOKENS['GPU']:,} on GPUs and {MICRO_BATCH_TOKENS['CPU']:,} on CPU, whose caches are small."
+        ),
+    ] = None
     attention: Annotated[
         Attention,
         Field(

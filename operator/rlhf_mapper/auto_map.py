@@ -129,7 +129,7 @@ def task_of(
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
     if problems := [problem for role in job.models() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
-    load = workload_of(job, responses=responses)
+    load = workload_of(job, device=device, responses=responses)
     wanted = {role: _wanted(job, role, shapes[role], load) for role in job.models()}
     software = software_for(device, job.spec.training.precision)
     return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_mapper.mapping import Device
 
 PAIRED = ("pairs", "safety_pairs")
 """Data whose rows are two sequences."""
@@ -80,8 +81,11 @@ class Workload:
         return self.sequences * self.sequence_tokens
 
 
-def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
-    """A step of a job; responses: lengths seen so far in tokens, without which all have the longest."""
+def workload_of(job: Job, *, device: Device = "GPU", responses: Sequence[float] = ()) -> Workload:
+    """A step of a job; responses: lengths seen so far in tokens, without which all have the longest.
+
+    device: a micro-batch has other sizes on a CPU.
+    """
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
@@ -93,7 +97,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
         response=lengths,
         most_response_tokens=data.max_response_tokens,
         work={role: _work(job, role) for role in job.models()},
-        micro_batch_tokens=training.micro_batch_tokens,
+        micro_batch_tokens=job.micro_batch_tokens(device),
         pool_divides=tuple(number for number in divided if number),
     )
 

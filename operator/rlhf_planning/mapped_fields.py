@@ -22,4 +22,4 @@ def micro_batch_tokens(job: Job, models: Iterable[ModelPrediction]) -> int:
     """Tokens of a forward pass for which each of the models has room; never more than the job says."""
     sequence = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
     fewest = min(model.micro_batch for model in models)
-    return min(job.spec.training.micro_batch_tokens, max(fewest * sequence, 1))
+    return min(job.micro_batch_tokens("GPU"), max(fewest * sequence, 1))

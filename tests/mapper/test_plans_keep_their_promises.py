@@ -137,7 +137,7 @@ def test_batches_divide_over_every_pool(seed: int) -> None:
     for role, model in prediction.models.items():
         assert model.micro_batch >= 1
         longest = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
-        assert model.micro_batch == 1 or model.micro_batch * longest <= job.spec.training.micro_batch_tokens, role
+        assert model.micro_batch == 1 or model.micro_batch * longest <= job.micro_batch_tokens("GPU"), role
 
 
 @each_seed()

@@ -80,7 +80,7 @@ def test_what_the_manifest_says_stays_where_the_mapping_is_silent() -> None:
     assert document["spec"]["rollout"]["temperature"] == 0.7
     assert document["spec"]["training"]["seed"] == 5
     assert document["spec"]["models"]["actor"]["offload"] == "All"
-    assert document["spec"]["training"]["microBatchTokens"] == 16384
+    assert document["spec"]["training"]["microBatchTokens"] is None
 
 
 def test_a_value_that_was_switched_off_stays_off() -> None:

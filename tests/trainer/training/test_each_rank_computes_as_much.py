@@ -1,5 +1,6 @@
 """Rows of skewed lengths: data-parallel ranks compute about as many tokens, and every number is that of one rank."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -19,27 +20,33 @@ from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
 
-LENGTHS = torch.tensor([60, 58, 55, 41, 6, 5, 9, 4])
+LENGTHS = torch.tensor([60, 58, 55, 41, 6, 5, 9, 5])
 Seen = tuple[int, Tensor, float, dict[str, Tensor]]
 """(tokens that this rank computed in an update, scores of its rows, gradient norm, on rank 0 the weights)."""
 
 
+PROMPT = 4
+"""Tokens that the first four rows have in common, and the other four."""
+
+
 def texts_of(micro: Fields) -> list[Text]:
-    return [Text(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long())]
+    prompts = torch.full((len(micro["mask"]),), PROMPT)
+    return [Text(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long(), prompts=prompts)]
 
 
-def learn(folder: str, layout: ParallelSizes) -> Seen:
+def learn(folder: str, layout: ParallelSizes, token_budget: int = 64, share_prompts: bool = False) -> Seen:
     """Score this rank's rows, as wide as its longest, and learn from them."""
     rows = THREE_D_PROTO.distribute(layout, len(LENGTHS))[torch.distributed.get_rank()]
     lengths = LENGTHS[rows.start : rows.stop]
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).float()
     tokens = torch.randint(3, 500, (8, 60), generator=torch.Generator().manual_seed(1))
+    tokens[:, :PROMPT] = torch.tensor([[3], [4]]).repeat_interleave(4, 0)
     own = tokens[rows.start : rows.stop, : mask.shape[1]] * mask.long()
     fields = {"tokens": own, "mask": mask, "goal": lengths.float()}
     model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="")
     trainer = Trainer(
         shard(model, layout, compute_dtype=torch.float32, recompute_activations=False),
-        token_budget=64,
+        token_budget=token_budget,
         optimizer=Optimizer(learning_rate=1.0, epsilon=1.0),
         total_steps=10,
         max_skipped_updates=0,
@@ -47,6 +54,7 @@ def learn(folder: str, layout: ParallelSizes) -> Seen:
         role="critic",
         offload="None",
         attention="Auto",
+        share_prompts=share_prompts,
     )
     computed = []
 
@@ -83,7 +91,16 @@ def alone(model: str) -> Seen:
     ids=["two ranks", "two replicas", "two stages"],
 )
 def test_ranks_compute_as_much_and_what_one_rank_computes(layout: ParallelSizes, model: str, alone: Seen) -> None:
-    seen = run_kept_ranks(layout.world_size, learn, model, layout)
+    check_ranks(layout, alone, run_kept_ranks(layout.world_size, learn, model, layout))
+
+
+def test_ranks_that_hold_one_group_each_compute_as_much(model: str, alone: Seen) -> None:
+    layout = ParallelSizes(data=2)
+    check_ranks(layout, alone, run_kept_ranks(2, learn, model, layout, 256, True))
+
+
+def check_ranks(layout: ParallelSizes, alone: Seen, seen: Sequence[Seen]) -> None:
+    """The ranks hold unequal shares, compute about equal ones, and get the numbers of one rank alone."""
     every = [seen[ranks[0]] for ranks in THREE_D_PROTO.collect(layout)]
     total, ranks = int(LENGTHS.sum()), layout.data
     held = [int(LENGTHS[start:stop].sum()) for start, stop in pairwise([*range(0, 8, 8 // ranks), 8])]

@@ -73,8 +73,10 @@ class Meter:
         return 0
 
 
-def ppo(folder: Path, *, offload: str | None = None, share: float | None = None) -> Job:
-    """A PPO job; `offload` of the critic and `share` of a GPU's memory for generation as the manifest says them."""
+def ppo(
+    folder: Path, *, offload: str | None = None, share: float | None = None, tokens: int | None = MOST_TOKENS
+) -> Job:
+    """A PPO job that says the critic's `offload`, generation's `share` of a GPU and a micro-batch's `tokens`."""
     critic = {"uri": "hf://of/model", **({"offload": offload} if offload else {})}
     spec = {
         "algorithm": {"name": "PPO"},
@@ -84,7 +86,7 @@ def ppo(folder: Path, *, offload: str | None = None, share: float | None = None)
             "maxPromptTokens": 10,
             "maxResponseTokens": SEQUENCE - 10,
         },
-        "training": {"totalSteps": 1, "promptBatchSize": 8, "microBatchTokens": MOST_TOKENS},
+        "training": {"totalSteps": 1, "promptBatchSize": 8} | ({"microBatchTokens": tokens} if tokens else {}),
         "rollout": {"gpuMemoryUtilization": share} if share else {},
     }
     return job(folder, "ppo", spec)
@@ -145,3 +147,13 @@ def test_on_cpu_nothing_of_the_prediction_is_used(tmp_path: Path, monkeypatch: p
     assert {each.job.spec.training.micro_batch_tokens for each in found.values()} == {MOST_TOKENS}
     assert {each.model.offload for each in found.values()} == {"None"}
     assert found["actor"].job.spec.rollout.gpu_memory_utilization is None
+
+
+def test_a_manifest_that_says_nothing_has_smaller_micro_batches_on_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = settings(ppo(tmp_path, tokens=None), mapping("CPU"), monkeypatch, tmp_path)
+    assert {each.job.micro_batch_tokens("CPU") for each in found.values()} == {2048}
+    on_gpus = settings(ppo(tmp_path, tokens=None), mapping("GPU"), monkeypatch, tmp_path)
+    assert on_gpus["reference"].job.micro_batch_tokens("GPU") == 16384
+    assert on_gpus["actor"].job.micro_batch_tokens("GPU") == 3 * SEQUENCE

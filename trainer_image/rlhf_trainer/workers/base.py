@@ -59,6 +59,11 @@ class WorkerSetting:
             precision = "BF16" if device_here().type == "cuda" else "FP32"
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one forward pass, at most."""
+        return self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU")
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
@@ -94,7 +99,7 @@ class WorkerSetting:
                 recompute_activations=False,
                 compile_layers=self.job.spec.training.compile,
             ),
-            token_budget=self.job.spec.training.micro_batch_tokens,
+            token_budget=self.micro_batch_tokens,
             role=self.role,
             offload=self.model.offload,
             attention=self.job.spec.training.attention,
@@ -113,7 +118,7 @@ class WorkerSetting:
                 steps_in_host=self.model.offload == "OptimizerInHost",
                 compile_layers=self.job.spec.training.compile,
             ),
-            token_budget=self.job.spec.training.micro_batch_tokens,
+            token_budget=self.micro_batch_tokens,
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
