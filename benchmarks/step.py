@@ -44,12 +44,16 @@ from work import (
 DEFAULT = "default"
 WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
     "one-slot": {"resources": {"slotsPerNode": 2}},
+    "small-micro-batches": {"training": {"microBatchTokens": 16384}},
     "one-scoring": {"training": {"oldLogProbs": "Recompute"}},
     "shared-prompts": {"training": {"sharePrompts": False}},
 }
 """Each change, and what a manifest says to go without it: 2 slots of a thread each instead of one slot with a thread a
-core; old log-probabilities computed a second time; the prompt of a group computed for each of its responses.
+core; a forward pass over all rows of a step; old log-probabilities computed a second time; the prompt of a group
+computed for each of its responses.
 """
+NOT_IN_PPO = ("one-scoring", "shared-prompts")
+"""Its rewards need the old log-probabilities, and it has one response to a prompt here."""
 Round = dict[str, list[dict[str, float]]]
 """The records of each job."""
 
@@ -71,7 +75,8 @@ def measure(
 
 def one_round(inputs: Path, algorithm: str, changes: Sequence[str], *, steps: int, precision: str) -> Round:
     """Train the job with the defaults, and without each of the changes."""
-    variants = {DEFAULT: {}, **{name: WITHOUT[name] for name in changes}}
+    taken_back = [name for name in changes if algorithm != "PPO" or name not in NOT_IN_PPO]
+    variants = {DEFAULT: {}, **{name: WITHOUT[name] for name in taken_back}}
     jobs = [
         changed(
             changed(
@@ -116,8 +121,10 @@ def show(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
     table.add_row("limit", *(f"{result['limit']:.3f}" for result in results.values()))
     table.add_row("step / limit", *(ratio(result["of_limit"]) for result in results.values()))
     table.add_section()
-    for change in next(iter(results.values()))["without"]:
-        table.add_row(f"without {change} / step", *(ratio(result["without"][change]) for result in results.values()))
+    for change in WITHOUT:
+        found = [result["without"].get(change) for result in results.values()]
+        if any(found):
+            table.add_row(f"without {change} / step", *(ratio(each) if each else "-" for each in found))
     Console(width=120).print(table)
 
 
