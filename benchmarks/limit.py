@@ -31,11 +31,12 @@ from work import (
     RESPONSES,
     SIZES,
     apart,
-    cores,
     host,
     make_inputs,
     tokenizer,
 )
+
+from rlhf_trainer.run.machine import cores
 
 ROWS_AT_ONCE = (4, 8, 16)
 REPEATS = 3

@@ -22,7 +22,9 @@ from rule import score
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PrinterCallback, TrainerCallback
-from work import KL, LEARNING_RATE, PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, SAMPLES, cores, tokenizer
+from work import KL, LEARNING_RATE, PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, SAMPLES, tokenizer
+
+from rlhf_trainer.run.machine import cores
 
 ROWS_AT_ONCE = 16
 """Of a forward and backward pass; several of them make one optimizer step."""

@@ -25,6 +25,8 @@ import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from rlhf_trainer.run.machine import cores
+
 PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, KL = 32, 64, 64, 0.05
 SAMPLES = {"GRPO": 4, "PPO": 1}
 """Responses to a prompt."""
@@ -186,11 +188,6 @@ def apart(work: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of its own, so that what it held is free again before anything is measured."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def host() -> str:
