@@ -58,7 +58,8 @@ def seconds_of(runtime: RayRuntime, job: Job, repeats: int) -> dict[str, float]:
     batch = models["data"].load_batch(runtime.blank(1, job.sequences_per_step))
     batch = models["actor"].compute_log_prob(models["actor"].generate_sequences(batch))
     batch = models["reference"].compute_log_prob(models["critic"].compute_values(batch))
-    batch = models["advantage"].compute_advantage(models["reward"].compute_reward(batch))
+    batch = models["advantage"].compute_rewards(models["reward"].compute_reward(batch))
+    batch = models["advantage"].compute_advantage(batch)
     updates: dict[str, list[Callable[[Any], Any]]] = {
         "actor": [models["actor"].update_actor],
         "critic": [models["critic"].update_critic],

@@ -93,8 +93,8 @@ def training(file: str, old: str, new: str, test: str) -> Mutation:
 
 
 MUTATIONS = (
-    ops("advantages", "= rewards[:, t] + gamma * next_value", "= rewards[:, t] + next_value", ADVANTAGES),
-    ops("advantages", "delta + gamma * lam * next_advantage", "delta + gamma * next_advantage", ADVANTAGES),
+    ops("advantages", "rewards + gamma * next_values", "rewards + next_values", ADVANTAGES),
+    ops("advantages", "torch.where(here, gamma * lam,", "torch.where(here, gamma,", ADVANTAGES),
     ops("advantages", "keep(advantages + values, mask)", "keep(advantages - values, mask)", ADVANTAGES),
     ops("advantages", "return keep(-penalty, mask)", "return keep(penalty, mask)", ADVANTAGES),
     ops("advantages", "shaped.clamp(-clip, clip)", "shaped.clamp(0.0, clip)", ADVANTAGES),
@@ -126,18 +126,8 @@ MUTATIONS = (
     ),
     Mutation(f"{TRAINER}/algorithms/grpo.py", "if self.normalize_by_std", "if not self.normalize_by_std", GROUPS),
     Mutation(f"{TRAINER}/algorithms/rloo.py", "/ (group_size - 1)", "/ group_size", GROUPS),
-    Mutation(
-        f"{TRAINER}/algorithms/safe_rlhf.py",
-        "(rewards - multiplier * costs)",
-        "(rewards + multiplier * costs)",
-        SAFE,
-    ),
-    Mutation(
-        f"{TRAINER}/algorithms/safe_rlhf.py",
-        "multiplier * cost_advantages) / (1.0 + multiplier)",
-        "multiplier * cost_advantages)",
-        SAFE,
-    ),
+    Mutation(f"{API}/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE),
+    Mutation(f"{API}/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
     training("trainer", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),
     training("trainer", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
     training("trainer", "max(0, step - warmup)", "step", RATES),

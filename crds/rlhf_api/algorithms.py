@@ -226,8 +226,6 @@ class PolicyGradient(Algorithm):
 class ActorCritic(PolicyGradient):
     """What PPO and its kin have in common."""
 
-    estimates: ClassVar[tuple[str, ...]] = ("advantages", "returns")
-
     discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
     gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
     value_clip_range: Annotated[
@@ -254,6 +252,10 @@ class Constrained(ActorCritic):
 
     cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
     lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
+
+    def weighed(self, gain: Any, cost: Any, multiplier: float) -> Any:
+        """(gain - lambda * cost) / (1 + lambda), of rewards or of advantages, tensors of one shape."""
+        return (gain - multiplier * cost) / (1.0 + multiplier)
 
     def next_multiplier(self, multiplier: float, *, cost: float) -> float:
         """The multiplier after a step of this mean cost (Safe RLHF, arXiv 2310.12773, section 3.3 and appendix B).

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlhf_api.algorithms import PolicyGradient
+from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
@@ -111,6 +111,14 @@ class Job(Spec):
     def recomputes_log_probs(self) -> bool:
         """Whether a forward pass of the trainer's own gives the old log-probabilities."""
         return self.spec.training.old_log_probs != "Generator" and not self.old_log_probs_by_update
+
+    @property
+    def values_by_update(self) -> bool:
+        """Whether the forward pass of a step's only update gives the values of a critic in the actor's pool.
+
+        On another pool a pass of its own takes no time of the actor's, which would have to wait for the update.
+        """
+        return isinstance(self.spec.algorithm, ActorCritic) and self.updates_per_step == 1
 
     def total_steps_for(self, rows: int) -> int:
         """Steps of the whole job on `rows` rows; a batch may span two epochs, and only the very last may be short."""

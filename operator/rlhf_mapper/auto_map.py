@@ -275,7 +275,7 @@ def _short_of(task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: 
         return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
     for role, wanted in task.wanted.items():
         groups = range(len(costs.groups))
-        if not any(costs.strategies(role, group, 1).fits.any() for group in groups):
+        if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):
             asked = wanted.sizes.model_dump(exclude={"replicas"}) if wanted.sizes else {}
             sizes = ", ".join(f"{name} {size}" for name, size in asked.items() if size)
             if wanted.replicas > 1:

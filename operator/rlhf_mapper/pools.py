@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,13 +101,21 @@ class PoolCosts:
         """The models of a pool in order, with those that are placed with one of them."""
         return tuple(role for role in self.wanted if PLACED_WITH.get(role, role) in models)
 
-    def strategies(self, role: Role, group: int, least: int) -> Strategies:
-        """Those of one model; roles of the same shape and work share them."""
-        key = (self.wanted[role], group, least)
+    def strategies(self, role: Role, models: frozenset[str], group: int, least: int) -> Strategies:
+        """Those of one model in a pool of `models`; roles of the same shape and work share them."""
+        wanted = self._beside(role, models)
+        key = (wanted, group, least)
         if key not in self._strategies:
-            kind = GeneratingStrategies if self.wanted[role].work.generated else Strategies
-            self._strategies[key] = kind(self.wanted[role], self.settings[group], self.sizes[group], least=least)
+            kind = GeneratingStrategies if wanted.work.generated else Strategies
+            self._strategies[key] = kind(wanted, self.settings[group], self.sizes[group], least=least)
         return self._strategies[key]
+
+    def _beside(self, role: Role, models: frozenset[str]) -> ModelRequest:
+        """One of a pool's models, without the passes that it makes on other pools only."""
+        wanted = self.wanted[role]
+        if wanted.work.read_apart and "actor" in models:
+            return replace(wanted, work=replace(wanted.work, read=0.0))
+        return wanted
 
     def states(self, role: Role, group: int) -> dict[memory.Part, float]:
         """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
@@ -143,7 +151,7 @@ class PoolCosts:
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
-            strategies = self.strategies(role, group, least)
+            strategies = self.strategies(role, models, group, least)
             if not strategies.is_possible:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
@@ -155,7 +163,7 @@ class PoolCosts:
                 seconds += found
             else:
                 seconds += strategies.without_generator(room)
-            seconds += offload_seconds(self.wanted[role], parts[role], setting) * offloads
+            seconds += offload_seconds(strategies.wanted, parts[role], setting) * offloads
         if not any(self.wanted[role].work.generated for role in roles):
             seconds[1] += self._batch(setting, gpus)
         return StateChoice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))

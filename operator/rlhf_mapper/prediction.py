@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,10 @@ class Cut:
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
     """The strategies behind the stage costs of a pool."""
     choice, size = costs.chosen(models, group, gpus)
-    return {role: _cut(costs, role, group, choice, size) for role in costs.roles_of(models)}
+    return {
+        role: _cut(costs.strategies(role, models, group, choice.least), costs.states(role, group), choice, size)
+        for role in costs.roles_of(models)
+    }
 
 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
@@ -106,14 +109,13 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
-def _cut(costs: PoolCosts, role: Role, group: int, choice: StateChoice, size: int) -> Cut:
+def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: StateChoice, size: int) -> Cut:
     """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
-    strategies = costs.strategies(role, group, choice.least)
     work, setting = strategies.wanted.work, strategies.setting
     row, sizes, seconds = _strategy(strategies, choice, size)
     micro_batch = int(strategies.micro_batch[choice.room[size], row, size])
     held = memory.parts_of_gpu(
-        costs.states(role, group),
+        states,
         setting.software,
         replica=choice.least,
         gpus=np.array(int(strategies.gpus[size]) / sizes.replicas),

@@ -37,6 +37,8 @@ class Work:
     """Generation calls among which they are divided."""
     read: float = 0.0
     """Sequences of forward passes alone."""
+    read_apart: bool = False
+    """Whether it makes those on another pool than the actor's only: there they take none of the actor's time."""
     trained: float = 0.0
     """Sequences of forward and backward passes, over all mini-batches and epochs."""
     updates: int = 0
@@ -112,6 +114,7 @@ def _work(job: Job, role: Role) -> Work:
         generated=job.sequences_per_step * passes,
         passes=passes,
         read=sum(_read(job, role, method) for method in methods),
+        read_apart=job.values_by_update and "compute_values" in methods,
         trained=trained,
         updates=updates,
         read_together=read_together,

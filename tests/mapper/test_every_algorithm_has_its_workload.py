@@ -9,8 +9,9 @@ import pytest
 from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_mapper.auto_map import auto_map
+from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.run.graph import graph_of
@@ -182,6 +183,30 @@ def test_sequences_that_have_one_prompt_compute_it_once(name: str) -> None:
     """GRPO's 16 mini-batches have one response to a prompt each."""
     work = workload_of(job(name)).work
     assert {role: (each.read_together, each.trained_together) for role, each in work.items()} == TOGETHER[name]
+
+
+TOGETHER_AND_APART: dict[str, list[tuple[Role, ...]]] = {
+    "together": [("actor", "critic", "reference", "reward", "cost", "cost_critic")],
+    "apart": [("actor", "reference", "reward"), ("critic", "cost", "cost_critic")],
+}
+
+
+@pytest.mark.parametrize(
+    ("places", "epochs", "reads"), [("together", 1, False), ("together", 2, True), ("apart", 1, True)]
+)
+def test_a_critic_beside_the_actor_finds_the_values_in_its_only_update(places: str, epochs: int, reads: bool) -> None:
+    one = job_of("SafeRLHF", training={"updateEpochs": epochs})
+    pools = tuple(
+        MappedPool(name=models[0], models=models, slots_per_machine=(8,)) for models in TOGETHER_AND_APART[places]
+    )
+    sizes = {role: ParallelSizes(data=8) for role in one.models()}
+    mapping = DeviceMapping(device="GPU", pools=pools, sizes=sizes)
+    found = predict(one, mapping, cluster_of(("h100-80g", 2, 8)), shapes_of(one))
+    assert isinstance(found, DeviceMapping)
+    assert found.prediction
+    for critic in ("critic", "cost_critic"):
+        assert ("scoring" in found.prediction.models[critic].seconds) == reads
+        assert "update" in found.prediction.models[critic].seconds
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:

@@ -246,7 +246,7 @@ def batch_of(case: Case) -> Batch:
         "attention_mask": torch.ones(shape),
         "response_mask": response,
         **log_probs,
-        **{name: response.clone() for name in ("advantages", "values", "returns")},
+        **{name: response.clone() for name in ("advantages", "values", "token_rewards")},
         "policy_version": torch.zeros(case.rows),
         "valid": torch.ones(case.rows),
     }

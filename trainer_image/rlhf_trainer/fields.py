@@ -55,7 +55,7 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("response_mask", "pretrain_response_mask"), PER_TOKEN),
     **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
     **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), PER_TOKEN),
-    **dict.fromkeys(("values", "cost_values", "advantages", "returns", "cost_returns"), PER_TOKEN),
+    **dict.fromkeys(("values", "cost_values", "advantages", "token_rewards", "token_costs"), PER_TOKEN),
     **dict.fromkeys(("valid", "finished", "sampled", "policy_version", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }

@@ -49,7 +49,7 @@ def batch(extra: int) -> dict[str, Tensor]:
 
 
 def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -> tuple[dict[str, Tensor], Report]:
-    """`compute_advantage` of this rank's rows, of the fields it says it reads; `more` prompts that are padding."""
+    """The advantages of this rank's rows, of the fields their calls say they read; `more` prompts that are padding."""
     import torch.distributed as dist
 
     roles = [*ALGORITHMS[algorithm["name"]].trained, *ALGORITHMS[algorithm["name"]].frozen]
@@ -64,10 +64,15 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -
     worker = helpers_of(made)["advantage"](made)
     all_fields = with_padding_rows(batch(extra), more * GROUP)
     rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
-    reads = transfers_of(type(worker))["compute_advantage"].fields_read(all_fields)
-    fields = {name: all_fields[name][rows.start : rows.stop] for name in reads}
+    here = {name: field[rows.start : rows.stop] for name, field in all_fields.items()}
     recorder.drain()
-    return worker.compute_advantage(Batch(step=1, start=rows.start, size=len(rows), fields=fields)), recorder.drain()
+    found: dict[str, Tensor] = {}
+    for method, transfer in sorted(transfers_of(type(worker)).items(), reverse=True):  # rewards before advantages
+        if transfer.adds:
+            fields = {name: here[name] for name in transfer.fields_read(here)}
+            found = getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=fields))
+            here |= found
+    return found, recorder.drain()
 
 
 def with_padding_rows(fields: dict[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -259,7 +264,7 @@ def resumed(folder: str) -> tuple[Any, Any]:
     }
     made = job(Path(folder), "job", spec)
     first, second = (helpers_of(made)["advantage"](made) for _ in range(2))
-    first.compute_advantage(Batch(step=1, start=0, size=ROWS, fields=batch(0)))
+    first.compute_rewards(Batch(step=1, start=0, size=ROWS, fields=batch(0)))
     second.set_counters(counters=json.loads(json.dumps(first.counters())))
     return first.counters(), second.counters()
 

@@ -44,9 +44,12 @@ class Drawing(GeneratorStandIn):
 
 
 def steps(
-    path: Path, name: str, folders: dict[Role, str], overrides: Sequence[str] = ()
+    path: Path, name: str, folders: dict[Role, str], overrides: Sequence[str] = (), *, apart: bool = False
 ) -> tuple[list[Report], list[Any]]:
-    """Two steps of a job on this rank's rows: what each measured, and the counters after them."""
+    """Two steps of a job on this rank's rows: what each measured, and the counters after them.
+
+    apart: with the workers of models that have pools of their own.
+    """
     import torch.distributed as dist
 
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
@@ -57,9 +60,10 @@ def steps(
         name: LocalModel(each(job), ParallelSizes(data=world)) for name, each in helpers_of(job).items()
     }
     for role in job.models():
-        options = {"max_sequences": 64} if issubclass(worker_of(job, role), GeneratingActor) else {}
+        worker_class = worker_of(job, role, [role] if apart else list(job.models()))
+        options = {"max_sequences": 64} if issubclass(worker_class, GeneratingActor) else {}
         models[role] = LocalModel(
-            worker_of(job, role)(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
+            worker_class(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
         )
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []

@@ -16,11 +16,11 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import Report, merge, recorder
-from rlhf_trainer.types import Batch
+from rlhf_trainer.types import Batch, transfers_of
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker, SingleUpdateCriticWorker
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.rollout import GeneratingActor
@@ -37,10 +37,10 @@ NOISE = (
     "ref_log_probs",
     "advantages",
     "values",
-    "returns",
+    "token_rewards",
     "rollout_log_probs",
     "cost_values",
-    "cost_returns",
+    "token_costs",
 )
 OPTIMIZER = {"learningRate": 1.0, "epsilon": 1.0}
 DATA = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, "maxPromptTokens": 8, "maxResponseTokens": 32}
@@ -130,6 +130,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
     "cost critic": ("SafeRLHF", "cost_critic", CostCriticWorker, "update_critic"),
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
+    "PPO critic that finds the values": ("PPO", "critic", SingleUpdateCriticWorker, "update_critic"),
 }
 
 
@@ -170,7 +171,8 @@ def update(
     rows = THREE_D_PROTO.distribute(layout, ROWS)[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
-    here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
+    reads = transfers_of(worker_class)[method].fields_read(fields)
+    here = {name: fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):
         getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))
@@ -238,7 +240,15 @@ LARGE_LAYOUTS = [
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
-CUT = ("SFT", "cost model", "PPO critic", "PPO-ptx actor", "PPO-ptx report", "DPO actor")
+CUT = (
+    "SFT",
+    "cost model",
+    "PPO critic",
+    "PPO critic that finds the values",
+    "PPO-ptx actor",
+    "PPO-ptx report",
+    "DPO actor",
+)
 """Of every kind of loss one: of tokens, of pairs, of values, and one that reads two texts."""
 
 

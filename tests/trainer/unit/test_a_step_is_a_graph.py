@@ -58,9 +58,9 @@ def levels(graph: Graph) -> list[set[str]]:
 
 def test_calls_of_one_pool_are_one_after_another() -> None:
     graph = traced(ppo())
-    assert [call.level for call in graph.calls] == list(range(10))
+    assert [call.level for call in graph.calls] == list(range(11))
     assert [call.name for call in graph.calls][-3:] == [
-        "critic.update_critic",
+        "advantage.compute_advantage",
         "actor.compute_loss",
         "actor.update_actor",
     ]
@@ -72,8 +72,9 @@ def test_calls_of_two_pools_share_a_level_where_neither_waits_for_the_other() ->
         {"actor.generate_sequences"},
         {"actor.compute_log_prob", "critic.compute_values"},
         {"reference.compute_log_prob", "reward.compute_reward"},
-        {"advantage.compute_advantage"},
-        {"actor.compute_loss", "critic.update_critic"},
+        {"advantage.compute_rewards"},
+        {"advantage.compute_advantage", "critic.update_critic"},
+        {"actor.compute_loss"},
         {"actor.update_actor"},
     ]
 

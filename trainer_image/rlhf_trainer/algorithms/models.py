@@ -41,7 +41,7 @@ class OnlinePreferenceActor(Protocol[B]):
 
 class Critic(Protocol[B]):
     def compute_values(self, batch: B) -> B: ...
-    def update_critic(self, batch: B) -> Any: ...
+    def update_critic(self, batch: B) -> B: ...
 
 
 class CostCritic(Critic[B], Protocol[B]):
@@ -70,6 +70,12 @@ class Cost(Protocol[B]):
 
 class Advantage(Protocol[B]):
     def compute_advantage(self, batch: B) -> B: ...
+
+
+class CriticsAdvantage(Advantage[B], Protocol[B]):
+    """Beside critics, which learn from the rewards of tokens."""
+
+    def compute_rewards(self, batch: B) -> B: ...
 
 
 class SupervisedActor(Protocol[B_contra]):

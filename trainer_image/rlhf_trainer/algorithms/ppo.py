@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.algorithms import ActorCritic
-from rlhf_trainer.algorithms.models import Actor, Advantage, B, Critic, Reference, Reward, Tensor, Whiten
+from rlhf_trainer.algorithms.models import Actor, B, Critic, CriticsAdvantage, Reference, Reward, Tensor, Whiten
 
 
 class PPO(ActorCritic):
@@ -20,9 +20,12 @@ class PPO(ActorCritic):
         critic: Critic[B],
         reference: Reference[B],
         reward: Reward[B],
-        advantage: Advantage[B],
+        advantage: CriticsAdvantage[B],
     ) -> None:
         """One iteration. Every call returns at once and waits, where the models live, for the fields it reads.
+
+        The critic learns from rewards, so it need not wait for the advantages: where it makes one update a step beside
+        the actor, that finds the values for them, and `compute_values` finds none.
 
         PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along, whose
         loss `compute_loss` reports and `update_actor` adds to its own.
@@ -32,16 +35,15 @@ class PPO(ActorCritic):
         batch = critic.compute_values(batch)
         batch = reference.compute_log_prob(batch)
         batch = reward.compute_reward(batch)
+        batch = advantage.compute_rewards(batch)
+        batch = critic.update_critic(batch)
         batch = advantage.compute_advantage(batch)
-        critic.update_critic(batch)
         actor.compute_loss(batch)
         actor.update_actor(batch)
 
-    def advantage(self, rewards: Tensor, values: Tensor, mask: Tensor, *, whitened: Whiten) -> dict[str, Tensor]:
-        """Generalized advantage estimation over the rewards of tokens: advantages and returns [B, T]."""
+    def advantage(self, rewards: Tensor, values: Tensor, mask: Tensor, *, whitened: Whiten) -> Tensor:
+        """Generalized advantage estimation over the rewards of tokens, [B, T]."""
         from rlhf_trainer.ops.advantages import gae
 
-        advantages, returns = gae(rewards, values, mask, gamma=self.discount, lam=self.gae_lambda)
-        if self.whiten_advantages:
-            advantages = whitened(advantages, mask)
-        return {"advantages": advantages, "returns": returns}
+        advantages, _ = gae(rewards, values, mask, gamma=self.discount, lam=self.gae_lambda)
+        return whitened(advantages, mask) if self.whiten_advantages else advantages

@@ -11,11 +11,11 @@ from pydantic import Field
 from rlhf_api.algorithms import Constrained
 from rlhf_trainer.algorithms.models import (
     Actor,
-    Advantage,
     B,
     Cost,
     CostCritic,
     Critic,
+    CriticsAdvantage,
     Reference,
     Reward,
     Tensor,
@@ -25,7 +25,6 @@ from rlhf_trainer.algorithms.models import (
 
 class SafeRLHF(Constrained):
     paper = "arXiv:2310.12773"
-    estimates = ("advantages", "returns", "cost_returns")
     name: Annotated[Literal["SafeRLHF"], Field(description="PPO with a cost model and a Lagrange multiplier.")]
     separate_cost_critic: Annotated[
         bool,
@@ -48,7 +47,7 @@ class SafeRLHF(Constrained):
         reference: Reference[B],
         reward: Reward[B],
         cost: Cost[B],
-        advantage: Advantage[B],
+        advantage: CriticsAdvantage[B],
         cost_critic: CostCritic[B] | None = None,
     ) -> None:
         """One iteration: PPO's, and what costs; without a cost critic the critic values reward less cost."""
@@ -60,9 +59,10 @@ class SafeRLHF(Constrained):
         batch = reference.compute_log_prob(batch)
         batch = reward.compute_reward(batch)
         batch = cost.compute_cost(batch)
-        batch = advantage.compute_advantage(batch)
+        batch = advantage.compute_rewards(batch)
         for each in critics:
-            each.update_critic(batch)
+            batch = each.update_critic(batch)
+        batch = advantage.compute_advantage(batch)
         actor.compute_loss(batch)
         actor.update_actor(batch)
 
@@ -76,23 +76,17 @@ class SafeRLHF(Constrained):
         multiplier: float,
         whitened: Whiten,
         cost_values: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """GAE of reward and of cost, weighed by the multiplier: advantages, returns and cost_returns [B, T].
+    ) -> Tensor:
+        """GAE of reward and of cost, weighed by the multiplier, [B, T].
 
-        Without the values of a cost critic, cost_values, one critic values the mixture, and cost_returns are 0.
+        Without a cost critic, whose values are cost_values, the rewards hold the costs already: one critic values both.
         """
         from rlhf_trainer.ops.advantages import gae
 
         gamma, lam = self.discount, self.gae_lambda
-        if not self.separate_cost_critic:
-            mixed = (rewards - multiplier * costs) / (1.0 + multiplier)
-            advantages, returns = gae(mixed, values, mask, gamma=gamma, lam=lam)
-            cost_returns = returns.new_zeros(returns.shape)
-        else:
+        advantages, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
+        if self.separate_cost_critic:
             assert cost_values is not None, "the critic of the costs gives them"
-            advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
-            cost_advantages, cost_returns = gae(costs, cost_values, mask, gamma=gamma, lam=lam)
-            advantages = (advantages - multiplier * cost_advantages) / (1.0 + multiplier)
-        if self.whiten_advantages:
-            advantages = whitened(advantages, mask)
-        return {"advantages": advantages, "returns": returns, "cost_returns": cost_returns}
+            cost_advantages, _ = gae(costs, cost_values, mask, gamma=gamma, lam=lam)
+            advantages = self.weighed(advantages, cost_advantages, multiplier)
+        return whitened(advantages, mask) if self.whiten_advantages else advantages

@@ -27,16 +27,24 @@ def gae(
     discount. After the last one both are 0. Returns (advantages, returns), with returns = advantages + values where the
     mask is 1 and both 0 elsewhere. Rewards and values outside the mask are not read.
     """
-    next_advantage = next_value = torch.zeros_like(rewards[:, 0])
-    backwards = []
-    for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        here = mask[:, t] > 0
-        next_advantage = torch.where(here, delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(here, values[:, t], next_value)
-        backwards.append(next_advantage)
-    advantages = keep(torch.stack(backwards[::-1], dim=1), mask)
+    rewards, values, here = keep(rewards, mask), keep(values, mask), mask > 0
+    next_values = _left(_from_the_right(values, torch.where(here, 0.0, torch.ones_like(values))))
+    deltas = keep(rewards + gamma * next_values - values, mask)
+    advantages = keep(_from_the_right(deltas, torch.where(here, gamma * lam, torch.ones_like(values))), mask)
     return advantages, keep(advantages + values, mask)
+
+
+def _from_the_right(x: Float[Tensor, "B T"], factors: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """y_t = x_t + factors_t * y_{t+1}, with 0 after the last token, in log2(T) steps that double what they reach."""
+    reach = 1
+    while reach < x.shape[1]:
+        x, factors, reach = x + factors * _left(x, reach), factors * _left(factors, reach), 2 * reach
+    return x
+
+
+def _left(x: Float[Tensor, "B T"], by: int = 1) -> Float[Tensor, "B T"]:
+    """x_{t + by}, 0 beyond the last token."""
+    return torch.nn.functional.pad(x[:, by:], (0, by))
 
 
 def token_rewards(

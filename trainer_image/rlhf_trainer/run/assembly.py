@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
@@ -14,7 +14,12 @@ from rlhf_trainer.algorithms import models
 from rlhf_trainer.workers.actor import ActorWorker, GeneratorActorWorker, SingleUpdateActorWorker
 from rlhf_trainer.workers.advantage import ADVANTAGE_WORKERS
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.critic import (
+    CostCriticWorker,
+    CriticWorker,
+    SingleUpdateCostCriticWorker,
+    SingleUpdateCriticWorker,
+)
 from rlhf_trainer.workers.data import (
     CompletionData,
     DataWorker,
@@ -51,13 +56,19 @@ WORKERS: Mapping[Any, type] = {
     models.Pairs: PairChooser,
 }
 
+SINGLE_UPDATE: Mapping[type, type] = {
+    CriticWorker: SingleUpdateCriticWorker,
+    CostCriticWorker: SingleUpdateCostCriticWorker,
+}
+"""The workers of critics whose only update of a step finds the values."""
+
 
 def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     """The worker class of each parameter of the algorithm's step but the data."""
     found: dict[str, type] = {}
     for name, hint in get_type_hints(algorithm.step).items():
         protocol = get_origin(next(filter(get_origin, get_args(hint)), hint))  # of Critic[B], or of Critic[B] | None
-        if protocol is models.Advantage and issubclass(algorithm, PolicyGradient):
+        if protocol in (models.Advantage, models.CriticsAdvantage) and issubclass(algorithm, PolicyGradient):
             found[name] = ADVANTAGE_WORKERS[algorithm]
         elif name in algorithm.models:
             found[name] = WORKERS[protocol]
@@ -69,14 +80,17 @@ def data_of(job: Job) -> type[DataWorker]:
     return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
 
 
-def worker_of(job: Job, role: Role) -> type:
+def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     """The worker class of a role; a reward that is more than a model has one for every form.
 
-    Actors differ in where the old log-probabilities come from.
+    Actors differ in where the old log-probabilities come from, critics in where the values do; pool: the models that
+    live where this one does.
     """
     if role == "reward" and not isinstance(job.spec.models.reward, Model):
         return ScoringWorker
     worker = workers_of(type(job.spec.algorithm))[role]
+    if worker in SINGLE_UPDATE and job.values_by_update and "actor" in pool:
+        return SINGLE_UPDATE[worker]
     if worker is not ActorWorker or job.recomputes_log_probs:
         return worker
     return SingleUpdateActorWorker if job.old_log_probs_by_update else GeneratorActorWorker

@@ -18,9 +18,10 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     widths = {Width.ONE: 1, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
     algorithm, tracer = job.spec.algorithm, Tracer(rows=job.sequences_per_step, widths=widths)
     workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
-    workers |= {role: worker_of(job, role) for role in (*job.models(), *(() if algorithm.offline else ("reward",)))}
     home = next(pool for pool in placed.pools if job.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
+    roles = (*job.models(), *(() if algorithm.offline else ("reward",)))
+    workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
     models = {
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }

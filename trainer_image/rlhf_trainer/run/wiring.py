@@ -100,7 +100,7 @@ class RayRuntime:
             if generates and role == "actor":
                 generators = layout.data * layout.micro
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
-            workers[role] = WorkerSpec(worker_of(job, role), arguments, layout)
+            workers[role] = WorkerSpec(worker_of(job, role, pool.models), arguments, layout)
         if generates and is_home:
             functions = job.spec.evaluation.functions if job.spec.evaluation else ()
             setting = setting_of(job, job.saved, self._folders)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,8 @@ from rlhf_trainer.types import Fields
 COSINE_FLOOR = 0.1
 """Share of the peak learning rate at which the cosine schedule ends."""
 
+LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
+"""As an `OutputFunction`, both the loss and a tensor [b, t] without gradient."""
 
 PARTS_DEALT = 4
 """Into how many parts of about equal tokens a rank can cut its rows at least, if they are not too long."""
@@ -113,23 +115,32 @@ class ModelRunner:
         Every stage of a pipeline gets the result.
         """
         dealt = self.deal(fields, texts_of)
-        held, wide = widest(fields), widest(computed := dealt.rows(fields))
-        result = torch.zeros(wide.shape, dtype=torch.float32)
+        computed = dealt.rows(fields)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of)
-            outputs = self._passes.forward(micros, compute)  # [b, t], of t columns each, cut or filled up to T
-            kept = [
-                pad(output[: len(micro.rows)].float(), (0, wide.shape[1] - output.shape[1]))
-                for micro, output in zip(micros, outputs, strict=False)
-            ]
-            if kept:
-                result[torch.cat([micro.rows for micro in micros])] = torch.cat(kept).cpu()
-        return dealt.back(self.mesh.from_last_stage(result))[:, : held.shape[1]]
+            result = _of_rows(computed, micros, self._passes.forward(micros, compute))
+        return self._back(result, dealt, fields)
+
+    def _back(self, result: Tensor, dealt: Dealt, fields: Fields) -> Tensor:
+        """The last stage's result, at every stage of the ranks that hold the rows, as wide as their fields."""
+        return dealt.back(self.mesh.from_last_stage(result))[:, : widest(fields).shape[1]]
 
 
 def widest(fields: Fields) -> Tensor:
     """The field of most columns."""
     return max((field for field in fields.values() if field.dim() > 1), key=lambda field: field.shape[1])
+
+
+def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
+    """The outputs [b, t] of micro-batches as those of the fields' rows, on the CPU; 0 if there are none."""
+    result = torch.zeros(widest(fields).shape, dtype=torch.float32)
+    kept = [  # of t columns each, cut or filled up to T
+        pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
+        for micro, output in zip(micros, outputs, strict=False)
+    ]
+    if kept:
+        result[torch.cat([micro.rows for micro in micros])] = torch.cat(kept).cpu()
+    return result
 
 
 def _cut(fields: Fields, rows: Tensor, *, width: int) -> Fields:
@@ -199,6 +210,25 @@ class Trainer(ModelRunner):
         with self.offloader.in_use(moments=True):
             computed = self.deal(fields, texts_of).rows(fields)
             return self._update(self.split(computed, texts_of), loss, step=step)
+
+    def update_and_infer(
+        self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
+    ) -> tuple[float, Tensor]:
+        """What `update` returns, and the outputs that `loss` finds too: those of `infer` before the update."""
+        outputs: list[Tensor] = []
+
+        def loss_alone(output: Any, micro: Fields) -> Tensor:
+            share, found = loss(output, micro)
+            outputs.append(found)
+            return share
+
+        dealt = self.deal(fields, texts_of)
+        computed = dealt.rows(fields)
+        with self.offloader.in_use(moments=True):
+            micros = self.split(computed, texts_of)
+            norm = self._update(micros, loss_alone, step=step)
+            result = _of_rows(computed, micros, outputs)
+        return norm, self._back(result, dealt, fields)
 
     def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
         ranks = self.mesh.layout.data

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Constrained, PolicyGradient
+from rlhf_api.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
@@ -31,7 +31,7 @@ REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
 """They are there where the rewards depend on them, and mostly else: see `Job.old_log_probs_by_update`."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
-READ_FOR = {"costs": ("costs",), "greedy": GREEDY_FIELDS}
+READ_FOR = {"costs": ("token_costs",), "greedy": GREEDY_FIELDS}
 """What some inputs are made of, besides the fields that the rewards are."""
 
 
@@ -61,17 +61,27 @@ class AdvantageWorker:
 
     def estimate(self, batch: Batch) -> Fields:
         """The fields of the algorithm's advantage; one number a response is put on each of its tokens."""
-        if isinstance(self._algorithm, Constrained):
-            self._follow(batch, self._algorithm)
-        rewards, advantage = self.token_rewards(batch), self._algorithm.advantage
+        if "token_rewards" not in batch.fields:
+            batch = batch.with_fields(self.rewards(batch))
+        advantage = self._algorithm.advantage
         names = inspect.signature(advantage).parameters
         found = advantage(
-            **{name: INPUTS[name](self, batch, rewards) if name in INPUTS else batch.fields.get(name) for name in names}
+            **{name: INPUTS[name](self, batch) if name in INPUTS else batch.fields.get(name) for name in names}
         )
         fields: dict[str, Tensor] = found if isinstance(found, dict) else {"advantages": found}
         if (advantages := fields["advantages"]).dim() == 1:
             mask = fields.get("response_mask", batch["response_mask"])
             fields["advantages"] = on_every_token(advantages[_rows(batch)].float(), mask)
+        return fields
+
+    def rewards(self, batch: Batch) -> Fields:
+        """The rewards of tokens and, if the algorithm knows costs, theirs, which one critic of both finds in both."""
+        algorithm, rewards = self._algorithm, self.token_rewards(batch)
+        fields = {"token_rewards": rewards}
+        if isinstance(algorithm, Constrained):
+            costs, multiplier = self.token_costs(batch), self._follow(batch, algorithm)
+            mixed = rewards if algorithm.has_cost_critic else algorithm.weighed(rewards, costs, multiplier)
+            fields = {"token_rewards": mixed, "token_costs": costs}
         self._adapt(batch)
         return fields
 
@@ -134,8 +144,8 @@ class AdvantageWorker:
         if math.isfinite(deviation):  # else every later reward would be lost with this one
             self.reward_moments = self.reward_moments.merge(count, mean, deviation)
 
-    def _follow(self, batch: Batch, algorithm: Constrained) -> None:
-        """Move the multiplier by the mean cost of the step's responses, once the actor is trained."""
+    def _follow(self, batch: Batch, algorithm: Constrained) -> float:
+        """The multiplier, moved by the mean cost of the step's responses once the actor is trained."""
         costs, valid = batch["costs"], batch["valid"]
         total, count = sum_over_ranks([(costs * valid).sum(), valid.sum()])
         assert self.multiplier is not None
@@ -143,9 +153,10 @@ class AdvantageWorker:
             self.multiplier = algorithm.next_multiplier(self.multiplier, cost=total / max(count, 1.0))
         recorder.mean("cost/mean", (costs * valid).sum(), valid.sum())
         recorder.maximum("lagrange/multiplier", self.multiplier)
+        return self.multiplier
 
     def _adapt(self, batch: Batch) -> None:
-        """Move the KL coefficient towards the target, at the end of a step."""
+        """Move the KL coefficient towards the target, for the next step."""
         settings = self._algorithm.kl
         if settings.controller != "Adaptive" or settings.target is None:
             return
@@ -186,19 +197,19 @@ def _rows(batch: Batch) -> slice:
     return slice(batch.start, batch.start + batch.size)
 
 
-INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch, Tensor], Any]] = {
-    "mask": lambda _, batch, __: batch["response_mask"],
-    "rewards": lambda _, __, rewards: rewards,
-    "costs": lambda worker, batch, _: worker.token_costs(batch),
+INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
+    "mask": lambda _, batch: batch["response_mask"],
+    "rewards": lambda _, batch: batch["token_rewards"],
+    "costs": lambda _, batch: batch["token_costs"],
     "multiplier": lambda worker, *_: worker.multiplier,
-    "greedy": lambda worker, batch, _: worker.greedy(batch),
-    "returns": lambda worker, batch, rewards: worker.gathered(row_sums(rewards, batch["response_mask"]), batch),
-    "scores": lambda worker, batch, _: worker.gathered(
+    "greedy": lambda worker, batch: worker.greedy(batch),
+    "returns": lambda worker, batch: worker.gathered(row_sums(batch["token_rewards"], batch["response_mask"]), batch),
+    "scores": lambda worker, batch: worker.gathered(
         worker.shaped(batch["scores"], batch["finished"], batch["response_mask"]), batch
     ),
-    "lengths": lambda worker, batch, _: worker.gathered(batch["response_mask"].sum(1), batch),
-    "signal": lambda worker, batch, _: worker.signal(batch),
-    "rows": lambda _, batch, __: _rows(batch),
+    "lengths": lambda worker, batch: worker.gathered(batch["response_mask"].sum(1), batch),
+    "signal": lambda worker, batch: worker.signal(batch),
+    "rows": lambda _, batch: _rows(batch),
     "group_size": lambda worker, *_: worker.job.spec.rollout.samples_per_prompt,
     "prompts": lambda worker, *_: worker.job.spec.training.prompt_batch_size,
     "whitened": lambda *_: whitened,
@@ -220,7 +231,9 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
 
 def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
-    reads, reads_if_there = [*REWARD_FIELDS], [*KL_FIELDS]
+    has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
+    reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
+    reads_if_there = [] if has_critic else [*KL_FIELDS]
     for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
         fields = READ_FOR.get(name, () if name in INPUTS else (name,))
         (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
@@ -229,7 +242,18 @@ def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     def compute_advantage(self: AdvantageWorker, batch: Batch) -> Fields:
         return self.estimate(batch)
 
+    @register(
+        DP_PROTO,
+        reads=(*REWARD_FIELDS, *("costs",) * has_costs),
+        reads_if_there=KL_FIELDS,
+        adds=("token_rewards", *("token_costs",) * has_costs),
+        phase="advantage",
+    )
+    def compute_rewards(self: AdvantageWorker, batch: Batch) -> Fields:
+        return self.rewards(batch)
+
     members = {"compute_advantage": compute_advantage, "__module__": __name__}
+    members |= {"compute_rewards": compute_rewards} if has_critic else {}
     return type(f"{algorithm.__name__}Advantage", (AdvantageWorker,), members)
 
 
