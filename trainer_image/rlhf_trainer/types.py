@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
-
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlhf_trainer.protocols import TransferProtocol
 
-Fields = Mapping[str, Tensor]
+if TYPE_CHECKING:  # torch: seconds that the controller does not wait for
+    from torch import Tensor
+
+Fields = Mapping[str, "Tensor"]
 Method = TypeVar("Method", bound=Callable[..., Any])
 Value_co = TypeVar("Value_co", covariant=True)
 
@@ -49,6 +48,8 @@ class Batch:
     @property
     def rows(self) -> Tensor:
         """Rows of the step's batch, int64 [size]."""
+        import torch
+
         return torch.arange(self.start, self.start + self.size)
 
 
@@ -117,6 +118,9 @@ def transfers_of(worker_class: type) -> dict[str, Transfer]:
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """The rows of all parts as one tensor; parts [b, T] of different T are padded with zeros on the right."""
+    import torch
+    from torch.nn.functional import pad
+
     if parts[0].dim() < 2:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerSpec
 from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.run import slots as run_slots
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.types import register
 
@@ -44,14 +46,19 @@ def slots(own_ray: None) -> Iterator[Slots]:  # noqa: ARG001
     made.release()
 
 
+def placed_on(pool: str) -> DeviceMapping:
+    return DeviceMapping(
+        device="CPU", pools=(MappedPool(name=pool, models=("actor",), slots_per_machine=(1,)),), sizes={}
+    )
+
+
 @contextmanager
 def job(slots: Slots, name: str, folder: Path, *, pool: str = "all", may_stay: bool = True) -> Iterator[Any]:
     """A job of one model on a pool of one slot."""
-    placed = DeviceMapping(
-        device="CPU", pools=(MappedPool(name=pool, models=("actor",), slots_per_machine=(1,)),), sizes={}
-    )
     log = CallLog()
-    with slots.held(placed, log=log, deadline=DEADLINE, stacks=folder / "stacks.txt", may_stay=may_stay) as groups:
+    with slots.held(
+        placed_on(pool), log=log, deadline=DEADLINE, stacks=folder / "stacks.txt", may_stay=may_stay
+    ) as groups:
         groups[pool].build({"actor": WorkerSpec(Lodger, {"name": name, "closed": folder / name})})
         groups[pool].wait_until_built()
         yield ModelHandle(groups[pool], "actor", Lodger)
@@ -85,3 +92,17 @@ def test_the_next_job_finds_the_process_as_if_it_were_new(slots: Slots, tmp_path
     assert fifth != fourth, "a pool of another name is another pool"
     with job(slots, "sixth", tmp_path, pool="other") as actor:
         assert process_of(actor, "sixth") != fifth
+
+
+def test_the_first_job_finds_the_process_that_was_prepared_for_it(
+    slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = tmp_path / "prepared"
+    monkeypatch.setattr(run_slots, "import_workers", partial(write_process, prepared))
+    slots.prepare(placed_on("all"), deadline=DEADLINE)
+    with job(slots, "first", tmp_path) as actor:
+        assert process_of(actor, "first") == int(prepared.read_text())
+
+
+def write_process(file: Path) -> None:
+    file.write_text(str(os.getpid()))

@@ -1,4 +1,4 @@
-"""A job leaves its processes to the next job of the file, unless they hold memory of a GPU."""
+"""A job leaves its processes to the next job of the file, if there is one, unless they hold memory of a GPU."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,9 +23,11 @@ class Slots:
         raise AskedError(may_stay)
 
 
-@pytest.mark.parametrize(("device", "stays"), [("CPU", True), ("GPU", False)])
-def test_processes_without_a_gpu_stay(
-    device: Device, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "is_last", "stays"), [("CPU", False, True), ("GPU", False, False), ("CPU", True, False)]
+)
+def test_processes_without_a_gpu_stay_for_another_job(
+    device: Device, is_last: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
     spec = {
@@ -37,6 +39,6 @@ def test_processes_without_a_gpu_stay(
     placed = DeviceMapping(device=device, pools=(), sizes={})
     slots: Any = Slots()
     runtime = wiring.RayRuntime(job(tmp_path, "one", spec), placed, {}, slots=slots, stacks=tmp_path / "stacks.txt")
-    with pytest.raises(AskedError) as asked, runtime.running():
+    with pytest.raises(AskedError) as asked, runtime.running(is_last=is_last):
         pass
     assert asked.value.args == (stays,)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.node import Node
 
 from rlhf_trainer.controller.resource_pool import threads_of
 from rlhf_trainer.run import machine, session, slots
@@ -54,6 +55,16 @@ def test_workers_of_an_own_ray_are_as_nice_as_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with session.ray_session(None, cpu_slots=1):
         assert started[0]["RAY_worker_niceness"] == "0"
+
+
+def test_an_own_ray_has_no_processes_that_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [getattr(Node, name) for name in session.MONITORS]
+    answers: list[None] = []
+    monkeypatch.setattr(ray, "init", lambda **_: answers.extend(getattr(Node, name)(None) for name in session.MONITORS))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with session.ray_session(None, cpu_slots=1):
+        assert [getattr(Node, name) for name in session.MONITORS] == before
+    assert answers == [None] * len(before)
 
 
 def test_in_a_pod_the_threads_are_those_that_the_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

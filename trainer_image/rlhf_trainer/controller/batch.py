@@ -5,13 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import ray
-from torch import Tensor
 
 from rlhf_trainer.controller.payload import tensor_bytes
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, concatenate, prefixed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 
 SMALL = (str, bytes, int, float, range, slice, type(None))
 """Types that hold no tensor, and are most of what is sent; they come first, for the other questions are slow."""
@@ -19,6 +18,8 @@ def tensor_bytes(value: Any) -> int:
     """Bytes of the tensors and arrays inside a value, through containers and dataclasses."""
     if isinstance(value, SMALL):
         return 0
+    import torch
+
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):

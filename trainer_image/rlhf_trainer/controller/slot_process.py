@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
+from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
-from rlhf_trainer.fields import require_declared
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.types import Fields, Transfer, transfers_of
+
+if TYPE_CHECKING:  # the process starts without torch, which it imports while the controller does the same
+    from torch import Tensor
 
 INSPECTION = "inspection"
 """The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
@@ -65,7 +65,11 @@ class SlotProcess:
         """Number of a call of this step -> (first row, the fields that it added), or why it failed."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
-        self._seed = torch.initial_seed()
+
+    def prepare(self, imports: Callable[[], None]) -> None:
+        """Import what workers will need."""
+        with collector_off():
+            imports()
 
     def inspect(self) -> ProcessState:
         """What this process does now; answers also while a call runs."""
@@ -83,8 +87,11 @@ class SlotProcess:
         Returns the process id.
         """
         os.environ.update(environment)
+        import torch
+
         with self._running_call("join"):
             recorder.rank = start()
+        self._seed = torch.initial_seed()
         return os.getpid()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
@@ -98,6 +105,8 @@ class SlotProcess:
         A worker that holds more than memory has a method `close`. The process groups stay: torch's caches know the
         meshes of the workers that are gone. A library's error becomes a TrainerError.
         """
+        import torch
+
         with self._running_call("clear"), translated_errors("clear"):
             for worker in self._workers.values():
                 if hasattr(worker, "close"):
@@ -132,6 +141,8 @@ class SlotProcess:
 
     def _keep(self, request: CallRequest, batch: BatchSlice, result: Fields) -> list[Tensor]:
         """Keep what a call added; its blocks for other processes."""
+        from rlhf_trainer.fields import require_declared
+
         require_declared(result, rows=len(batch.rows))
         added = {name: tensor.cpu() for name, tensor in result.items()}
         self._kept[request.number] = batch.rows.start, added
@@ -184,6 +195,9 @@ def translated_errors(where: str) -> Iterator[None]:
 
 def kind_of(error: Exception) -> type[TrainerError]:
     """The kind of TrainerError that a library's error becomes."""
+    import torch
+    import torch.distributed as dist
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return MemoryProblem
     if isinstance(error, dist.DistError | ray.exceptions.RayError) or any(

@@ -117,7 +117,7 @@ class WorkerGroup:
         deadline: float,
         layout: ParallelSizes | None = None,
     ) -> None:
-        """Start the processes and join them by torchrun's environment variables.
+        """Start the processes; `build` joins them by torchrun's environment variables.
 
         start: initialises torch.distributed from the environment; deadline: seconds in which some call must end;
         layout: of the pool's slots; None: all are data-parallel ranks.
@@ -127,7 +127,9 @@ class WorkerGroup:
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         self._deadline = deadline
+        self._pool, self._start = pool, start
         self._processes: list[int] = []
+        self._building: list[ray.ObjectRef] = []
         process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
         self._ranks = [
             process.options(
@@ -138,8 +140,16 @@ class WorkerGroup:
             ).remote(pool=pool.name)
             for strategy, _ in pool.slots()
         ]
-        ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=deadline)
-        self._building = []
+
+    def prepare(self, imports: Callable[[], None]) -> None:
+        """Have every rank import what it will need; returns at once, and a failure is that of whoever needs it."""
+        for handle in self._ranks:
+            handle.prepare.remote(imports)
+
+    def _join(self) -> None:
+        """Have the processes form a group of torch.distributed."""
+        pool = self._pool
+        ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {
                 "RANK": str(rank),
@@ -148,10 +158,12 @@ class WorkerGroup:
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
             }
-            self._building.append(handle.join.remote(variables, start))
+            self._building.append(handle.join.remote(variables, self._start))
 
     def build(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Have every rank build the workers, in the order given; returns at once."""
+        """Have every rank build the workers, in the order given, after it has joined; returns at once."""
+        if not self._building:
+            self._join()
         self._building += [
             handle.build.remote(role, spec.worker_class, spec.arguments)
             for role, spec in workers.items()

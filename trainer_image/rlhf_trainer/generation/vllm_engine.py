@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_api.spec import Rollout
+from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment
@@ -207,7 +208,8 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
     os.environ.pop(STAGE_LAYERS, None)  # of an engine that this process had before
     os.environ.update(variables)
     try:
-        import vllm
+        with collector_off():
+            import vllm
     except ImportError as error:
         raise EnvironmentProblem(f"vLLM cannot be imported: {error}") from error
     return vllm
@@ -219,9 +221,10 @@ def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterat
 
     An error about memory becomes a MemoryProblem that names the field of the manifest.
     """
-    from rlhf_trainer.generation.self_check import layout_checked  # it imports vLLM
-
     try:
+        with collector_off():
+            from rlhf_trainer.generation.self_check import layout_checked  # it imports most of vLLM
+
         with torch.random.fork_rng(), groups_on(tensor_groups), layout_checked(), classes_inspected_here():
             yield
     except (MemoryError, RuntimeError, ValueError) as error:

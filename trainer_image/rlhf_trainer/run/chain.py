@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_trainer.collector import collector_off
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.run.machine import gpu_count, write_environment
-from rlhf_trainer.run.placement import place_job
+from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
-from rlhf_trainer.run.resume import from_the_start, unfinished
+from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import gpus_per_machine, ray_session
+from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.attempt import own_attempt
 from rlhf_trainer.run_folder.folder import (
@@ -50,7 +54,7 @@ def run_file(
     here = (gpu_count(),)
     address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place_job(job, here, jobs, output) for job in jobs} if not address else {}
-    slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
+    cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
     with only_run_in(output), opened(options, output) as listeners:
@@ -65,19 +69,47 @@ def run_file(
             make_ready(output, pending)
         with (
             stop.handled(),
-            ray_session(address, cpu_slots=slots) if pending else nullcontext(),
+            ray_session(address, cpu_slots=cpu_slots) if pending else nullcontext(),
             display.showing(pending),
         ):
             stop.install()  # once more, for Ray installs signal handlers of its own when it starts
             placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, output) for job in pending}
             if pending:
-                from rlhf_trainer.run.on_ray import RunContext, run_jobs  # torch and transformers: seconds
-
-                context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
-                run_jobs(pending, placed, folders, starts, context)
+                run_pending(
+                    pending,
+                    placed,
+                    folders,
+                    starts,
+                    early=not address,
+                    common={"output": output, "display": display, "listeners": listeners, "stop": stop},
+                )
         display.table(read_summary(output))
         write_report_or_warn(output, display)
     display.say(f"run folder: {output}")
+
+
+def run_pending(
+    pending: Sequence[Job],
+    placed: Mapping[str, Placed],
+    folders: Mapping[str, Mapping[Role, str]],
+    starts: Mapping[str, Start],
+    *,
+    early: bool,
+    common: Mapping[str, Any],
+) -> None:
+    """Run the jobs in slots that are released at the end; early: the first job's processes start before the imports.
+
+    common: the fields of a RunContext.
+    """
+    slots, first = Slots(), pending[0]
+    try:
+        if early:
+            slots.prepare(placed[first.name].mapping, deadline=float(first.spec.training.call_deadline_seconds))
+        with collector_off():
+            from rlhf_trainer.run.on_ray import RunContext, run_jobs  # torch and transformers: seconds
+        run_jobs(pending, placed, folders, starts, slots, RunContext(**common))
+    finally:
+        slots.release()
 
 
 def skip_finished(job: Job, output: Path, display: Display) -> None:

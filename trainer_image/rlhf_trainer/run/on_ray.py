@@ -39,19 +39,31 @@ def run_jobs(
     placed: Mapping[str, Placed],
     folders: Mapping[str, Mapping[Role, str]],
     starts: Mapping[str, Start],
+    slots: Slots,
     context: RunContext,
 ) -> None:
     """Run the jobs in their order; placed, folders (of the models by role) and starts: by the name of the job."""
-    slots = Slots()
-    try:
-        for job in jobs:
-            run_on_ray(job, placed[job.name], folders[job.name], start=starts[job.name], slots=slots, context=context)
-    finally:
-        slots.release()
+    for job in jobs:
+        run_on_ray(
+            job,
+            placed[job.name],
+            folders[job.name],
+            start=starts[job.name],
+            slots=slots,
+            is_last=job is jobs[-1],
+            context=context,
+        )
 
 
 def run_on_ray(
-    job: Job, placed: Placed, folders: Mapping[Role, str], *, start: Start, slots: Slots, context: RunContext
+    job: Job,
+    placed: Placed,
+    folders: Mapping[Role, str],
+    *,
+    start: Start,
+    slots: Slots,
+    is_last: bool,
+    context: RunContext,
 ) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(context.output, job)
@@ -67,7 +79,7 @@ def run_on_ray(
     with publisher.recording_the_end():
         require_one_vocabulary(job, folders)
         runtime = RayRuntime(job, mapping, folders, slots=slots, stacks=folder.path / "stacks.txt")
-        with runtime.running() as shape:
+        with runtime.running(is_last=is_last) as shape:
             for fact in shape.facts:
                 publisher.say(fact)
             summary = run_job(

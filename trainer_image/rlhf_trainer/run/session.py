@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray._private.node import Node
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.machine import cores
@@ -17,6 +18,8 @@ from rlhf_trainer.run.stopping import Stopped
 
 CONNECT_SECONDS = 10.0
 """How long the Ray of an address may take to accept a connection."""
+MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
+"""What starts processes of Ray that a run of its own does without; there is no public way to say so."""
 
 
 @contextmanager
@@ -35,13 +38,14 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     if address:
         _require_listener(address)
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            **options,
-        )
+        with without_monitors():
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                **options,
+            )
     except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
         raise Stopped(signal.SIGTERM) from None
     except Exception as error:  # Ray has no common class for what can go wrong here
@@ -50,6 +54,22 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def without_monitors() -> Iterator[None]:
+    """A Ray that starts in the block has no process for a dashboard, for more machines, or to bring us its logs.
+
+    Nobody asks them. They take three seconds of CPU; Ray waits a second for the first, and for the end of the second.
+    """
+    kept = {name: getattr(Node, name) for name in MONITORS}
+    for name in MONITORS:
+        setattr(Node, name, lambda _, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in kept.items():
+            setattr(Node, name, start)
 
 
 def _require_listener(address: str) -> None:

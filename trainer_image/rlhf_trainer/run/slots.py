@@ -11,13 +11,12 @@ from typing import Any
 
 import ray
 
-from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.run_folder.attempt import own_attempt
-from rlhf_trainer.training import distributed
 
 COLLECTIVE_DEADLINES = 2
 """How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
@@ -43,8 +42,16 @@ class Slots:
 
     def __init__(self) -> None:
         self._like: Any = None
+        """Of the processes that are there: device, deadline and pools."""
         self._pools: list[ResourcePool] = []
         self._groups: dict[str, WorkerGroup] = {}
+
+    def prepare(self, placed: DeviceMapping, *, deadline: float) -> None:
+        """Start the processes of the first job, which import what ranks need while the controller does the same."""
+        self._like = likeness(placed, deadline)
+        self._start(placed, CallLog(), deadline)
+        for group in self._groups.values():
+            group.prepare(import_workers)
 
     @contextmanager
     def held(
@@ -55,7 +62,7 @@ class Slots:
         may_stay: whether the next job may have the processes of this one; those of a job that fails it never has.
         A CommunicationError that leaves the block says which rank is to blame; stacks: the file for those of a hang.
         """
-        like = (placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools])
+        like = likeness(placed, deadline)
         if self._like != like:
             self.release()
         stays = False
@@ -99,11 +106,29 @@ class Slots:
         for pool, reserved, threads in zip(placed.pools, self._pools, threads_told(self._pools), strict=True):
             self._groups[pool.name] = WorkerGroup(
                 reserved,
-                start=partial(distributed.start, placed.device, COLLECTIVE_DEADLINES * deadline),
+                start=partial(join, placed.device, COLLECTIVE_DEADLINES * deadline),
                 environment={**threads, **HEAP, **unless_set(WAITING)},
                 log=log,
                 deadline=deadline,
             )
+
+
+def likeness(placed: DeviceMapping, deadline: float) -> Any:
+    """What two jobs have in common when one may serve in the processes of the other."""
+    return placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools]
+
+
+def import_workers() -> None:
+    """What every rank needs and takes seconds to import: the workers, and what reads data."""
+    import rlhf_trainer.data.source
+    import rlhf_trainer.run.assembly  # noqa: F401
+
+
+def join(device: Device, timeout_seconds: float) -> int:
+    """`distributed.start`, by a function that the controller can name without torch."""
+    from rlhf_trainer.training import distributed
+
+    return distributed.start(device, timeout_seconds)
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:

@@ -40,13 +40,13 @@ class RayRuntime:
         self._groups: Mapping[str, WorkerGroup] = {}
 
     @contextmanager
-    def running(self) -> Iterator[DataShape]:
+    def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
         """Pools, processes and models exist while the block runs; gives what was found in the data.
 
-        Afterwards the next job may have the processes, but for those on GPUs. A CommunicationError that leaves the
-        block says which rank is to blame.
+        Afterwards the next job, unless this is the last, may have the processes, but for those on GPUs. A
+        CommunicationError that leaves the block says which rank is to blame.
         """
-        may_stay = self._placed.device == "CPU"
+        may_stay = self._placed.device == "CPU" and not is_last
         with (
             self._meter.watching(),
             self._slots.held(
