@@ -33,6 +33,7 @@ from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
+from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.run.assembly import DATA, workers_of
@@ -93,19 +94,20 @@ Sent = tuple[tuple[Any, ...], list[Reference]]
 class Method:
     """A remote method of a simulated worker."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, answer: Callable[[Sequence[Any]], Any]) -> None:
+        self._answer = answer
         self._results = 1
         self.sent: list[Sent] | None = None
 
     def options(self, *, num_returns: int = 1) -> Method:
-        """The method with so many results, the last of which is a report."""
-        chosen = Method(self._value)
+        """The method with so many results."""
+        chosen = Method(self._answer)
         chosen._results, chosen.sent = num_returns, self.sent
         return chosen
 
     def remote(self, *given: Any, **_: Any) -> Any:
-        references = [Reference(self._value) for _ in range(self._results)]
+        answer = self._answer(given)
+        references = [Reference(answer) for _ in range(self._results)]
         if self.sent is not None:
             self.sent.append((given, references))
         return references if self._results > 1 else references[0]
@@ -115,9 +117,9 @@ class Worker:
     """A simulated process of a slot."""
 
     def __init__(self) -> None:
-        self.call = Method(Report())
-        self.rendezvous = Method(("localhost", 1))
-        self.join = self.build = Method(0)
+        self.run = Method(lambda given: [Outcome(each.number, None, Report()) for each in given[0]])
+        self.rendezvous = Method(lambda _: ("localhost", 1))
+        self.join = self.build = Method(lambda _: 0)
 
 
 class Simulated:
@@ -130,7 +132,7 @@ class Simulated:
         return lambda _: self
 
     def options(self, **_: Any) -> Any:
-        made = Method(None)
+        made = Method(lambda _: None)
         setattr(made, "remote", lambda **_: Worker())  # noqa: B010
         return made
 
@@ -177,13 +179,14 @@ def group_on(pool: ResourcePool) -> WorkerGroup:
 
 
 def script_of(workers: int) -> Script:
-    """The calls of a step with the smallest batch, as plain ones."""
+    """The messages of a step with the smallest batch, as plain calls."""
     with simulated(workers) as group:
         models = models_of(group, TOKENS)
         for rank in group._ranks:  # noqa: SLF001
-            rank.call.sent = []
+            rank.run.sent = []
         ALGORITHMS["PPO"].step(models.pop("data").load_batch(BatchFuture(step=1, size=ROWS * workers)), **models)
-        calls: list[tuple[Sent, ...]] = list(zip(*(rank.call.sent for rank in group._ranks), strict=True))  # noqa: SLF001
+        group.send()
+        calls: list[tuple[Sent, ...]] = list(zip(*(rank.run.sent for rank in group._ranks), strict=True))  # noqa: SLF001
     made = {
         reference: (number, rank, index)
         for number, ranks in enumerate(calls)
@@ -194,9 +197,10 @@ def script_of(workers: int) -> Script:
 
 
 def plain(given: Sequence[Any], made: dict[Reference, Result]) -> PlainCall:
-    """A call without anything of ours in it."""
-    request, *references = given
-    shapes = [shape(name, rows.stop - rows.start, TOKENS) for name, parts in request.cuts.items() for rows in parts]
+    """A message without anything of ours in it."""
+    requests, *references = given
+    cuts = requests[-1].cuts.items()
+    shapes = [shape(name, rows.stop - rows.start, TOKENS) for name, parts in cuts for rows in parts]
     return PlainCall(shapes, [made[reference] for reference in references])
 
 
@@ -211,7 +215,7 @@ def bare_figures(sizes: Sequence[int]) -> dict[int, Mapping[str, float]]:
 
 def show_bare(found: dict[int, Mapping[str, float]], ours: dict[int, dict[int, Figures]]) -> None:
     """The table of what Ray alone costs."""
-    table = Table(title="the same calls without our controller: CPU a worker")
+    table = Table(title="the same messages without our controller: CPU a worker")
     for column in ("workers", *PARTS, "ours"):
         table.add_column(column, justify="right")
     for workers, figure in found.items():
@@ -222,7 +226,7 @@ def show_bare(found: dict[int, Mapping[str, float]], ours: dict[int, dict[int, F
     results, reads = (
         sum(len(each) for each in part) for part in zip(*((c.shapes, c.reads) for (c,) in calls), strict=True)
     )
-    print(f"bare: {len(calls)} calls, {results} results and {reads} references a worker\n")
+    print(f"bare: {len(calls)} messages, {results} results and {reads} references a worker\n")
 
 
 def models_of(group: WorkerGroup, tokens: int) -> dict[str, Any]:

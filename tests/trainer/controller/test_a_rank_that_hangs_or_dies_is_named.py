@@ -42,6 +42,11 @@ class Faulty:
         return batch.size
 
     @register(ONE_TO_ALL)
+    def nap(self, *, seconds: float) -> None:
+        """Takes a while, and nobody fails."""
+        time.sleep(seconds)
+
+    @register(ONE_TO_ALL)
     def oversleep(self) -> None:
         if dist.get_rank() == 1:
             time.sleep(FOREVER)
@@ -123,14 +128,27 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(group: G
 def test_a_rank_that_dies_is_named_at_once_and_the_others_do_not_linger(group: Group, tmp_path: Path) -> None:
     group.deadline = FOREVER  # the test would end in a timeout if it were waited for
     sentence, _ = error_of(group, "die", tmp_path / "stacks.txt")
-    assert f"; rank 1 of pool left, process {group.processes[1].pid} died in actor.die; " in sentence
+    assert (
+        f"; rank 1 of pool left, process {group.processes[1].pid} died in one of 3 calls from actor.die to actor.read; "
+        in (sentence)
+    )
 
 
 def test_a_rank_whose_process_is_stuck_does_not_answer(group: Group, tmp_path: Path) -> None:
     sentence, stacks = error_of(group, "freeze", tmp_path / "stacks.txt")
-    name = f"rank 1 of pool left, process {group.processes[1].pid} does not answer in actor.freeze"
+    name = f"rank 1 of pool left, process {group.processes[1].pid} does not answer in one of 3 calls"
+    name += " from actor.freeze to actor.read"
     assert f"; {name}; rank 0 of pool left" in sentence
     assert f"=== {name}\nno answer" in stacks
+
+
+def test_calls_that_are_sent_together_may_take_longer_than_the_deadline_of_one(group: Group, tmp_path: Path) -> None:
+    for _ in range(3):
+        group.actor.nap(seconds=0.6 * group.deadline)
+    group.log.drain(deadline=group.deadline)
+    group.actor.nap(seconds=0.6 * group.deadline)
+    sentence, _ = error_of(group, "oversleep", tmp_path / "stacks.txt")
+    assert f"process {group.processes[1].pid} is in actor.oversleep ({__file__}:" in sentence
 
 
 def test_ranks_that_wait_for_each_other_are_all_named(group: Group, tmp_path: Path) -> None:

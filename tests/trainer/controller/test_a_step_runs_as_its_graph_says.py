@@ -6,7 +6,7 @@ The workers of all algorithms live on pools of two and three slots, whose shares
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -94,9 +94,8 @@ class Pools:
             for pool in self.slots
         }
 
-    def models(self, job: Job) -> dict[str, Any]:
-        """A job's models, where `placed` puts them; what has no place lives with the saved model."""
-        pool_of: dict[str, str] = {role: pool.name for pool in placed(job).pools for role in pool.models}
+    def models(self, job: Job, pool_of: Mapping[str, str]) -> dict[str, Any]:
+        """A job's models, on the left pool those of which no other is told."""
         workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
         workers |= {role: worker_of(job, role) for role in job.models()}
         models: dict[str, Any] = {}
@@ -123,25 +122,23 @@ def pools(own_ray: None) -> Iterator[Pools]:  # noqa: ARG001
     made.stop()
 
 
-def run_step(pools: Pools, job: Job) -> list[tuple[str, int, Report]]:
-    """Run a step: pool, rank and report of each call on each rank, in the order in which they were made."""
-    models = pools.models(job)
+def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]:
+    """Run a step: the reports of each call on each rank, in the order in which they were made, and the controller's."""
+    models = pools.models(job, pool_of)
     batch = models.pop("data").load_batch(BatchFuture(step=1, size=job.sequences_per_step))
     job.spec.algorithm.step(batch, **inputs_of(job, models))
-    calls = list(pools.log._calls)
-    reports = pools.log.drain(deadline=DEADLINE)[: len(calls)]
-    return [(call.pool, call.rank, report) for call, report in zip(calls, reports, strict=True)]
+    return pools.log.drain(deadline=DEADLINE)
 
 
-def work_of(graph: Graph, done: list[tuple[str, int, Report]]) -> dict[tuple[int, int], Span]:
+def work_of(graph: Graph, done: list[Report]) -> dict[tuple[int, int], Span]:
     """(number of the call, rank) -> when it worked; `done` holds as many reports a call as its pool has slots."""
     spans: dict[tuple[int, int], Span] = {}
     reports = iter(done)
     for call in graph.calls:
         for rank in range(SLOTS[call.pool]):
-            pool, its_rank, report = next(reports)
-            assert (pool, its_rank) == (call.pool, rank)
-            (spans[call.number, rank],) = [span for span in report.spans if span.phase == "stand-in"]
+            (span,) = [span for span in next(reports).spans if span.phase == "stand-in"]
+            assert (span.pool, span.rank) == (call.pool, rank)
+            spans[call.number, rank] = span
     assert next(reports, None) is None
     return spans
 
@@ -158,8 +155,8 @@ def dependent(graph: Graph, edge: Edge) -> Iterator[tuple[int, int]]:
 def test_calls_and_bytes_are_those_of_the_graph(pools: Pools, name: str) -> None:
     job = JOBS[name]
     graph = graph_of(job, placed(job))
-    done = run_step(pools, job)
-    assert merge(report for *_, report in done)["bytes/transfer"] == graph.bytes > 0
+    *done, _ = run_step(pools, job, {role: pool.name for pool in placed(job).pools for role in pool.models})
+    assert merge(done)["bytes/transfer"] == graph.bytes > 0
     spans = work_of(graph, done)
     for pool, slots in SLOTS.items():
         mine = [call for call in graph.by_level if call.pool == pool]
@@ -171,6 +168,25 @@ def test_calls_and_bytes_are_those_of_the_graph(pools: Pools, name: str) -> None
         assert graph.calls[edge.producer].level < graph.calls[edge.consumer].level
         for producer, consumer in dependent(graph, edge):
             assert spans[edge.producer, producer].end <= spans[edge.consumer, consumer].start, edge
+
+
+@pytest.mark.parametrize(
+    ("on_the_right", "sent"),
+    [
+        ([], ["left"]),
+        (["reward"], ["left", "right", "left", "left"]),
+        (["critic"], ["left", "right", *["left"] * 3, "right"]),
+    ],
+)
+def test_ranks_are_sent_at_once_what_they_can_run_without_others(
+    pools: Pools, on_the_right: list[str], sent: list[str]
+) -> None:
+    """All of PPO; or its beginning up to the responses, what does not wait for the other pool, and what does."""
+    pools.log = CallLog()  # one in which no other job reads
+    for group in pools.groups.values():
+        group.take_over(pools.log)
+    *_, controller = run_step(pools, JOBS["helpful-ppo"], dict.fromkeys(on_the_right, "right"))
+    assert [span.name for span in controller.spans if "send" in span.name] == [f"send to {pool}" for pool in sent]
 
 
 def bounds(span: Span) -> tuple[float, float]:

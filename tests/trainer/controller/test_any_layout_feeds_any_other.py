@@ -29,6 +29,7 @@ from rlhf_trainer.protocols import (
     TransferProtocol,
     sbp_protocol,
 )
+from rlhf_trainer.telemetry import TRANSFER
 from rlhf_trainer.types import Batch, Fields, register
 
 DEADLINE = 120.0
@@ -162,11 +163,10 @@ class Models:
     def fetched(self, pool: str) -> list[float]:
         """Bytes that each rank of a pool has fetched since the last call."""
         by_rank: dict[int, float] = {}
-        calls = list(self.log._calls)
-        reports = self.log.drain(deadline=DEADLINE)
-        for call, report in zip(calls, reports[: len(calls)], strict=True):
-            if call.pool == pool:
-                by_rank[call.rank] = by_rank.get(call.rank, 0) + report.sums.get("bytes/transfer", 0)
+        for report in self.log.drain(deadline=DEADLINE)[:-1]:
+            for span in report.spans:
+                if (span.pool, span.phase) == (pool, TRANSFER):
+                    by_rank[span.rank] = by_rank.get(span.rank, 0) + report.sums.get("bytes/transfer", 0)
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def stop(self) -> None:

@@ -62,6 +62,13 @@ def models(own_ray: None) -> Iterator[Models]:  # noqa: ARG001
     made.stop()
 
 
+def values_of(future: Any) -> list[Any]:
+    """What a call gives, or its own error, where waiting would find that of an earlier call first."""
+    for group in future.log.groups:
+        group.send()
+    return get([part[0].ended for part in future.parts], deadline=DEADLINE)
+
+
 def test_ranks_follow_torchruns_contract(models: Models) -> None:
     assert models.source.rank().result() == [0, 1]
 
@@ -140,7 +147,7 @@ def test_a_call_that_reads_what_another_failed_to_make_fails_with_its_error(mode
     batch = models.source.make_in_vain(BatchFuture(step=1, size=4))
     reading = models.far.read_number(batch)
     with pytest.raises(NumericsError, match="the loss of 2 rows is nan"):
-        get([part[0] for part in reading.references], deadline=DEADLINE)
+        values_of(reading)
     with pytest.raises(NumericsError):
         models.log.drain(deadline=DEADLINE)
 
@@ -162,9 +169,21 @@ def test_a_call_that_reads_what_failed_in_its_own_process_fails_with_its_error(m
     batch = models.near.double_in_vain(models.source.make(BatchFuture(step=1, size=4)))
     reading = models.near.read_double(batch)
     with pytest.raises(NumericsError, match="the double of 2 rows is nan"):
-        get([part[0] for part in reading.references], deadline=DEADLINE)
+        values_of(reading)
     with pytest.raises(NumericsError):
         models.log.drain(deadline=DEADLINE)
+
+
+def test_calls_after_one_that_failed_do_not_run_and_say_why(models: Models) -> None:
+    batch = models.near.double_in_vain(models.source.make(BatchFuture(step=1, size=4)))
+    doubled = models.near.double(batch)
+    with pytest.raises(NumericsError, match="the double of 2 rows is nan"):
+        models.near.read_double(doubled).result()
+    with pytest.raises(NumericsError, match="the double of 2 rows is nan"):
+        values_of(models.near.read_double(doubled))  # another message, whose fields an earlier one was to make
+    with pytest.raises(NumericsError):
+        models.log.drain(deadline=DEADLINE)
+    models.near.read_double(models.near.double(models.source.make(BatchFuture(step=2, size=4)))).result()
 
 
 def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
@@ -180,7 +199,9 @@ def test_calls_are_timed_by_phase_and_transfer(models: Models) -> None:
         ("", 0, CONTROLLER),
     }
     controller = [span.name for span in spans if span.phase == CONTROLLER]
-    assert controller == ["dispatch source.make", "dispatch sink.read_number", "wait for 4 calls"]
+    sent_with_what_others_read = ["send to left", "dispatch source.make"]
+    sent_when_somebody_waits = ["dispatch sink.read_number", "send to left", "wait for 4 calls"]
+    assert controller == sent_with_what_others_read + sent_when_somebody_waits
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -202,7 +223,7 @@ def test_a_dead_worker_is_a_communication_error_also_for_those_who_wait_for_its_
     reading = models.far.read_number(dying.make_and_die(BatchFuture(step=1, size=4)))
     for lost in (dying.rank(), reading):
         with pytest.raises(CommunicationError, match="a worker was lost"):
-            get([part[0] for part in lost.references], deadline=DEADLINE)
+            values_of(lost)
     with pytest.raises(CommunicationError, match="a worker was lost"):
         models.log.drain(deadline=DEADLINE)
     lonely.release()

@@ -30,9 +30,11 @@ class ProcessState:
     """Whether it waits for other ranks."""
     stacks: str
     """The Python stacks of all its threads."""
+    quiet_seconds: float
+    """How long ago it last ended a call."""
 
 
-def inspect_process(call: str, thread: int) -> ProcessState:
+def inspect_process(call: str, thread: int, *, quiet_seconds: float) -> ProcessState:
     """The state of this process, of which `thread` runs `call`."""
     frames = sys._current_frames()  # noqa: SLF001 the public faulthandler only writes to files
     names = {known.ident: known.name for known in threading.enumerate()}
@@ -47,6 +49,7 @@ def inspect_process(call: str, thread: int) -> ProcessState:
         line=f"{innermost.filename}:{innermost.lineno}, {innermost.name}" if innermost else "",
         waits=any(part in frame.filename for frame in inside[-INNERMOST:] for part in WAITING),
         stacks="\n".join(stacks),
+        quiet_seconds=quiet_seconds,
     )
 
 
@@ -57,7 +60,7 @@ class RankState:
     name: str
     """Rank, pool and process."""
     last_call: str
-    """The first call of the step that it has not finished; empty if it has finished all."""
+    """The first call of the step that it has not finished, or the calls among which that is; empty if there is none."""
     process: ProcessState | None
     """Its answer; None if there was none in time."""
     is_dead: bool = False

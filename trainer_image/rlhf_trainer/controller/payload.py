@@ -5,32 +5,44 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 import ray
 
-SMALL = (str, bytes, int, float, range, slice, type(None))
+SMALL = {str, bytes, bool, int, float, range, slice, type(None)}
 """Types that hold no tensor, and are most of what is sent; they come first, for the other questions are slow."""
+
+
+@cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of another class."""
+    return tuple(part.name for part in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of the tensors and arrays inside a value, through containers and dataclasses."""
-    if isinstance(value, SMALL):
-        return 0
-    import torch
+    counted, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        kind = each.__class__
+        if kind in SMALL:
+            continue
+        if names := field_names(kind):
+            rest += [getattr(each, name) for name in names]
+        elif isinstance(each, list | tuple | set | frozenset):
+            rest += each
+        elif isinstance(each, Mapping):
+            rest += each.values()
+        elif isinstance(each, np.ndarray):
+            counted += int(each.nbytes)
+        else:
+            import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, Mapping):
-        return sum(map(tensor_bytes, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return sum(map(tensor_bytes, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(tensor_bytes(getattr(value, part.name)) for part in dataclasses.fields(value))
-    return 0
+            if isinstance(each, torch.Tensor):
+                counted += each.numel() * each.element_size()
+    return counted
 
 
 class PayloadMeter:

@@ -18,7 +18,7 @@ from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
-from rlhf_trainer.telemetry import TRANSFER, recorder
+from rlhf_trainer.telemetry import TRANSFER, Report, recorder
 from rlhf_trainer.types import Fields, Transfer, transfers_of
 
 if TYPE_CHECKING:  # the process starts without torch, which it imports while the controller does the same
@@ -30,10 +30,11 @@ INSPECTION = "inspection"
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
-    """One rank's part of a call: the first argument, before the references to the tensors that the method reads.
+    """One rank's part of a call.
 
-    It is one argument, as Ray serialises each by itself. The references are not in it, as Ray brings only those that
-    are arguments themselves to the worker; for others the worker would have to ask the controller's process.
+    The requests of a message are its first argument, before the references to the tensors that the first call reads.
+    The references are not in it, as Ray brings only those that are arguments themselves to the worker; for others the
+    worker would have to ask the controller's process.
     """
 
     number: int
@@ -52,6 +53,22 @@ class CallRequest:
     @property
     def name(self) -> str:
         return f"{self.role}.{self.method}"
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks other processes read."""
+        return sum(map(len, self.cuts.values()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank tells of a call."""
+
+    number: int
+    """Of the call, in the job."""
+    value: Any
+    """What the method returned; None if it adds fields."""
+    report: Report
 
 
 class SlotProcess:
@@ -73,7 +90,7 @@ class SlotProcess:
 
     def inspect(self) -> ProcessState:
         """What this process does now; answers also while a call runs."""
-        return inspect_process(self._running, self._thread)
+        return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of this machine, for rank 0 of a group."""
@@ -116,28 +133,33 @@ class SlotProcess:
             gc.collect()  # models are in cycles
             torch.manual_seed(self._seed)
 
-    def call(self, request: CallRequest, *tensors: Tensor) -> Any:
-        """Run a method of a worker. Ray starts this call when the tensors that it reads are on this machine.
+    def run(self, requests: Sequence[CallRequest], *tensors: Tensor) -> Any:
+        """Run calls, one after the other. Ray starts this when the tensors that the first one reads are here.
 
-        Returns the blocks of each field that other processes read (or its value, if it adds none), and last what was
-        measured. All that it adds stays in this process until a call of another step.
+        Returns the blocks of each field of the last call that other processes read, and last the outcome of each call.
+        All that they add stays in this process until a call of another step. After a failure no further call runs, and
+        calls of this process that read what these were to add fail with its error.
         """
+        outcomes: list[Outcome] = []
+        blocks: list[Tensor] = []
+        try:
+            for request in requests:
+                outcome, blocks = self._run(request, () if outcomes else tensors)
+                outcomes.append(outcome)
+        except TrainerError as error:
+            self._kept.update({request.number: error for request in requests[len(outcomes) :]})
+            raise
+        return (*blocks, outcomes) if blocks else outcomes
+
+    def _run(self, request: CallRequest, tensors: Sequence[Tensor]) -> tuple[Outcome, list[Tensor]]:
+        """Run a method of a worker; its outcome, and the blocks of what it adds that other processes read."""
         transfer = transfers_of(type(self._workers[request.role]))[request.method]
-        with self._running_call(request.name), self._failure_kept(request), translated_errors(request.name):
+        with self._running_call(request.name), translated_errors(request.name):
             result = self._call(request, transfer, tensors)
             if request.batch is None or transfer.adds is None:
-                return result, recorder.drain()
+                return Outcome(request.number, result, recorder.drain()), []
             blocks = self._keep(request, request.batch, result)
-            return (*blocks, recorder.drain()) if blocks else recorder.drain()
-
-    @contextmanager
-    def _failure_kept(self, request: CallRequest) -> Iterator[None]:
-        """Calls of this process that read what the block was to add fail with its error."""
-        try:
-            yield
-        except TrainerError as error:
-            self._kept[request.number] = error
-            raise
+            return Outcome(request.number, None, recorder.drain()), blocks
 
     def _keep(self, request: CallRequest, batch: BatchSlice, result: Fields) -> list[Tensor]:
         """Keep what a call added; its blocks for other processes."""

@@ -1,12 +1,16 @@
-"""The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures."""
+"""The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures.
+
+Calls are recorded first, and each rank is sent all that it can run in a row as one message.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -14,9 +18,9 @@ import ray
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.diagnosis import RankState
-from rlhf_trainer.controller.dispatch import Batches, RankPart, Readers, dispatch
+from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, SlotProcess
+from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, Outcome, SlotProcess
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
@@ -32,21 +36,6 @@ class WorkerSpec:
     """Of the model over the group's ranks; None: the group's own."""
 
 
-@dataclass(frozen=True)
-class ValueFuture:
-    """The small values that a method returns, for each part of the result the references to its partial sums."""
-
-    references: Sequence[Sequence[ray.ObjectRef]]
-    log: CallLog
-    deadline: float
-
-    def result(self) -> list[Any]:
-        """Wait for the values, in the order of the ranks; the deadline starts again whenever an earlier call ends."""
-        self.log.wait(deadline=self.deadline)
-        values = iter(get([each for part in self.references for each in part], deadline=self.deadline))
-        return [reduce(operator.add, (next(values) for _ in part)) for part in self.references]
-
-
 GATHER_SECONDS = 0.05
 """How long `get` waits for further values after the first; it sees a failure so much later."""
 INSPECT_SECONDS = 10.0
@@ -55,53 +44,117 @@ RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 """Settings of Ray that `ray_session` makes and ranks need too; a Ray that others started does not pass them on."""
 
 
-@dataclass(frozen=True)
-class SentCall:
-    """A call that was sent to one rank of a pool, and the reference to its report."""
+@dataclass
+class Message:
+    """Calls that one rank is sent at once.
+
+    Only the first may read from other processes, so that no call waits for what another reads; and only the last may
+    be read by other processes, for Ray gives the results of a message when all of it has ended.
+    """
 
     pool: str
     rank: int
-    name: str
-    report: ray.ObjectRef
+    inputs: Sequence[ray.ObjectRef]
+    """What the first call reads from other processes."""
+    calls: list[str] = field(default_factory=list)
+    requests: list[CallRequest] = field(default_factory=list)
+    """Of the calls, until they are sent."""
+    ended: ray.ObjectRef | None = None
+    """The outcomes, once the message is sent."""
+
+    def __str__(self) -> str:
+        """Its calls, as part of a sentence."""
+        first, last = self.calls[0], self.calls[-1]
+        return first if len(self.calls) == 1 else f"one of {len(self.calls)} calls from {first} to {last}"
+
+    def add(self, request: CallRequest) -> None:
+        """Add a call."""
+        self.calls.append(request.name)
+        self.requests.append(request)
+
+    def send(self, handle: Any) -> list[ray.ObjectRef]:
+        """Send it to its rank; references to the blocks of the last call."""
+        results = 1 + self.requests[-1].blocks
+        method = handle.run.options(num_returns=results) if results > 1 else handle.run
+        sent = method.remote(self.requests, *self.inputs)
+        *blocks, self.ended = sent if results > 1 else [sent]
+        self.requests = []
+        return blocks
 
     def has_succeeded(self) -> bool:
-        """Whether it has ended without an error."""
+        """Whether all its calls have ended without an error."""
         try:
-            ray.get(self.report, timeout=0)
+            ray.get(self.ended, timeout=0)
         except ray.exceptions.RayError:
             return False
         return True
 
 
+@dataclass(frozen=True)
+class ValueFuture:
+    """The small values that a method returns, for each part of the result the messages that bring its partial sums."""
+
+    parts: Sequence[Sequence[Message]]
+    place: int
+    """Of the call in its messages."""
+    log: CallLog
+    deadline: float
+
+    def result(self) -> list[Any]:
+        """Wait for the values, in the order of the ranks; the deadline starts again whenever an earlier call ends."""
+        self.log.wait(deadline=self.deadline)
+        outcomes = iter(get([each.ended for part in self.parts for each in part], deadline=self.deadline))
+        return [reduce(operator.add, (next(outcomes)[self.place].value for _ in part)) for part in self.parts]
+
+
 class CallLog:
-    """What all groups of a job share: the readers of each field, and the calls of the step with their reports."""
+    """What all groups of a job share: the readers of each field, and the messages of the step."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
         """Of the calls of the job."""
-        self._calls: list[SentCall] = []
-        self._drained: list[SentCall] = []
+        self.groups: list[WorkerGroup] = []
+        self._messages: list[Message] = []
+        self._drained: list[Message] = []
 
-    def add(self, calls: Sequence[SentCall]) -> None:
-        self._calls.extend(calls)
+    def add(self, messages: Sequence[Message]) -> None:
+        """Add messages that were sent."""
+        self._messages.extend(messages)
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
-        get([call.report for call in self._calls], deadline=deadline)
+        self._send()
+        self._outcomes(self._messages, deadline)
 
     def drain(self, *, deadline: float) -> list[Report]:
-        """Wait until every call made so far has ended; returns their reports and the controller's."""
-        self._drained, self._calls = self._calls, []
-        with self.recorder.span(CONTROLLER, f"wait for {len(self._drained)} calls"):
-            drained: list[Report] = get([call.report for call in self._drained], deadline=deadline)
-        return [*drained, self.recorder.drain()]
+        """Wait until every call made so far has ended; returns their reports, call by call, and the controller's."""
+        self._send()
+        self._drained, self._messages = self._messages, []
+        calls = sum(len(message.calls) for message in self._drained)
+        with self.recorder.span(CONTROLLER, f"wait for {calls} calls"):
+            ended = self._outcomes(self._drained, deadline)
+        in_order = sorted(itertools.chain.from_iterable(ended), key=operator.attrgetter("number"))
+        return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
-    def unfinished_call(self, pool: str, rank: int) -> str:
-        """The name of the first call that a rank has not ended without an error; empty if there is none."""
-        mine = (call for call in [*self._drained, *self._calls] if (call.pool, call.rank) == (pool, rank))
-        return next((call.name for call in mine if not call.has_succeeded()), "")
+    def _send(self) -> None:
+        for group in self.groups:
+            group.send()
+
+    def _outcomes(self, messages: Sequence[Message], deadline: float) -> list[Sequence[Outcome]]:
+        """Of the calls of each message, as soon as all have ended."""
+        return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
+
+    def unfinished_calls(self, pool: str, rank: int) -> str:
+        """The calls of the first message that a rank has not ended without an error; empty if there is none."""
+        mine = (each for each in [*self._drained, *self._messages] if (each.pool, each.rank) == (pool, rank))
+        return next((str(each) for each in mine if not each.has_succeeded()), "")
+
+    def _quiet_seconds(self) -> float:
+        """How long no rank that answers has ended a call."""
+        ranks = [rank.process for group in self.groups for rank in group.inspect()]
+        return min((process.quiet_seconds for process in ranks if process), default=math.inf)
 
 
 class WorkerGroup:
@@ -126,8 +179,11 @@ class WorkerGroup:
         self.layout = layout or ParallelSizes(data=pool.size)
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
+        log.groups.append(self)
         self._deadline = deadline
         self._pool, self._start = pool, start
+        self._open: list[Message] = []
+        """What each rank is sent next."""
         self._processes: list[int] = []
         self._building: list[ray.ObjectRef] = []
         process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
@@ -164,6 +220,7 @@ class WorkerGroup:
         """Have every rank build the workers, in the order given, after it has joined; returns at once."""
         if not self._building:
             self._join()
+        self.send()
         self._building += [
             handle.build.remote(role, spec.worker_class, spec.arguments)
             for role, spec in workers.items()
@@ -181,7 +238,11 @@ class WorkerGroup:
     def call(
         self, role: str, method: str, transfer: Transfer, layout: ParallelSizes, batch: Batches | None, arguments: Any
     ) -> Any:
-        """Send a call to every rank; returns the batch with the fields that the method adds, or its `ValueFuture`."""
+        """Record a call of every rank; returns the batch with the fields that the method adds, or its `ValueFuture`.
+
+        Recorded calls are sent before one that reads from other processes, with one that other processes read, and
+        when somebody waits.
+        """
         name, number = f"{role}.{method}", next(self._log.numbers)
         dealt = None
         if batch is not None:
@@ -189,37 +250,47 @@ class WorkerGroup:
         collected = transfer.protocol.collect(layout)
         counted = {rank for ranks in collected for rank in ranks}
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
-            outputs = [
-                self._send(
-                    handle,
-                    transfer,
-                    dealt.parts[rank] if dealt else None,
-                    CallRequest(
-                        number=number,
-                        role=role,
-                        method=method,
-                        arguments=arguments,
-                        counts=rank in counted,
-                        sent=time.time(),
-                    ),
+            now = time.time()
+            requests = [
+                CallRequest(
+                    number=number, role=role, method=method, arguments=arguments, counts=rank in counted, sent=now
                 )
-                for rank, handle in enumerate(self._ranks)
+                for rank in range(len(self._ranks))
             ]
-        self._log.add([SentCall(self.name, rank, name, references[-1]) for rank, references in enumerate(outputs)])
-        if batch is not None and dealt and transfer.adds is not None:
-            return dealt.collect(batch, transfer, layout, outputs)
-        return ValueFuture([[outputs[rank][0] for rank in ranks] for ranks in collected], self._log, self._deadline)
+            self._record(requests, dealt, transfer)
+            place, messages = len(self._open[0].calls) - 1, self._open
+            if batch is not None and dealt and transfer.adds is not None:
+                are_read = any(message.requests[-1].blocks for message in messages)
+                outputs = self.send() if are_read else [[] for _ in messages]
+                return dealt.collect(batch, transfer, layout, outputs)
+        parts = [[messages[rank] for rank in ranks] for ranks in collected]
+        return ValueFuture(parts, place, self._log, self._deadline)
 
-    @staticmethod
-    def _send(handle: Any, transfer: Transfer, part: RankPart | None, request: CallRequest) -> list[ray.ObjectRef]:
-        """Send one rank its part of a call; references to the blocks of its fields (or its value) and its report."""
-        references: list[ray.ObjectRef] = []
-        if part:
-            given, references = part.inputs(transfer, reader=request.name)
-            request = replace(request, batch=given, cuts=part.local_cuts)
-        results = 1 if transfer.adds is None else sum(map(len, request.cuts.values()))
-        sent = handle.call.options(num_returns=results + 1).remote(request, *references)
-        return sent if results else [sent]
+    def _record(self, requests: Sequence[CallRequest], dealt: Dispatch | None, transfer: Transfer) -> None:
+        """Add a call to what each rank is sent next; if it reads from other processes, as the first of a message."""
+        inputs: list[list[ray.ObjectRef]] = [[] for _ in requests]
+        if dealt:
+            given = [part.inputs(transfer, reader=requests[0].name) for part in dealt.parts]
+            inputs = [references for _, references in given]
+            requests = [
+                replace(request, batch=batch, cuts=part.local_cuts)
+                for request, (batch, _), part in zip(requests, given, dealt.parts, strict=True)
+            ]
+        if any(inputs):
+            self.send()
+        self._open = self._open or [Message(self.name, rank, references) for rank, references in enumerate(inputs)]
+        for message, request in zip(self._open, requests, strict=True):
+            message.add(request)
+
+    def send(self) -> list[list[ray.ObjectRef]]:
+        """Send each rank what was recorded; by rank the references to the blocks of the last call."""
+        messages, self._open = self._open, []
+        if not messages:
+            return []
+        with self._log.recorder.span(CONTROLLER, f"send to {self.name}"):
+            blocks = [message.send(handle) for message, handle in zip(messages, self._ranks, strict=True)]
+        self._log.add(messages)
+        return blocks
 
     def inspect(self) -> list[RankState]:
         """What every rank does at this moment."""
@@ -230,7 +301,7 @@ class WorkerGroup:
     def _rank_state(self, rank: int, answer: ray.ObjectRef) -> RankState:
         process = f", process {self._processes[rank]}" if self._processes else ""
         name = f"rank {rank} of pool {self.name}{process}"
-        last_call = self._log.unfinished_call(self.name, rank)
+        last_call = self._log.unfinished_calls(self.name, rank)
         try:
             return RankState(name=name, last_call=last_call, process=ray.get(answer, timeout=0))
         except ray.exceptions.GetTimeoutError:
@@ -240,11 +311,13 @@ class WorkerGroup:
 
     def clear(self) -> None:
         """Have every rank close and forget its workers, for the next job; those of this one can be called no more."""
+        self.send()
         get([handle.clear.remote() for handle in self._ranks], deadline=self._deadline)
 
     def take_over(self, log: CallLog) -> None:
         """Serve another job, after `clear`."""
         self._log = log
+        log.groups.append(self)
         self._building = self._building[: len(self._ranks)]  # that ranks have joined; the workers are gone
 
     def stop(self) -> None:
@@ -278,18 +351,27 @@ class ModelHandle:
         return group.call(role, name, transfer, layout, batch, arguments)
 
 
-def get(references: Sequence[ray.ObjectRef], *, deadline: float) -> list[Any]:
+def get(
+    references: Sequence[ray.ObjectRef | None],
+    *,
+    deadline: float,
+    quiet_seconds: Callable[[], float] = lambda: math.inf,
+) -> list[Any]:
     """The values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
 
+    quiet_seconds: how long no call ended of those that bring a value together.
     Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
     """
     values: dict[ray.ObjectRef, Any] = {}
-    pending = list(references)
+    pending, patience = list(references), deadline
     try:
         while pending:
-            arrived, pending = ray.wait(pending, timeout=deadline)
-            if not arrived:
+            arrived, pending = ray.wait(pending, timeout=patience)
+            patience = deadline if arrived else deadline - quiet_seconds()
+            if patience <= 0:
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            if not arrived:
+                continue
             if pending:  # a wait costs as much as there are references: not one wait for each of them
                 more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
                 arrived += more
