@@ -73,17 +73,19 @@ def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
     models = job.models()
     if "actor" not in models:
         return
+    origins = {role: (folders[role], model.trust_remote_code, model.revision) for role, model in models.items()}
+    if len(set(origins.values())) == 1:
+        return
     from rlhf_trainer.training.loading import load_tokenizer
 
     words = {
-        role: load_tokenizer(
-            folders[role], trust_remote_code=model.trust_remote_code, revision=model.revision
-        ).get_vocab()
-        for role, model in models.items()
+        origin: load_tokenizer(origin[0], trust_remote_code=origin[1], revision=origin[2]).get_vocab()
+        for origin in set(origins.values())
     }
-    for role, mine in words.items():
-        if mine != words["actor"]:
+    actors = words[origins["actor"]]
+    for role, origin in origins.items():
+        if words[origin] != actors:
             raise ConfigError(
                 f"{job.name}: spec.models.{job.spec.models.source_field(role)}: its tokenizer is not the actor's "
-                f"({len(mine)} against {len(words['actor'])} entries)"
+                f"({len(words[origin])} against {len(actors)} entries)"
             )
