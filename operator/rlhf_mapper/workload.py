@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.mapping import Device
 
 PAIRED = ("pairs", "safety_pairs")
@@ -62,7 +63,7 @@ class Workload:
     work: Mapping[Role, Work]
     most_response_tokens: float = 0.0
     """Longest response that may come, if it is longer than all of the sample."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS["GPU"]
     """Most tokens of a forward pass."""
     pool_divides: tuple[int, ...] = ()
     """Numbers of sequences that the slots of a pool must divide; none: ranks may take uneven shares."""

@@ -32,7 +32,7 @@ def need_programs(groups: tuple[str, ...]) -> None:
         pytest.fail(str(error), pytrace=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test of this folder
 def api_server() -> Iterator[Cluster]:
     """Level api: the API server, controllers, scheduler and KubeRay are real; one made-up node, no kubelet."""
     need(api_cannot_run())
@@ -41,7 +41,7 @@ def api_server() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test of this folder
 def rlhf_server(api_server: Cluster) -> Cluster:
     """`api_server` that knows RLHFJobs."""
     learn_rlhfjobs(api_server)
@@ -54,7 +54,7 @@ def namespace(api_server: Cluster) -> Iterator[str]:
     yield from fresh_namespace(api_server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test of this folder
 def pods_cluster() -> Iterator[Cluster]:
     """Level pods: two real nodes, everything is real; what is mounted into containers says settings.mounts."""
     need(pods_cannot_run())

@@ -90,6 +90,9 @@ class SpmdRuntime:
         rows = THREE_D_PROTO.distribute(self._layout, size)[dist.get_rank()]
         return Batch(step=step, start=rows.start, size=len(rows))
 
+    def send(self) -> None:
+        """Nothing: a call is made at once."""
+
     def drain(self) -> Sequence[Report]:
         """What every rank measured since the last call; a collective."""
         reports: list[Report] = RankValues(recorder.drain(), range(dist.get_world_size())).result()

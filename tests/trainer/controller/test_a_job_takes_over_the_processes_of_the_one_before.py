@@ -98,8 +98,8 @@ def test_the_first_job_finds_the_process_that_was_prepared_for_it(
     slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = tmp_path / "prepared"
-    monkeypatch.setattr(run_slots, "import_workers", partial(write_process, prepared))
-    slots.prepare(placed_on("all"), deadline=DEADLINE)
+    monkeypatch.setattr(run_slots, "import_workers_and_data", partial(write_process, prepared))
+    slots.prepare(placed_on("all"), home="actor", deadline=DEADLINE)
     with job(slots, "first", tmp_path) as actor:
         assert process_of(actor, "first") == int(prepared.read_text())
 

@@ -97,7 +97,9 @@ class Pools:
     def models(self, job: Job, pool_of: Mapping[str, str]) -> dict[str, Any]:
         """A job's models, on the left pool those of which no other is told."""
         workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
-        workers |= {role: worker_of(job, role) for role in job.models()}
+        for held in job.models():
+            beside = [each for each in job.models() if pool_of.get(each, "left") == pool_of.get(held, "left")]
+            workers[held] = worker_of(job, held, beside)
         models: dict[str, Any] = {}
         for name, worker_class in workers.items():
             group, role, each = self.groups[pool_of.get(name, "left")], f"{job.name}.{name}", stand_in(worker_class)

@@ -1,13 +1,16 @@
 """A job leaves its processes to the next job of the file, if there is one, unless they hold memory of a GPU."""
 
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rlhf_mapper.mapping import Device, DeviceMapping
+from rlhf_trainer.collector import collector_off
+from rlhf_trainer.controller.slot_process import SlotProcess
 from rlhf_trainer.run import wiring
 from tests.trainer.jobs import job
 
@@ -42,3 +45,32 @@ def test_processes_without_a_gpu_stay_for_another_job(
     with pytest.raises(AskedError) as asked, runtime.running(is_last=is_last):
         pass
     assert asked.value.args == (stays,)
+
+
+class Model:
+    """Is part of a cycle, as models are."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Actor:
+    """Imports much once its model is there, as that of an RL job does."""
+
+    alive: ClassVar[weakref.WeakSet[Model]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.alive.add(self.model)
+        with collector_off():
+            pass
+
+
+def test_nothing_is_left_of_a_job_s_models() -> None:
+    process = SlotProcess(pool="all")
+    process.join({}, lambda: 0)
+    for role in ("actor", "critic"):
+        process.build(role, Actor, {})
+    assert len(Actor.alive) == 2
+    process.clear()
+    assert not Actor.alive

@@ -48,7 +48,7 @@ class CallRequest:
     counts: bool
     """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
-    """When the controller sent it, in seconds of the controller's clock."""
+    """When the controller recorded it, in seconds of the controller's clock."""
 
     @property
     def name(self) -> str:
@@ -125,12 +125,14 @@ class SlotProcess:
         import torch
 
         with self._running_call("clear"), translated_errors("clear"):
-            for worker in self._workers.values():
+            while self._workers:
+                _, worker = self._workers.popitem()
                 if hasattr(worker, "close"):
                     worker.close()
-            self._workers.clear()
+                del worker
             self._kept.clear()
-            gc.collect()  # models are in cycles
+            gc.unfreeze()  # models are in cycles, some from before an import (`collector_off`)
+            gc.collect()
             torch.manual_seed(self._seed)
 
     def run(self, requests: Sequence[CallRequest], *tensors: Tensor) -> Any:

@@ -125,12 +125,12 @@ class CallLog:
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
-        self._send()
+        self.send()
         self._outcomes(self._messages, deadline)
 
     def drain(self, *, deadline: float) -> list[Report]:
         """Wait until every call made so far has ended; returns their reports, call by call, and the controller's."""
-        self._send()
+        self.send()
         self._drained, self._messages = self._messages, []
         calls = sum(len(message.calls) for message in self._drained)
         with self.recorder.span(CONTROLLER, f"wait for {calls} calls"):
@@ -138,7 +138,8 @@ class CallLog:
         in_order = sorted(itertools.chain.from_iterable(ended), key=operator.attrgetter("number"))
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the calls recorded so far."""
         for group in self.groups:
             group.send()
 

@@ -104,7 +104,8 @@ def run_pending(
     slots, first = Slots(), pending[0]
     try:
         if early:
-            slots.prepare(placed[first.name].mapping, deadline=float(first.spec.training.call_deadline_seconds))
+            deadline = float(first.spec.training.call_deadline_seconds)
+            slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
             from rlhf_trainer.run.on_ray import RunContext, run_jobs  # torch and transformers: seconds
         run_jobs(pending, placed, folders, starts, slots, RunContext(**common))

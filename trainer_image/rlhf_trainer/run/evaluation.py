@@ -26,6 +26,9 @@ class Runtime(Protocol):
     def blank(self, step: int, size: int) -> Any:
         """A batch of `size` rows that has no fields yet."""
 
+    def send(self) -> None:
+        """Have the ranks begin with all calls made so far."""
+
     def drain(self) -> Sequence[Report]:
         """Wait for all calls made so far; what every rank measured in them."""
 

@@ -48,6 +48,7 @@ def run_job(
     def run_step(number: int) -> Sequence[Report]:
         batch = runtime.models["data"].load_batch(runtime.blank(number, job.sequences_per_step))
         job.spec.algorithm.step(batch, **inputs)
+        runtime.send()
         checkpoints.end_step(number, state)
         return runtime.drain()
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import ray
 from ray._private.node import Node
@@ -38,7 +38,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     if address:
         _require_listener(address)
     try:
-        with without_monitors():
+        with nullcontext() if address else without_monitors():
             ray.init(
                 address=address or "local",
                 log_to_driver=False,
@@ -60,7 +60,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
 def without_monitors() -> Iterator[None]:
     """A Ray that starts in the block has no process for a dashboard, for more machines, or to bring us its logs.
 
-    Nobody asks them. They take three seconds of CPU; Ray waits a second for the first, and for the end of the second.
+    Nobody asks them; each takes CPU to start, and Ray waits for the first.
     """
     kept = {name: getattr(Node, name) for name in MONITORS}
     for name in MONITORS:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from rlhf_api.names import Role
 from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool, threads_of
@@ -46,12 +47,18 @@ class Slots:
         self._pools: list[ResourcePool] = []
         self._groups: dict[str, WorkerGroup] = {}
 
-    def prepare(self, placed: DeviceMapping, *, deadline: float) -> None:
-        """Start the processes of the first job, which import what ranks need while the controller does the same."""
+    def prepare(self, placed: DeviceMapping, *, home: Role, deadline: float) -> None:
+        """Start the processes of the first job, which import what ranks need while the controller does the same.
+
+        home: the model beside which the data is read. What fails here fails again in `held`, where it is recorded.
+        """
         self._like = likeness(placed, deadline)
-        self._start(placed, CallLog(), deadline)
-        for group in self._groups.values():
-            group.prepare(import_workers)
+        with suppress(TrainerError):
+            self._start(placed, CallLog(), deadline)
+            for pool in placed.pools:
+                self._groups[pool.name].prepare(import_workers_and_data if home in pool.models else import_workers)
+            return
+        self.release()
 
     @contextmanager
     def held(
@@ -119,9 +126,15 @@ def likeness(placed: DeviceMapping, deadline: float) -> Any:
 
 
 def import_workers() -> None:
-    """What every rank needs and takes seconds to import: the workers, and what reads data."""
-    import rlhf_trainer.data.source
+    """What every rank needs and takes seconds to import."""
     import rlhf_trainer.run.assembly  # noqa: F401
+
+
+def import_workers_and_data() -> None:
+    """What a rank needs that reads data too."""
+    import rlhf_trainer.data.source  # noqa: F401
+
+    import_workers()
 
 
 def join(device: Device, timeout_seconds: float) -> int:

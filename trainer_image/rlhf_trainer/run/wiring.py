@@ -59,6 +59,10 @@ class RayRuntime:
         """A batch of `size` rows that has no fields yet."""
         return BatchFuture(step=step, size=size)
 
+    def send(self) -> None:
+        """Have the ranks begin with all calls made so far."""
+        self._log.send()
+
     def drain(self) -> Sequence[Report]:
         """Wait for all calls made so far; what every rank measured, and the payload bytes of this process."""
         reports = self._log.drain(deadline=self._deadline)

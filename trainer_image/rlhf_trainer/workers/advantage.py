@@ -31,7 +31,12 @@ REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
 """They are there where the rewards depend on them, and mostly else: see `Job.old_log_probs_by_update`."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
-READ_FOR = {"costs": ("token_costs",), "greedy": GREEDY_FIELDS}
+READ_FOR = {
+    "costs": ("token_costs",),
+    "greedy": (*GREEDY_FIELDS, "valid"),
+    "scores": ("scores", "finished"),
+    "signal": ("scores", "valid"),
+}
 """What some inputs are made of, besides the fields that the rewards are."""
 
 
@@ -237,6 +242,8 @@ def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
         fields = READ_FOR.get(name, () if name in INPUTS else (name,))
         (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
+
+    reads = list(dict.fromkeys(reads))
 
     @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
     def compute_advantage(self: AdvantageWorker, batch: Batch) -> Fields:
