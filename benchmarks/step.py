@@ -5,7 +5,7 @@
 
 The work is that of `work`; everything is real (Ray, FSDP2, vLLM). In each round `rlhf run` trains one job with the
 defaults and one for each change that is taken back, one after the other, and then `limit` measures. Ratios are made
-within a round; what stands behind them is their range over the rounds.
+within a round; what stands behind them is their range over the rounds. The table is printed after each round.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,18 +59,23 @@ Round = dict[str, list[dict[str, float]]]
 
 
 def measure(
-    size: str, algorithms: Sequence[str], changes: Sequence[str], *, rounds: int, steps: int, precision: str
-) -> dict[str, Any]:
-    """The rounds of the columns of one size, with the limit in each round."""
-    found: dict[str, Any] = {"rounds": [], "limits": []}
-    with tempfile.TemporaryDirectory() as inputs:
-        found["parameters"] = make_inputs(Path(inputs), SIZES[size])
+    columns: Sequence[Column], changes: Sequence[str], *, rounds: int, steps: int, precision: str
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """After each round, the figures of the columns in all rounds so far."""
+    sizes = {column.size: [each.algorithm for each in columns if each.size == column.size] for column in columns}
+    with tempfile.TemporaryDirectory() as root:
+        found: dict[str, dict[str, Any]] = {}
+        for size in sizes:
+            (Path(root) / size).mkdir()
+            found[size] = {"parameters": make_inputs(Path(root) / size, SIZES[size]), "rounds": [], "limits": []}
         for _ in range(rounds):
-            found["rounds"].append(
-                {name: one_round(Path(inputs), name, changes, steps=steps, precision=precision) for name in algorithms}
-            )
-            found["limits"].append(limit_of(Path(inputs), precision))
-    return found
+            for size, algorithms in sizes.items():
+                inputs = Path(root) / size
+                found[size]["rounds"].append(
+                    {name: one_round(inputs, name, changes, steps=steps, precision=precision) for name in algorithms}
+                )
+                found[size]["limits"].append(limit_of(inputs, precision))
+            yield {str(column): column_of(found[column.size], column) for column in columns}
 
 
 def one_round(inputs: Path, algorithm: str, changes: Sequence[str], *, steps: int, precision: str) -> Round:
@@ -138,22 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=("FP32", "BF16"), default="FP32")
     options = parser.parse_args(arguments)
     columns = [COLUMNS[name] for name in options.columns]
-    results: dict[str, dict[str, Any]] = {}
-    for size in SIZES:
-        own = [column for column in columns if column.size == size]
-        if own:
-            found = measure(
-                size,
-                [column.algorithm for column in own],
-                options.changes,
-                rounds=options.rounds,
-                steps=options.steps,
-                precision=options.precision,
-            )
-            results |= {str(column): column_of(found, column) for column in own}
-    show(results, options.precision)
-    if options.json:
-        options.json.write_text(json.dumps({"host": host(), "columns": results}, indent=2) + "\n")
+    for results in measure(
+        columns, options.changes, rounds=options.rounds, steps=options.steps, precision=options.precision
+    ):
+        show(results, options.precision)
+        if options.json:
+            options.json.write_text(json.dumps({"host": host(), "columns": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
