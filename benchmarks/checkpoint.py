@@ -28,11 +28,10 @@ def measure(size: str, *, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         parameters = make_inputs(Path(folder), SIZES[size])
         job = changed(manifest(Path(folder), "PPO", steps=steps), {"checkpoint": {"everySteps": EVERY}})
-        records = records_of(run([job], Path(folder)) / "step")
+        records = records_of(run([job], Path(folder)) / "step", steps=steps - EVERY)
     kinds: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
     for record in records:
-        if record["step"] > EVERY:
-            kinds[int(record["step"]) % EVERY].append(record)
+        kinds[int(record["step"]) % EVERY].append(record)
     return {
         "parameters": parameters,
         "copy": median(record["time/checkpoint"] for record in kinds[0]),

@@ -24,7 +24,6 @@ from work import (
     COLUMNS,
     PHASES,
     SIZES,
-    WARM_UP,
     Column,
     host,
     make_inputs,
@@ -56,18 +55,18 @@ def measure(column: Column, trees: Sequence[Path], *, rounds: int, steps: int) -
     """new / old of each phase that takes time, as (median, lowest, highest) of the rounds."""
     with tempfile.TemporaryDirectory() as inputs:
         make_inputs(Path(inputs), SIZES[column.size])
-        job = manifest(Path(inputs), column.algorithm, steps=WARM_UP + steps)
-        pairs = [[seconds(job, tree) for tree in trees] for _ in range(rounds)]
+        job = manifest(Path(inputs), column.algorithm, steps=column.warm_up + steps)
+        pairs = [[seconds(job, tree, steps) for tree in trees] for _ in range(rounds)]
     shown = [phase for phase in (*PHASES, "step") if all(each[phase] for pair in pairs for each in pair)]
     return {phase: spread([new[phase] / old[phase] for old, new in pairs]) for phase in shown}
 
 
-def seconds(job: Mapping[str, Any], tree: Path) -> dict[str, float]:
-    """Median seconds of the phases of the job's steps, run by the code of a tree."""
+def seconds(job: Mapping[str, Any], tree: Path, steps: int) -> dict[str, float]:
+    """Median seconds of the phases of the job's last steps, run by the code of a tree."""
     path = os.pathsep.join(str(tree / source) for source in SOURCES)
     with tempfile.TemporaryDirectory() as folder:
         done = run([job], Path(folder), environment={"PYTHONPATH": path})
-        return medians(records_of(done / "step"))
+        return medians(records_of(done / "step", steps=steps))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4, help="of each revision and round, after a first one")
+    parser.add_argument("--steps", type=int, default=4, help="of each revision and round, after the first ones")
     options = parser.parse_args(arguments)
     with tree_of(options.old) as old, tree_of(options.new) as new:
         results = {

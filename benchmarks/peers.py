@@ -25,7 +25,6 @@ from work import (
     RESPONSE_TOKENS,
     RESPONSES,
     SIZES,
-    WARM_UP,
     Column,
     host,
     make_inputs,
@@ -48,8 +47,8 @@ def measure(column: Column, *, rounds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as inputs:
         make_inputs(Path(inputs), SIZES[column.size])
         for _ in range(rounds):
-            found["ours"].append(our_seconds(Path(inputs), column.algorithm, steps))
-            of_trl = trl_steps(Path(inputs), column.algorithm, steps)
+            found["ours"].append(our_seconds(Path(inputs), column, steps))
+            of_trl = trl_steps(Path(inputs), column, steps)
             found["version"] = of_trl["version"]
             found["TRL"].append(median(step["seconds"] for step in of_trl["steps"]))
             found["loss"] += [step["loss"] for step in of_trl["steps"]]
@@ -57,28 +56,28 @@ def measure(column: Column, *, rounds: int, steps: int) -> dict[str, Any]:
     return found
 
 
-def our_seconds(inputs: Path, algorithm: str, steps: int) -> float:
+def our_seconds(inputs: Path, column: Column, steps: int) -> float:
     """Median seconds of a step of `rlhf run`."""
     with tempfile.TemporaryDirectory() as folder:
-        done = run([manifest(inputs, algorithm, steps=WARM_UP + steps)], Path(folder))
-        return median(record["time/step"] for record in records_of(done / "step"))
+        done = run([manifest(inputs, column.algorithm, steps=column.warm_up + steps)], Path(folder))
+        return median(record["time/step"] for record in records_of(done / "step", steps=steps))
 
 
-def trl_steps(inputs: Path, algorithm: str, steps: int) -> dict[str, Any]:
+def trl_steps(inputs: Path, column: Column, steps: int) -> dict[str, Any]:
     """What `trl_steps.py` prints, without the first steps; SystemExit if TRL did other work than is measured."""
     command = [PEERS / "bin" / "python", "-W", "ignore", Path(__file__).with_name("trl_steps.py")]
     done = subprocess.run(
-        [*map(str, command), algorithm, str(inputs), str(WARM_UP + steps)],
+        [*map(str, command), column.algorithm, str(inputs), str(column.warm_up + steps)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(WITH_PPO) if algorithm == "PPO" else ""},
+        env={**os.environ, "PYTHONPATH": str(WITH_PPO) if column.algorithm == "PPO" else ""},
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     for step in found["steps"]:
         if step["tokens"] != RESPONSES * RESPONSE_TOKENS or step["updates"] != 1:
             raise SystemExit(f"a step of TRL is not the work that is measured: {step}")
-    return found | {"steps": found["steps"][WARM_UP:]}
+    return found | {"steps": found["steps"][column.warm_up :]}
 
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4, help="of each round, after a first one")
+    parser.add_argument("--steps", type=int, default=4, help="of each round, after the first ones")
     options = parser.parse_args(arguments)
     results = {name: measure(COLUMNS[name], rounds=options.rounds, steps=options.steps) for name in options.columns}
     show(results)

@@ -28,7 +28,6 @@ from work import (
     RESPONSE_TOKENS,
     RESPONSES,
     SIZES,
-    WARM_UP,
     Column,
     changed,
     host,
@@ -72,20 +71,24 @@ def measure(
             for size, algorithms in sizes.items():
                 inputs = Path(root) / size
                 found[size]["rounds"].append(
-                    {name: one_round(inputs, name, changes, steps=steps, precision=precision) for name in algorithms}
+                    {
+                        name: one_round(inputs, Column(name, size), changes, steps=steps, precision=precision)
+                        for name in algorithms
+                    }
                 )
                 found[size]["limits"].append(limit_of(inputs, precision))
             yield {str(column): column_of(found[column.size], column) for column in columns}
 
 
-def one_round(inputs: Path, algorithm: str, changes: Sequence[str], *, steps: int, precision: str) -> Round:
+def one_round(inputs: Path, column: Column, changes: Sequence[str], *, steps: int, precision: str) -> Round:
     """Train the job with the defaults, and without each of the changes."""
-    taken_back = [name for name in changes if algorithm != "PPO" or name not in NOT_IN_PPO]
+    taken_back = [name for name in changes if column.algorithm != "PPO" or name not in NOT_IN_PPO]
     variants = {DEFAULT: {}, **{name: WITHOUT[name] for name in taken_back}}
     jobs = [
         changed(
             changed(
-                manifest(inputs, algorithm, steps=WARM_UP + steps, name=name), {"training": {"precision": precision}}
+                manifest(inputs, column.algorithm, steps=column.warm_up + steps, name=name),
+                {"training": {"precision": precision}},
             ),
             change,
         )
@@ -93,7 +96,7 @@ def one_round(inputs: Path, algorithm: str, changes: Sequence[str], *, steps: in
     ]
     with tempfile.TemporaryDirectory() as folder:
         done = run(jobs, Path(folder))
-        return {name: records_of(done / name) for name in variants}
+        return {name: records_of(done / name, steps=steps) for name in variants}
 
 
 def column_of(found: Mapping[str, Any], column: Column) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--changes", nargs="*", choices=WITHOUT, default=list(WITHOUT))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4, help="of each job and round, after a first one")
+    parser.add_argument("--steps", type=int, default=4, help="of each job and round, after the first ones")
     parser.add_argument("--precision", choices=("FP32", "BF16"), default="FP32")
     options = parser.parse_args(arguments)
     columns = [COLUMNS[name] for name in options.columns]

@@ -47,8 +47,8 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 PHASES = ("generation", "reshard", "scoring", "advantage", "update", "data", "transfer", "controller")
-WARM_UP = 1
-"""First steps of a job, which are not counted."""
+WARM_UP = {"0.7M": 4, "27M": 1}
+"""First steps of a job, which are not counted: a second or more, in which new processes are slower."""
 LEARNING_RATE = 1e-5
 
 
@@ -57,6 +57,10 @@ class Column(NamedTuple):
 
     algorithm: str
     size: str
+
+    @property
+    def warm_up(self) -> int:
+        return WARM_UP[self.size]
 
     def __str__(self) -> str:
         return f"{self.algorithm}-{self.size}"
@@ -156,8 +160,8 @@ def run(jobs: Sequence[Mapping[str, Any]], folder: Path, *, environment: Mapping
     return folder / "run"
 
 
-def records_of(job: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl in the folder of a job, without the first steps.
+def records_of(job: Path, *, steps: int) -> list[dict[str, float]]:
+    """The lines of the last steps in metrics.jsonl in the folder of a job.
 
     ValueError if the responses were not as long as they had to be, or an update was left out.
     """
@@ -165,7 +169,7 @@ def records_of(job: Path) -> list[dict[str, float]]:
     for record in records:
         if record["response_length/mean"] != RESPONSE_TOKENS or record["skipped_updates"]:
             raise ValueError(f"step {record['step']} of {job.name} is not the work that is measured: {record}")
-    return records[WARM_UP:]
+    return records[-steps:]
 
 
 def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.rules import broken, used_roles
-from rlhf_api.spec import MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
+from rlhf_api.spec import CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
 
 LONGEST_NAME = 40
 """Of a job; what the operator derives from it has to fit into 63 characters."""
@@ -89,9 +89,10 @@ class Job(Spec):
         learned = self.sequences_per_step // self.spec.algorithm.prompts_drawn
         return training.update_epochs * -(-learned // (training.mini_batch_size or learned))
 
-    def micro_batch_tokens(self, device: Literal["CPU", "GPU"]) -> int:
-        """Tokens of one forward pass, at most."""
-        return self.spec.training.micro_batch_tokens or MICRO_BATCH_TOKENS[device]
+    def micro_batch_tokens(self, device: Literal["CPU", "GPU"], *, hidden: int) -> int:
+        """Tokens of one forward pass, at most, of a model with hidden states of this size."""
+        fastest = max(CPU_HIDDEN_VALUES // hidden, CPU_MICRO_BATCH_TOKENS) if device == "CPU" else MICRO_BATCH_TOKENS
+        return self.spec.training.micro_batch_tokens or min(fastest, MICRO_BATCH_TOKENS)
 
     @property
     def old_log_probs_by_update(self) -> bool:

@@ -29,8 +29,10 @@ from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.runtime import Runtime
 
-MICRO_BATCH_TOKENS = {"CPU": 2048, "GPU": 16384}
-"""Tokens of a forward pass where a manifest says nothing. A CPU has small caches and is faster with less at once."""
+MICRO_BATCH_TOKENS = 16384
+"""Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""
+CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS = 2**20, 2048
+"""Of a forward pass on CPU, whose caches are small: tokens times the size of their hidden states, and fewest tokens."""
 
 
 class Optimizer(Spec):
@@ -281,7 +283,8 @@ class Training(Spec):
         Count | None,
         Field(
             description="Tokens of one forward pass; rows are packed without padding. By default "
-            f"{MICRO_BATCH_TOKENS['GPU']:,} on GPUs and {MICRO_BATCH_TOKENS['CPU']:,} on CPU, whose caches are small."
+            f"{MICRO_BATCH_TOKENS:,} on GPUs, and on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a "
+            "model with hidden states of less than 512, 2^20 divided by their size."
         ),
     ] = None
     attention: Annotated[

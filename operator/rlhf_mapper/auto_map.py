@@ -24,7 +24,7 @@ from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, total
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.strategy import Indices, ModelRequest, Setting
-from rlhf_mapper.workload import Workload, workload_of
+from rlhf_mapper.workload import Work, Workload, workload_of
 
 KEPT = 4
 """Placements to keep: the best, and three to compare it with."""
@@ -129,8 +129,8 @@ def task_of(
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
     if problems := [problem for role in job.models() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
-    load = workload_of(job, device=device, responses=responses)
-    wanted = {role: _wanted(job, role, shapes[role], load) for role in job.models()}
+    load = workload_of(job, responses=responses)
+    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.models()}
     software = software_for(device, job.spec.training.precision)
     return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
@@ -171,12 +171,13 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
     return job.models()[role].parallelism
 
 
-def _wanted(job: Job, role: Role, model: Architecture, load: Workload) -> ModelRequest:
+def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
     rollout = job.spec.rollout
     return ModelRequest(
         model=model,
-        work=load.work[role],
+        work=work,
+        micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
         sizes=_asked(job, role),
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,

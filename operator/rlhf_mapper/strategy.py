@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_api.parallel_sizes import Parallelism
+from rlhf_api.spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
@@ -32,6 +33,8 @@ class ModelRequest:
 
     model: Architecture
     work: Work
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    """Most tokens of a forward pass."""
     sizes: Parallelism | None = None
     """None: all are to be chosen."""
     generation_pipeline: int | None = None
@@ -113,7 +116,7 @@ class Strategies:
             kept=memory.kept_of(work, trains=trains),
         )
         of_a_rank = (work.trained / work.updates if trains else max(work.read, 1)) / layouts.d
-        most = np.minimum(max(setting.load.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
+        most = np.minimum(max(self.wanted.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
         enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * setting.nodes.gpu.memory
         free = rooms - memory.gathered(self.wanted.model, setting.software, layouts)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec import MICRO_BATCH_TOKENS
-from rlhf_mapper.mapping import Device
 
 PAIRED = ("pairs", "safety_pairs")
 """Data whose rows are two sequences."""
@@ -63,8 +61,6 @@ class Workload:
     work: Mapping[Role, Work]
     most_response_tokens: float = 0.0
     """Longest response that may come, if it is longer than all of the sample."""
-    micro_batch_tokens: int = MICRO_BATCH_TOKENS["GPU"]
-    """Most tokens of a forward pass."""
     pool_divides: tuple[int, ...] = ()
     """Numbers of sequences that the slots of a pool must divide; none: ranks may take uneven shares."""
 
@@ -84,11 +80,8 @@ class Workload:
         return self.sequences * self.sequence_tokens
 
 
-def workload_of(job: Job, *, device: Device = "GPU", responses: Sequence[float] = ()) -> Workload:
-    """A step of a job; responses: lengths seen so far in tokens, without which all have the longest.
-
-    device: a micro-batch has other sizes on a CPU.
-    """
+def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
+    """A step of a job; responses: lengths seen so far in tokens, without which all have the longest."""
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
@@ -100,7 +93,6 @@ def workload_of(job: Job, *, device: Device = "GPU", responses: Sequence[float] 
         response=lengths,
         most_response_tokens=data.max_response_tokens,
         work={role: _work(job, role) for role in job.models()},
-        micro_batch_tokens=job.micro_batch_tokens(device),
         pool_divides=tuple(number for number in divided if number),
     )
 

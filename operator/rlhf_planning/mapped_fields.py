@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhf_api.job import Job
+from rlhf_api.spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.mapping import ModelPrediction, Prediction
 
 ENGINE_SHARE, MOST_SHARE = 0.05, 0.95
@@ -22,4 +23,4 @@ def micro_batch_tokens(job: Job, models: Iterable[ModelPrediction]) -> int:
     """Tokens of a forward pass for which each of the models has room; never more than the job says."""
     sequence = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
     fewest = min(model.micro_batch for model in models)
-    return min(job.micro_batch_tokens("GPU"), max(fewest * sequence, 1))
+    return min(job.spec.training.micro_batch_tokens or MICRO_BATCH_TOKENS, max(fewest * sequence, 1))

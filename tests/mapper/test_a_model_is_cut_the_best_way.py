@@ -69,12 +69,12 @@ def every_cut(wanted: ModelRequest, setting: Setting, gpus: int) -> Iterator[Cut
 
 def micro_batch_of(wanted: ModelRequest, setting: Setting, cut: Cut, room: float) -> int:
     """Sequences: the most that fit in a room, but a pipeline wants four micro-batches a stage."""
-    work, load = wanted.work, setting.load
+    work = wanted.work
     kept = memory.kept_of(work, trains=work.trained > 0)
     one = memory.activations(wanted.model, setting.software, layout(cut), np.array(1024.0), kept=kept)
     free = room * setting.nodes.gpu.memory - memory.gathered(wanted.model, setting.software, layout(cut))
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
-    most = min(load.micro_batch_tokens // 1024, ceil(share))
+    most = min(wanted.micro_batch_tokens // 1024, ceil(share))
     if cut[0] > 1:
         most = min(most, max(floor(share / (4 * cut[0])), 1))
     return min(floor(float(free) / float(one)), most)

@@ -137,7 +137,9 @@ def test_batches_divide_over_every_pool(seed: int) -> None:
     for role, model in prediction.models.items():
         assert model.micro_batch >= 1
         longest = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
-        assert model.micro_batch == 1 or model.micro_batch * longest <= job.micro_batch_tokens("GPU"), role
+        most = job.spec.training.micro_batch_tokens
+        assert most, "planned_jobs says it"
+        assert model.micro_batch == 1 or model.micro_batch * longest <= most, role
 
 
 @each_seed()

@@ -1,4 +1,4 @@
-"""What an update sends and starts: reduce-scatters for each FSDP unit once, and AdamW as a few kernels.
+"""What an update sends and starts: each FSDP unit is reduced once, a small model is one, and AdamW is a few kernels.
 
 With epsilon 1 and learning rate 1 a step of AdamW is nearly the gradient itself.
 """
@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.training import accumulation
+from rlhf_trainer.training import accumulation, sharding
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import full_weights
 
@@ -91,7 +91,7 @@ def test_a_step_is_as_many_kernels_for_any_number_of_parameters(tmp_path: Path) 
         config = divisible_config()
         config.num_hidden_layers = layers
         folder = save_tiny(tmp_path / str(layers), seed=3, labels=1, config=config)
-        counts.append(run_ranks(2, operations_of_a_step, folder)[0])
+        counts.append(run_kept_ranks(2, operations_of_a_step, folder)[0])
     assert counts[0] == counts[1]
     assert counts[0]["aten::_fused_adamw_"] == 1
 
@@ -100,9 +100,11 @@ Learnt = tuple[Counter[str], list[float], dict[str, Tensor]]
 """(operations of the second update, gradient norms, weights after the updates)."""
 
 
-def learnt(folder: str, layout: ParallelSizes, token_budget: int, memory_share: float) -> Learnt:
-    accumulation.MEMORY_SHARE = memory_share
-    trainer = trainer_of(folder, layout, token_budget=token_budget)
+def learnt(folder: str, layout: ParallelSizes, token_budget: int, memory_share: float, one_unit: int = 0) -> Learnt:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulation, "MEMORY_SHARE", memory_share)
+        patch.setattr(sharding, "ONE_UNIT", one_unit)
+        trainer = trainer_of(folder, layout, token_budget=token_budget)
     norms = [update(trainer, 1)]
     operations = Operations()
     with operations:
@@ -114,6 +116,7 @@ MUCH, NONE = 1.0, -1.0
 UNITS = {  # of FSDP on a rank: its layers, and the root with embedding, norm or head
     "two ranks": (ParallelSizes(data=2), LAYERS + 1),
     "two stages": (ParallelSizes(data=2, pipeline=2), LAYERS // 2 + 1),
+    "two shards of two tensor-parallel ranks": (ParallelSizes(data=2, tensor=2), LAYERS + 1),
     "two replicas": (ParallelSizes(data=4, replicas=2), LAYERS + 1),
 }
 
@@ -126,11 +129,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("kind", UNITS)
 def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
-    seen, norms, weights = run_ranks(layout.world_size, learnt, model, layout, 1, MUCH)[0]
+    seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH)[0]
     assert seen["c10d::_reduce_scatter_base_"] == units
-    often, expected_norms, expected = run_ranks(layout.world_size, learnt, model, layout, 1, NONE)[0]
+    often, expected_norms, expected = run_kept_ranks(layout.world_size, learnt, model, layout, 1, NONE)[0]
     assert often["c10d::_reduce_scatter_base_"] == len(LENGTHS) * units, "there is no memory for whole gradients"
     assert seen["c10d::allreduce_"] == often["c10d::allreduce_"], "replicas add up the last micro-batch's only"
+    assert norms == pytest.approx(expected_norms, rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_a_small_stage_is_gathered_once_an_update(kind: str, model: str) -> None:
+    layout, units = UNITS[kind]
+    seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH, 2**20)[0]
+    assert seen["c10d::_reduce_scatter_base_"] == 1
+    layers, expected_norms, expected = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH)[0]
+    saved = layers["c10d::_allgather_base_"] - seen["c10d::_allgather_base_"]
+    assert saved == (units - 1) * 2 * len(LENGTHS), "layers are gathered in each forward and backward pass"
+    whole, _, _ = run_kept_ranks(layout.world_size, learnt, model, layout, 100, MUCH, 2**20)[0]
+    assert seen["c10d::_allgather_base_"] == whole["c10d::_allgather_base_"], "once for any number of micro-batches"
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=2e-6, msg=name)
@@ -144,6 +162,7 @@ def reductions(folder: str, device: torch.device) -> int:
         patch.setattr(accumulation, "MEMORY_SHARE", 1.5)
         patch.setattr(accumulation, "device_memory", lambda: shards)
         patch.setattr(accumulation, "device_here", lambda: device)
+        patch.setattr(sharding, "ONE_UNIT", 0)
         trainer = trainer_of(folder, ParallelSizes(data=2), token_budget=1)
     operations = Operations()
     with operations:
@@ -153,5 +172,5 @@ def reductions(folder: str, device: torch.device) -> int:
 
 def test_shards_in_host_memory_leave_no_room_for_whole_gradients(model: str) -> None:
     units = LAYERS + 1
-    assert run_ranks(2, reductions, model, torch.device("cpu"))[0] == units, "they replace shards on the device"
-    assert run_ranks(2, reductions, model, torch.device("meta"))[0] == len(LENGTHS) * units
+    assert run_kept_ranks(2, reductions, model, torch.device("cpu"))[0] == units, "they replace shards on the device"
+    assert run_kept_ranks(2, reductions, model, torch.device("meta"))[0] == len(LENGTHS) * units

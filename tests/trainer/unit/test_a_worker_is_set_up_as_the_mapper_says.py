@@ -153,7 +153,8 @@ def test_a_manifest_that_says_nothing_has_smaller_micro_batches_on_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = settings(ppo(tmp_path, tokens=None), mapping("CPU"), monkeypatch, tmp_path)
-    assert {each.job.micro_batch_tokens("CPU") for each in found.values()} == {2048}
+    sizes = {hidden: found["actor"].job.micro_batch_tokens("CPU", hidden=hidden) for hidden in (32, 128, 512, 4096)}
+    assert sizes == {32: 16384, 128: 8192, 512: 2048, 4096: 2048}
     on_gpus = settings(ppo(tmp_path, tokens=None), mapping("GPU"), monkeypatch, tmp_path)
-    assert on_gpus["reference"].job.micro_batch_tokens("GPU") == 16384
-    assert on_gpus["actor"].job.micro_batch_tokens("GPU") == 3 * SEQUENCE
+    assert on_gpus["reference"].job.micro_batch_tokens("GPU", hidden=128) == 16384
+    assert on_gpus["actor"].job.micro_batch_tokens("GPU", hidden=128) == 3 * SEQUENCE

@@ -1,6 +1,9 @@
-"""Accumulation of gradients over the micro-batches of an update: when data-parallel ranks reduce them."""
+"""Accumulation of gradients over the micro-batches of an update: when data-parallel ranks gather and reduce."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.distributed.fsdp import FSDPModule
 
@@ -29,8 +32,21 @@ class GradientSync:
         fits = whole - shards <= MEMORY_SHARE * device_memory()
         self._reduces_once = model.mesh.largest(int(not fits)) == 0
 
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Within it the root's parameters stay gathered from the first forward pass to the last backward pass.
+
+        Its passes hold them anyway. A forward pass alone frees them, for no backward pass follows that does.
+        """
+        self._module.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            self._module.set_reshard_after_forward(True, recurse=False)
+
     def before_backward(self, is_last: bool) -> None:
         """Set what the next backward pass does."""
+        self._module.set_reshard_after_backward(is_last, recurse=False)
         if self._reduces_once:
             self._module.set_requires_gradient_sync(is_last)
         else:

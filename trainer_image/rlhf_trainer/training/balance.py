@@ -7,12 +7,11 @@ from itertools import chain, islice
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.micro_batches import longest_first
-from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.models import MissingLayer, inner
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.types import Fields
 
@@ -22,7 +21,8 @@ class RowCosts:
 
     def __init__(self, model: ShardedModel) -> None:
         config = inner(model.module).config
-        layer = next(each for each in model.module.modules() if isinstance(each, FSDPModule) and each != model.module)
+        layers = inner(model.module).base_model.layers
+        layer = next(each for each in layers if not isinstance(each, MissingLayer))
         self._parameters = sum(parameter.numel() for parameter in layer.parameters())
         heads = config.num_attention_heads
         self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -28,6 +28,8 @@ from rlhf_trainer.training.pipeline import keep_stage
 from rlhf_trainer.training.tensor_parallel import shard_tensors
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
+ONE_UNIT = 32 * 2**20
+"""Bytes of a stage, in the type it computes in, up to which it is gathered at once; small collectives cost more."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ def shard(
 ) -> ShardedModel:
     """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
 
-    All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer. The
-    model computes in `compute_dtype` and reduces gradients in float32; parameters that need no gradient are held in
-    `compute_dtype`. A model on the meta device gets memory for this rank's shards only, and then its values from
-    `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are in host memory (pinned
-    for a GPU), from which FSDP2 copies a layer to the device. compile_layers: by torch.compile, which no GPU has
-    confirmed. DataError if the values cannot be read, EnvironmentProblem without a compiler, ConfigError for tensor-
-    parallel layers that shall be compiled.
+    All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or
+    a whole stage of up to `ONE_UNIT` bytes. The model computes in `compute_dtype` and reduces gradients in float32;
+    parameters that need no gradient are held in `compute_dtype`. A model on the meta device gets memory for this rank's
+    shards only, and then its values from `model.weights`. steps_in_host: shards, their gradients and so the optimizer's
+    moments are in host memory (pinned for a GPU), from which FSDP2 copies a layer to the device. compile_layers: by
+    torch.compile, which no GPU has confirmed. DataError if the values cannot be read, EnvironmentProblem without a
+    compiler, ConfigError for tensor-parallel layers that shall be compiled.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
@@ -85,7 +87,8 @@ def shard(
     if compile_layers:
         _compile(layers, mesh)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
-    for layer in layers:
+    gathered = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
+    for layer in layers if gathered > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays; its inputs keep
     # their types, for log-probabilities are computed in float32 by a float32 temperature

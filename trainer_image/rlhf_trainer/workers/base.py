@@ -23,7 +23,7 @@ from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import Text
-from rlhf_trainer.training.models import LanguageModel, Scorer
+from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
@@ -59,10 +59,10 @@ class WorkerSetting:
             precision = "BF16" if device_here().type == "cuda" else "FP32"
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens of one forward pass, at most."""
-        return self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU")
+    def micro_batch_tokens(self, model: LanguageModel | Scorer) -> int:
+        """Tokens of one forward pass of the model, at most."""
+        hidden = inner(model).config.hidden_size
+        return self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU", hidden=hidden)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
@@ -99,7 +99,7 @@ class WorkerSetting:
                 recompute_activations=False,
                 compile_layers=self.job.spec.training.compile,
             ),
-            token_budget=self.micro_batch_tokens,
+            token_budget=self.micro_batch_tokens(model),
             role=self.role,
             offload=self.model.offload,
             attention=self.job.spec.training.attention,
@@ -118,7 +118,7 @@ class WorkerSetting:
                 steps_in_host=self.model.offload == "OptimizerInHost",
                 compile_layers=self.job.spec.training.compile,
             ),
-            token_budget=self.micro_batch_tokens,
+            token_budget=self.micro_batch_tokens(model),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
