@@ -51,8 +51,10 @@ WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
 core; a forward pass over all rows of a step; old log-probabilities computed a second time; the prompt of a group
 computed for each of its responses.
 """
-NOT_IN_PPO = ("one-scoring", "shared-prompts")
-"""Its rewards need the old log-probabilities, and it has one response to a prompt here."""
+NOT_IN = {"one-scoring": "PPO", "shared-prompts": "PPO", "small-micro-batches": "0.7M"}
+"""Changes, and the algorithm or size without them: PPO's rewards need the old log-probabilities, it has one response to
+a prompt here, and the micro-batches of the small models have room for all rows.
+"""
 Round = dict[str, list[dict[str, float]]]
 """The records of each job."""
 
@@ -82,7 +84,7 @@ def measure(
 
 def one_round(inputs: Path, column: Column, changes: Sequence[str], *, steps: int, precision: str) -> Round:
     """Train the job with the defaults, and without each of the changes."""
-    taken_back = [name for name in changes if column.algorithm != "PPO" or name not in NOT_IN_PPO]
+    taken_back = [name for name in changes if NOT_IN.get(name) not in column]
     variants = {DEFAULT: {}, **{name: WITHOUT[name] for name in taken_back}}
     jobs = [
         changed(

@@ -282,9 +282,9 @@ class Training(Spec):
     micro_batch_tokens: Annotated[
         Count | None,
         Field(
-            description="Tokens of one forward pass; rows are packed without padding. By default "
-            f"{MICRO_BATCH_TOKENS:,} on GPUs, and on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a "
-            "model with hidden states of less than 512, 2^20 divided by their size."
+            description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
+            f"on GPUs; on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a model with hidden states of "
+            f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}."
         ),
     ] = None
     attention: Annotated[

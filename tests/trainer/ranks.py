@@ -67,8 +67,10 @@ def _import_trainer() -> None:
 
     import rlhf_trainer.training.trainer
     import rlhf_trainer.workers.rollout  # noqa: F401
+    from rlhf_trainer.training import sharding
 
     get_checkpoint_conversion_mapping("llama")
+    sharding.ONE_UNIT = 0  # tiny models too are gathered layer by layer, as large ones are
 
 
 def _serve(door: Connection, prepare: Callable[[], None]) -> None:

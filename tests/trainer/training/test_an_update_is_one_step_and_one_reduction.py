@@ -140,7 +140,7 @@ def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str)
 
 
 @pytest.mark.parametrize("kind", UNITS)
-def test_a_small_stage_is_gathered_once_an_update(kind: str, model: str) -> None:
+def test_a_small_stage_is_gathered_once_a_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
     seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH, 2**20)[0]
     assert seen["c10d::_reduce_scatter_base_"] == 1
@@ -148,7 +148,9 @@ def test_a_small_stage_is_gathered_once_an_update(kind: str, model: str) -> None
     saved = layers["c10d::_allgather_base_"] - seen["c10d::_allgather_base_"]
     assert saved == (units - 1) * 2 * len(LENGTHS), "layers are gathered in each forward and backward pass"
     whole, _, _ = run_kept_ranks(layout.world_size, learnt, model, layout, 100, MUCH, 2**20)[0]
-    assert seen["c10d::_allgather_base_"] == whole["c10d::_allgather_base_"], "once for any number of micro-batches"
+    more = seen["c10d::_allgather_base_"] - whole["c10d::_allgather_base_"]
+    fewest = layout.pipeline
+    assert more == len(LENGTHS) - fewest, "once for the forward and the backward pass of a micro-batch"
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=2e-6, msg=name)

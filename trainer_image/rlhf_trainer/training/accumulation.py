@@ -15,7 +15,9 @@ MEMORY_SHARE = 0.1
 
 
 class GradientSync:
-    """Chooses which backward passes of an update reduce the gradients over the data-parallel ranks: the last only.
+    """Chooses when the passes of an update gather and reduce over the data-parallel ranks.
+
+    Gradients are reduced after the last backward pass only.
 
     Until then a rank holds the whole float32 gradients of its stage and tensor-parallel part, not its shards of them.
     Where that takes more than a tenth of the device's memory on any of the ranks, every backward pass
@@ -33,10 +35,11 @@ class GradientSync:
         self._reduces_once = model.mesh.largest(int(not fits)) == 0
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        """Within it the root's parameters stay gathered from the first forward pass to the last backward pass.
+    def root_gathered(self) -> Iterator[None]:
+        """Within it the root's parameters stay gathered from a forward pass to its backward pass, both of which hold
+        them.
 
-        Its passes hold them anyway. A forward pass alone frees them, for no backward pass follows that does.
+        A forward pass alone frees them, for no backward pass follows that does.
         """
         self._module.set_reshard_after_forward(False, recurse=False)
         try:
@@ -46,7 +49,6 @@ class GradientSync:
 
     def before_backward(self, is_last: bool) -> None:
         """Set what the next backward pass does."""
-        self._module.set_reshard_after_backward(is_last, recurse=False)
         if self._reduces_once:
             self._module.set_requires_gradient_sync(is_last)
         else:

@@ -87,8 +87,8 @@ def shard(
     if compile_layers:
         _compile(layers, mesh)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
-    gathered = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
-    for layer in layers if gathered > ONE_UNIT else ():
+    size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
+    for layer in layers if size > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays; its inputs keep
     # their types, for log-probabilities are computed in float32 by a float32 temperature

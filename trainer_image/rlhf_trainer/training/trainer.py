@@ -236,7 +236,7 @@ class Trainer(ModelRunner):
         def times_ranks(output: Any, micro: Fields) -> Tensor:
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
-        with self._gradients.update():
+        with self._gradients.root_gathered():
             shares = self._passes.forward_backward(micros, times_ranks, self._gradients.before_backward)
         read = torch.stack(shares).tolist() if shares else []  # all at once, for it waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
