@@ -34,13 +34,13 @@ def measure(rung: Rung) -> None:
     shape = {"shape": "Llama-1M", "prompt": 16, "response": 16} if rung.rehearse else {"shape": "Qwen2.5-0.5B"}
     sizes: dict[str, Any] = {"prompt": 256, "response": 256, "micro_batch_tokens": 2048, **shape}
     case = Case(ranks=1, algorithm="GRPO", rows=8, training={"precision": rung.precision}, **sizes)
-    for path, name in JOBS[:3] if rung.rehearse else JOBS:
+    for path, name in JOBS[:1] if rung.rehearse else JOBS:
         with rung.part(name) as found:
             found.update(_last_step(rung, path, name))
     setattr(rollout, "GenerationEngine", GeneratorStandIn)  # noqa: B010
     build = partial(actor_of, folders=random_model(case, rung.folder / "model"), learning_rate=1e-4)
     with rung.part("updates") as found:
-        _learns(build(case), case, found, updates=5 if rung.rehearse else 20)
+        _learns(build(case), case, found, updates=2 if rung.rehearse else 20)
     with rung.part("offload") as found:
         _leaves_and_returns(build(replace(case, offload="All")), case, found)
     with rung.part("optimizer in host memory") as found:
