@@ -17,11 +17,10 @@ MEMORY_SHARE = 0.1
 class GradientSync:
     """Chooses when the passes of an update gather and reduce over the data-parallel ranks.
 
-    Gradients are reduced after the last backward pass only.
-
-    Until then a rank holds the whole float32 gradients of its stage and tensor-parallel part, not its shards of them.
-    Where that takes more than a tenth of the device's memory on any of the ranks, every backward pass
-    reduce-scatters; then replicas (HSDP) add up their shards after the last one.
+    Gradients are reduced after the last backward pass only, and until then a rank holds the whole float32 gradients of
+    its stage and tensor-parallel part, not its shards of them. Where that takes more than a tenth of the device's
+    memory on any of the ranks, every backward pass reduce-scatters; then replicas (HSDP) add up their shards after the
+    last one.
     """
 
     def __init__(self, model: ShardedModel) -> None:
@@ -36,10 +35,9 @@ class GradientSync:
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:
-        """Within it the root's parameters stay gathered from a forward pass to its backward pass, both of which hold
-        them.
+        """Within it the root's parameters stay gathered between a forward pass and its backward pass.
 
-        A forward pass alone frees them, for no backward pass follows that does.
+        Elsewhere a forward pass frees them, for no backward pass follows that would.
         """
         self._module.set_reshard_after_forward(False, recurse=False)
         try:

@@ -90,8 +90,8 @@ def shard(
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
     for layer in layers if size > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
-    # the root is resharded after the forward pass too, so that no gathered copy in compute_dtype stays; its inputs keep
-    # their types, for log-probabilities are computed in float32 by a float32 temperature
+    # the root is resharded after a forward pass too (but see `GradientSync.root_gathered`), so that no gathered copy in
+    # compute_dtype stays; its inputs keep their types, for a float32 temperature makes log-probabilities float32
     root = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh.data_axes, mp_policy=root, offload_policy=offload, reshard_after_forward=True)
     home = torch.device("cpu") if steps_in_host else device_here()
