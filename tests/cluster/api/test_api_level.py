@@ -16,6 +16,8 @@ from tests.cluster.settings import ROOT
 
 RAYJOB = ROOT / "tests" / "cluster" / "rayjob.yaml"
 RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
+SHOWN_BY_THE_OPERATORS = pytest.mark.slow
+"""Tests of the operator, which always run, need the same and would fail as well, only less plainly."""
 
 
 def rayjob(name: str = "real") -> dict[str, Any]:
@@ -51,6 +53,7 @@ def test_a_rayjob_becomes_pods_through_the_real_kuberay(api_server: Cluster, nam
     assert {pod["status"]["phase"] for pod in made} == {"Pending"}
 
 
+@SHOWN_BY_THE_OPERATORS
 def test_the_statuses_a_test_writes_reach_kuberay(api_server: Cluster, namespace: str) -> None:
     api_server.expect("POST", RAYJOBS.format(namespace), rayjob())
     for pod in three_pods(api_server, namespace):
@@ -80,12 +83,14 @@ def test_deleted_pods_go_when_they_are_buried(api_server: Cluster, namespace: st
     assert not pods(api_server, namespace)
 
 
+@SHOWN_BY_THE_OPERATORS
 def test_everything_goes_on_after_a_restart_of_the_api_server(api_server: Cluster, namespace: str) -> None:
     api_server.restart()
     api_server.expect("POST", RAYJOBS.format(namespace), rayjob())
     assert len(three_pods(api_server, namespace)) == 3
 
 
+@SHOWN_BY_THE_OPERATORS
 def test_nothing_becomes_of_a_rayjob_while_kuberay_is_down(api_server: Cluster, namespace: str) -> None:
     with api_server.without_kuberay():
         api_server.expect("POST", RAYJOBS.format(namespace), rayjob())

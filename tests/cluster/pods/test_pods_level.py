@@ -94,6 +94,7 @@ def test_a_killed_node_is_lost_and_comes_back(pods_cluster: Cluster, pods_namesp
     assert phase(pods_cluster, pods_namespace) == "Succeeded"
 
 
+@pytest.mark.slow  # the chart is installed by the golden path
 def test_helm_installs_into_the_cluster(pods_cluster: Cluster, pods_namespace: str, tmp_path: Path) -> None:
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: tiny, version: 0.1.0}")

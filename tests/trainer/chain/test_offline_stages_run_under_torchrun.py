@@ -13,7 +13,10 @@ from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records
 
 @pytest.mark.parametrize(
     ("program", "name", "loss"),
-    [("sft", "helpful-sft", "loss/sft"), ("reward_model", "helpful-rm", "loss/reward_model")],
+    [
+        pytest.param("sft", "helpful-sft", "loss/sft", marks=pytest.mark.slow),
+        ("reward_model", "helpful-rm", "loss/reward_model"),
+    ],
 )
 def test_torchrun_gives_the_losses_of_rlhf_run(
     chain: tuple[Path, str], tmp_path: Path, program: str, name: str, loss: str

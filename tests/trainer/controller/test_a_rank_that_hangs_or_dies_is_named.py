@@ -115,6 +115,11 @@ def group(own_ray: None) -> Iterator[Group]:  # noqa: ARG001
 
 
 def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(group: Group, tmp_path: Path) -> None:
+    """Before that, calls that are sent together take longer than the deadline of one, and nobody hangs."""
+    for _ in range(3):
+        group.actor.nap(seconds=0.6 * group.deadline)
+    group.log.drain(deadline=group.deadline)
+    group.actor.nap(seconds=0.6 * group.deadline)
     sentence, stacks = error_of(group, "oversleep", tmp_path / "stacks.txt")
     first, second = (f"rank {rank} of pool left, process {group.processes[rank].pid}" for rank in (0, 1))
     assert sentence.startswith(f"no call of a worker ended within 3 s; {second} is in actor.oversleep ({__file__}:"), (
@@ -140,15 +145,6 @@ def test_a_rank_whose_process_is_stuck_does_not_answer(group: Group, tmp_path: P
     name += " from actor.freeze to actor.read"
     assert f"; {name}; rank 0 of pool left" in sentence
     assert f"=== {name}\nno answer" in stacks
-
-
-def test_calls_that_are_sent_together_may_take_longer_than_the_deadline_of_one(group: Group, tmp_path: Path) -> None:
-    for _ in range(3):
-        group.actor.nap(seconds=0.6 * group.deadline)
-    group.log.drain(deadline=group.deadline)
-    group.actor.nap(seconds=0.6 * group.deadline)
-    sentence, _ = error_of(group, "oversleep", tmp_path / "stacks.txt")
-    assert f"process {group.processes[1].pid} is in actor.oversleep ({__file__}:" in sentence
 
 
 def test_ranks_that_wait_for_each_other_are_all_named(group: Group, tmp_path: Path) -> None:

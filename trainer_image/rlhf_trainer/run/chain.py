@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -14,6 +13,7 @@ from rlhf_trainer.collector import collector_off
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.outputs.live import display_for
+from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.machine import gpu_count, write_environment
 from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
@@ -81,7 +81,7 @@ def run_file(
                     folders,
                     starts,
                     early=not address,
-                    common={"output": output, "display": display, "listeners": listeners, "stop": stop},
+                    context=RunContext(output=output, display=display, listeners=listeners, stop=stop),
                 )
         display.table(read_summary(output))
         write_report_or_warn(output, display)
@@ -95,20 +95,17 @@ def run_pending(
     starts: Mapping[str, Start],
     *,
     early: bool,
-    common: Mapping[str, Any],
+    context: RunContext,
 ) -> None:
-    """Run the jobs in slots that are released at the end; early: the first job's processes start before the imports.
-
-    common: the fields of a RunContext.
-    """
+    """Run the jobs in slots that are released at the end; early: the first job's processes start before the imports."""
     slots, first = Slots(), pending[0]
     try:
         if early:
             deadline = float(first.spec.training.call_deadline_seconds)
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
-            from rlhf_trainer.run.on_ray import RunContext, run_jobs  # torch and transformers: seconds
-        run_jobs(pending, placed, folders, starts, slots, RunContext(**common))
+            from rlhf_trainer.run.on_ray import run_jobs  # torch and transformers: seconds
+        run_jobs(pending, placed, folders, starts, slots, context)
     finally:
         slots.release()
 

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.numbers import duration
-from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import Listener
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
 from rlhf_trainer.run.preconditions import require_one_vocabulary
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import Slots
-from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """What the jobs of a run have in common."""
-
-    output: Path
-    display: Display
-    listeners: Sequence[Listener]
-    stop: StopSignals
 
 
 def run_jobs(

@@ -1,0 +1,21 @@
+"""What the jobs of a run have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_trainer.outputs.display import Display
+from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.run.stopping import StopSignals
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where the jobs write to, who is told, and who may stop them."""
+
+    output: Path
+    display: Display
+    listeners: Sequence[Listener]
+    stop: StopSignals
