@@ -11,7 +11,7 @@ import torch
 from tests.gpu.ladder import RUNGS, climb
 from tests.repo.tree import ROOT
 
-QUICK = ("trainer", "generation")
+QUICK = ("trainer",)
 """Rehearsed by `make test`; the others by `make test-full`."""
 
 
