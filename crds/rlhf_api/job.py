@@ -136,7 +136,7 @@ class Job(Spec):
 
 def _source(model: Model) -> dict[str, object]:
     """Where a model comes from."""
-    return {"uri": model.uri, "revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    return {name: getattr(model, name) for name in ("uri", "revision", "trust_remote_code", "shape")}
 
 
 def _untrained(model: Model) -> Model:

@@ -29,13 +29,14 @@ MAY_CHANGE = (
     "spec.rollout.pipelineParallel",
     "spec.rollout.enforceEager",
     "spec.models.*.parallelism",
+    "spec.models.*.shape",
     "spec.models.*.gradientCheckpointing",
     "spec.models.*.offload",
     "spec.evaluation.functions.*.timeoutSeconds",
     *(
         f"spec.models.reward.{part}{field}"
         for part in ("", "sum.*.reward.")
-        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "parallelism", "offload")
+        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "parallelism", "offload", "shape")
     ),
 )
 """Fields that say where and when, not what: the numbers of the run stay the same, up to rounding.

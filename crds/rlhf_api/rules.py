@@ -123,6 +123,15 @@ def _only_read(path: str, role: str) -> Iterator[Rule]:
     yield Rule(f"{path}.offload", read.implies(kept), message)
 
 
+def _shapes() -> Iterator[Rule]:
+    """A shape is a known one, or has the numbers without which a model has no size."""
+    needed = ("hiddenSize", "numHiddenLayers", "numAttentionHeads", "intermediateSize", "vocabSize")
+    for path in (*(f"models.{role}.shape" for role in ROLES), "models.reward.sum[].reward.shape"):
+        numbers = reduce(operator.and_, (Field(f"{path}.{number}").given for number in needed))
+        whole = Field(path).given.implies(Field(f"{path}.name").given | numbers)
+        yield Rule(path, whole, f"expected a name, or {', '.join(needed[:-1])} and {needed[-1]}")
+
+
 def _algorithm() -> Iterator[Rule]:
     adaptive, target = Field("algorithm.kl.controller") == "Adaptive", Field("algorithm.kl.target").given
     default = algorithm(
@@ -274,7 +283,10 @@ def _pods() -> Iterator[Rule]:
     yield Rule(f"{path}.key", exists | key, "is missing, operator Equal needs it")
 
 
-PARTS = (_models, _algorithm, _batches, _sampling, _old_log_probs, _pretraining, _placement, _user_code, _pods)
+PARTS = (
+    *(_models, _shapes, _algorithm, _batches, _sampling, _old_log_probs),
+    *(_pretraining, _placement, _user_code, _pods),
+)
 RULES = tuple(rule for part in PARTS for rule in part())
 
 

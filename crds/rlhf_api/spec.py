@@ -24,6 +24,7 @@ from rlhf_api.contract import (
 )
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import Function, RewardFunction, RewardService
+from rlhf_api.model_shape import Shape
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import RunPolicy
@@ -45,9 +46,7 @@ class Optimizer(Spec):
         Field(strict=False, description="Decay of the first and the second moment."),
     ] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
-    warmup_steps: Annotated[
-        Whole, Field(description="First steps of the job, over which the rate rises to its peak.")
-    ] = 0
+    warmup_steps: Annotated[Whole, Field(description="First steps, over which the rate rises to its peak.")] = 0
     schedule: Annotated[
         Literal["Constant", "Cosine"], Field(description="After the warm-up; Cosine ends at a tenth of the peak.")
     ] = "Constant"
@@ -68,6 +67,7 @@ class Model(Spec):
     ]
     revision: Annotated[Text | None, Field(description="Branch, tag or commit of an hf:// model.")] = None
     trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
+    shape: Annotated[Shape | None, Field(description="For the mapper; unset means its config.json is read.")] = None
     gradient_checkpointing: Annotated[
         bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
     ] = False

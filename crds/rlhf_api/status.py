@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Count, Spec
+from rlhf_api.model_shape import Shape
 from rlhf_api.names import PlacedRole
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import Reason
@@ -110,6 +111,18 @@ class Failure(Spec):
     time: Annotated[Timestamp | None, Field(description="When it was noticed (RFC 3339).")] = None
 
 
+class ReadShape(Spec):
+    """What was read of a model's config.json, once for each URI and revision."""
+
+    uri: Annotated[str, Field(description="Where the model, or the one that a chain of jobs made it from, is.")]
+    revision: Annotated[str | None, Field(description="Of an hf:// model.")] = None
+    shape: Annotated[Shape | None, Field(description="Its shape; unset where it could not be read.")] = None
+    problem: Annotated[str | None, Field(description="Why it could not.")] = None
+    weight_bytes: Annotated[
+        int | None, Field(ge=1, le=2**53, description="Size of its weights' files, where there is no shape.")
+    ] = None
+
+
 class MappedPool(Spec):
     """Slots that some models share."""
 
@@ -194,6 +207,10 @@ class Status(Spec):
     ray_job_name: Annotated[str | None, Field(description="The RayJob of the current attempt.")] = None
     head_pod: Annotated[str | None, Field(description="Its head pod: `kubectl logs POD -c driver-log`.")] = None
     queue: Annotated[str | None, Field(description="Kueue's queue, from the label of the job.")] = None
+    shapes: Annotated[
+        tuple[ReadShape, ...],
+        Field(strict=False, max_length=16, description="Of models whose config.json a pod of the job has read."),
+    ] = ()
     mapping: Annotated[MappedPlacement | None, Field(description="Where the models of this attempt live.")] = None
     progress: Annotated[Progress | None, Field(description="How far the job is.")] = None
     metrics: Annotated[tuple[Metric, ...], Field(strict=False, max_length=100, description="Latest values.")] = ()

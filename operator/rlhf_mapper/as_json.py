@@ -18,6 +18,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     if isinstance(mapping, Infeasible):
         smallest = [{"gpu": gpu, "gpus": gpus} for gpu, gpus in mapping.smallest]
         short = {"reason": mapping.reason, "short_bytes": mapping.short_bytes, "smallest": smallest}
+        short["options"] = list(mapping.options)
         return answer | {"infeasible": short}
     answer |= {
         "pools": [_pool(pool, mapping.prediction) for pool in mapping.pools],

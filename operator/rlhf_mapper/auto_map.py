@@ -19,6 +19,7 @@ from rlhf_mapper.hardware import Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
+from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found, total
@@ -75,6 +76,21 @@ def auto_map(
     may be. Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
     task = task_of(job, shapes, device=device, correction=correction, responses=responses)
+    answer = mapping_of(task, cluster, device=device, objective=objective)
+    if isinstance(answer, DeviceMapping):
+        return answer
+
+    def fits(other: Job, machines: Cluster) -> bool:
+        asked = task_of(other, shapes, device=device, correction=correction, responses=responses)
+        return bool(asked.search(asked.costs(machines)))
+
+    return replace(answer, options=(*answer.options, *remedies_of(job, cluster, fits)))
+
+
+def mapping_of(
+    task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
+) -> DeviceMapping | Infeasible:
+    """The same for what is to be mapped."""
     costs = task.costs(cluster)
     found = task.search(costs, objective)
     if not found:

@@ -1,4 +1,4 @@
-"""The shape of a model by the text of its config.json, and which model of a chain of jobs has the same shape."""
+"""The shape of a model by the text of its config.json or by a manifest; which model of a chain has the same shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
+from rlhf_api.model_shape import KNOWN, Shape
 from rlhf_api.names import Role
+from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.architecture import Architecture, architecture_of
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
@@ -25,6 +27,8 @@ SIZES = (
     "num_experts_per_tok",
     "moe_intermediate_size",
 )
+WORDS = (*(name for name in SIZES if name != "num_local_experts"), "model_type", "tie_word_embeddings")
+"""What a Shape takes from config.json; num_local_experts is another name of num_experts."""
 MOST = 10_000_000
 """No size of a model is larger."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
@@ -49,8 +53,45 @@ def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]
 
 
 def shape_of(text: str, role: Role) -> Architecture:
-    """The shape of a role's model. Raises ConfigError."""
+    """The architecture of a role's model by its config.json. Raises ConfigError."""
+    return _architecture(read(text), role)
+
+
+def told_by(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
+    """The architecture that a manifest tells: of a job's own model, or else of the one that a chain makes it from.
+
+    None where neither is told. SpecError for a shape that cannot be.
+    """
+    for where, source in ((job, role), (maker, made)):
+        if shape := where.models()[source].shape:
+            try:
+                return architecture_in(shape, role)
+            except ConfigError as error:
+                path = f"{where.name}: spec.models.{where.spec.models.source_field(source)}.shape"
+                raise SpecError([Problem(path, str(error))]) from error
+    return None
+
+
+def architecture_in(shape: Shape, role: Role) -> Architecture:
+    """The architecture of a role's model by the numbers of a manifest or of a status. Raises ConfigError."""
+    given = {name: value for name in WORDS if (value := getattr(shape, name)) is not None}
+    config = {**KNOWN.get(shape.name or "", {}), **given}
+    _require_decoder(config)
+    return _architecture(config, role)
+
+
+def shape_in(text: str) -> Shape:
+    """The numbers of a config.json. Raises ConfigError."""
     config = read(text)
+    _architecture(config, "actor")
+    found: dict[str, Any] = {name: config[name] for name in WORDS if name in config}
+    found["num_experts"] = config.get("num_local_experts", config.get("num_experts"))
+    found["model_type"] = str(config.get("model_type", ""))[:64] or None
+    found["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))
+    return Shape.model_validate(found, by_name=True)
+
+
+def _architecture(config: Mapping[str, Any], role: Role) -> Architecture:
     try:
         return architecture_of(config, scores=role in SCORERS)
     except KeyError as error:
@@ -66,6 +107,12 @@ def read(text: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError("is no mapping")
     config = {name: value for name, value in config.items() if value is not None}
+    _require_decoder(config)
+    return config
+
+
+def _require_decoder(config: Mapping[str, Any]) -> None:
+    """ConfigError where a configuration describes no decoder, or none that can be."""
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
@@ -81,7 +128,6 @@ def read(text: str) -> dict[str, Any]:
             raise ConfigError(f"{name} is beyond {MOST:,}, which no model has")
     if conflict := _conflict(config):
         raise ConfigError(conflict)
-    return config
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:

@@ -116,9 +116,11 @@ class Infeasible:
     """Bytes by which the memory of all GPUs falls short of the states of the models."""
     smallest: tuple[tuple[str, int], ...] = ()
     """(GPU type, GPUs) of the smallest cluster of each type that is large enough."""
+    options: tuple[str, ...] = ()
+    """Choices of the manifest with which it would fit on what there is."""
 
     def __str__(self) -> str:
-        would_do = " or ".join(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)
+        would_do = " or ".join([*self.options, *(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)])
         return f"{self.reason}; {would_do} would do" if would_do else self.reason
 
 

@@ -14,8 +14,8 @@ JOB_UID: Final = "rlhf.hybridflow.io/job-uid"
 ATTEMPT: Final = "rlhf.hybridflow.io/attempt"
 ROLE: Final = "rlhf.hybridflow.io/role"
 POOL: Final = "rlhf.hybridflow.io/pool"
-CONTROLLER, WORKER = "controller", "worker"
-"""Values of ROLE."""
+CONTROLLER, WORKER, READER = "controller", "worker", "reader"
+"""Values of ROLE; a reader belongs to no attempt, and only tells the shapes of models."""
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
@@ -49,6 +49,11 @@ def gpu_product(labels: Mapping[str, str]) -> str:
 def rayjob(job: str, attempt: int) -> str:
     """The RayJob of an attempt."""
     return f"{job}-a{attempt}"
+
+
+def reader(job: str, models: str) -> str:
+    """The Job that reads the shapes of these models; the names of its pods are longer by a dash and a word."""
+    return f"{job}-shapes-{sha256(models.encode()).hexdigest()[:8]}"
 
 
 def config_map(job: str, job_file: str) -> str:

@@ -206,8 +206,9 @@ class Reconciler:
                 raise StillUndecidedError(looks[0])
             fresh = True
         await self._applier.apply(snapshot, plan)
-        if any(isinstance(action, Create) for action in plan.actions):
-            # What was made is in the cache already, so that no event of a watch will bring this key again.
+        if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
+            # What was made is in the cache already, so that no event of a watch will bring this key again; but of a
+            # Job only the pods are watched.
             self._queue.add(key)
         return plan.requeue_after
 

@@ -64,6 +64,8 @@ class ObservedContainer:
     """Of a container that has ended."""
     ended_reason: str = ""
     """OOMKilled, Error, Completed."""
+    last_words: str = ""
+    """Its termination message, of a reader only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class ObservedPod:
     uid: str
     attempt: int
     role: str
-    """names.CONTROLLER or names.WORKER."""
+    """names.CONTROLLER, names.WORKER or names.READER."""
     phase: str = "Pending"
     """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False
@@ -181,6 +183,8 @@ class Snapshot:
     pods: tuple[ObservedPod, ...] = ()
     lost_pods: tuple[ObservedPod, ...] = ()
     """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
+    readers: tuple[ObservedPod, ...] = ()
+    """Pods that read the shapes of models; they are none of `pods`."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
     """By name; the jobs that exist, of those that a job:// of the spec names and those that these read in turn."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)

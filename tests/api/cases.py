@@ -33,6 +33,9 @@ FUNCTION = "models.reward={entrypoint: a.b:c}"
 EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
 
 
+SHAPE = "{hiddenSize: 8, numHiddenLayers: 2, numAttentionHeads: 2, intermediateSize: 16, vocabSize: 32}"
+
+
 class Case(NamedTuple):
     """A document and the field at which it is wrong; no field: it is right."""
 
@@ -108,6 +111,8 @@ RIGHT: dict[str, Case] = {
     "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
     "a reference": Case("DPO", ("models.reference={uri: hf://a, offload: Parameters}",)),
     "an optimizer in host memory": Case("PPO", ("models.actor.offload=OptimizerInHost",)),
+    "a known shape": Case("PPO", ("models.actor.shape={name: llama-3-8b, vocabSize: 128264}",)),
+    "a shape in numbers": Case("PPO", (f"models.critic.shape={SHAPE}",)),
     "betas": Case("SFT", ("models.actor.optimizer={betas: [0, 0.999], schedule: Cosine, learningRate: 1e-6}",)),
     "a function as reward": Case("PPO", (FUNCTION, "models.reward.arguments={deep: [1, {x: y}], f: 1.5}")),
     "a service as reward": Case("PPO", ("models.reward={url: 'http://[::1]:8000/x', tokenVariable: T}",)),
@@ -297,6 +302,19 @@ WRONG: dict[str, Case] = {
         )
         for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: All")
     },
+    **{
+        f"a shape of the {role} without all its numbers": Case(
+            "SafeRLHF", (f"models.{role}={{uri: hf://x, shape: {{hiddenSize: 8}}}}",), f"spec.models.{role}.shape"
+        )
+        for role in ROLES
+    },
+    "a shape of a part without all its numbers": Case(
+        "PPO", (_sum(_part("a", "{uri: hf://a, shape: {headDim: 2}}")),), "spec.models.reward.sum.0.reward.shape"
+    ),
+    "a shape that nobody knows": Case("SFT", ("models.actor.shape={name: gpt-5}",), "spec.models.actor.shape.name"),
+    "a shape of no layers": Case(
+        "SFT", ("models.actor.shape={name: llama-3-8b, numHiddenLayers: 0}",), "spec.models.actor.shape.numHiddenLayers"
+    ),
     "a reward model for SFT": Case("SFT", ("models.reward={uri: hf://x}",), "spec.models.reward"),
     # the algorithm
     "a field of another algorithm": Case("SFT", ("algorithm.clipRange=0.1",), "spec.algorithm.clipRange"),
@@ -588,6 +606,7 @@ UPDATES: dict[str, Update] = {
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
     "how generation starts": Update("PPO", (), ("rollout.enforceEager=true",)),
     "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),
+    "what the mapper is told": Update("PPO", (), (f"models.actor.shape={SHAPE}", f"models.reward.shape={SHAPE}")),
     "memory saved": Update("PPO", (), ("models.actor.gradientCheckpointing=true", "models.critic.offload=All")),
     "the patience with a function": Update("PPO", (FUNCTION,), (FUNCTION, "models.reward.timeoutSeconds=9")),
     "the patience with a part": Update(

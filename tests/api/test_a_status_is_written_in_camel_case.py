@@ -20,6 +20,7 @@ DOCUMENT = {
     "progress": {"step": 3, "totalSteps": 10, "stage": "generation"},
     "conditions": [],
     "attempts": [],
+    "shapes": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
     "lastFailure": {"reason": "OutOfMemory", "exitCode": 5, "message": "The actor did not fit."},
@@ -28,7 +29,7 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    assert Status().document() == {"phase": "Pending", "metrics": [], "conditions": [], "attempts": []}
+    assert Status().document() == {"phase": "Pending", "metrics": [], "conditions": [], "attempts": [], "shapes": []}
 
 
 def test_a_status_is_read_back() -> None:

@@ -89,6 +89,7 @@ def _objects(**fields: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
 MODEL = _objects(
     optimizer=[{}], offload=["None", "Optimizer", "All", "OptimizerInHost"], gradientCheckpointing=[True, False],
     parallelism=[{}, {"tensor": 2}, {"pipeline": 3, "tensor": 4}],
+    shape=[{}, {"name": "llama-3-8b"}, {"hiddenSize": 8}],
 ).map(lambda more: {"uri": "hf://m", **more})  # fmt: skip
 CODE = st.one_of(
     _objects(timeoutSeconds=[29.5, 60, 1800]).map(lambda more: {"entrypoint": "a:b", **more}),

@@ -27,6 +27,8 @@ ABOUT = (
     "tests/api/cases.py",
     "pyproject.toml",
     "trainer_image/rlhf_trainer/algorithms",
+    "trainer_image/rlhf_trainer/read_shapes.py",
+    "trainer_image/rlhf_trainer/run/shapes.py",
     "trainer_image/rlhf_trainer/run_folder",
     "trainer_image/rlhf_trainer/sidecar.py",
 )

@@ -15,6 +15,7 @@ NEEDED = {
     ("rlhf.hybridflow.io", "rlhfjobs/status"): {"patch"},  # no finalizers: no owner reference blocks a deletion
     ("ray.io", "rayjobs"): LOOK | {"create", "delete"},
     ("", "pods"): WATCH | {"delete"},  # when its node is gone
+    ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create"},
     ("events.k8s.io", "events"): {"create", "patch"},

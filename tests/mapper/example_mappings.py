@@ -181,5 +181,6 @@ UNKNOWN = DeviceMapping(device="CPU", pools=LAPTOP.pools, sizes=LAPTOP.sizes)
 TOO_BIG = Infeasible(
     short_bytes=412.5e9,
     smallest=(("a100-80g", 24), ("h200-141g", 16)),
+    options=("16 x b200-180g", "spec.training.batchSize: 128"),
     reason="the states of actor and critic take 1,692 GB, and 16 GPUs of 80 GB may hold 1,280 GB",
 )

@@ -133,6 +133,7 @@ def test_the_json_where_nothing_is_predicted_or_nothing_fits() -> None:
     assert unknown["pools"][0]["gpus"] == 2
     assert infeasible["infeasible"]["short_bytes"] == 412.5e9
     assert infeasible["infeasible"]["smallest"][1] == {"gpu": "h200-141g", "gpus": 16}
+    assert infeasible["infeasible"]["options"] == ["16 x b200-180g", "spec.training.batchSize: 128"]
     assert not infeasible["pools"]
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from tests.mapper.oracles.testbed import MODELS
@@ -91,6 +93,51 @@ def test_a_batch_may_be_too_small_for_the_gpus_that_memory_needs() -> None:
     short = refused(job, cluster_of(("a10-24g", 16, 8)))
     assert (short.short_bytes, short.smallest) == (0.0, ())
     assert short.reason == "actor do not fit on 8 slots, the most for a pool with which the batch (8 sequences) divides"
+
+
+def test_a_batch_that_divides_over_all_gpus_is_named() -> None:
+    short = refused(recomputed(8), cluster_of(("a10-24g", 16, 8)))
+    assert short.options[-1] == "spec.training.batchSize: 128"
+    assert str(short).endswith("spec.training.batchSize: 128 would do")
+    assert isinstance(answer(recomputed(128), cluster_of(("a10-24g", 16, 8))), DeviceMapping)
+
+
+def test_the_smallest_larger_type_of_gpu_is_named() -> None:
+    job = recomputed(960)
+    (larger,) = refused(job, cluster_of(("a100-40g", 3, 8))).options
+    gpus, _, gpu = larger.partition(" x ")
+    assert (gpus, gpu) == ("24", "a100-80g")
+    assert isinstance(answer(job, cluster_of((gpu, 3, 8))), DeviceMapping)
+    assert refused(job, cluster_of(("t4-16g", 1, 1))).options == (), "no single GPU would do"
+
+
+def test_slots_of_a_cpu_are_of_no_other_type() -> None:
+    job = job_of("DPO", models={"actor": {"gradientCheckpointing": True}})
+    found = auto_map(job, cluster_of(("cpu-slot", 1, 1)), shapes_of(job, MODELS["7B"]), device="CPU")
+    assert isinstance(found, Infeasible)
+    assert found.options == ()
+
+
+@pytest.mark.parametrize(("device", "gpu"), [("GPU", "h100-80g"), ("CPU", "cpu-slot")])
+def test_what_is_known_of_models_without_a_shape_is_a_lower_bound(device: Any, gpu: str) -> None:
+    job, node = job_of("PPO"), cluster_of((gpu, 1, 8))
+    assert short_of_states(job, node, {}, device=device) is None
+    assert short_of_states(job, node, {"actor": 1e8, "critic": 0.0}, device=device) is None
+    short = short_of_states(job, node, {"actor": SIZE, "critic": 1e9, "reward": 0.0}, device=device)
+    assert short
+    needed = 16 * (SIZE + 1e9)
+    assert short.short_bytes == pytest.approx(needed - 0.8 * 8 * node.groups[0].gpu.memory)
+    assert short.reason.startswith(f"the states of actor, critic take at least {needed / 1e9:,.1f} GB")
+
+
+def test_models_that_wait_in_host_memory_need_no_room_together() -> None:
+    node = cluster_of(("h100-80g", 1, 8))
+    parameters: dict[Role, float] = {"actor": 25e9, "critic": 25e9}
+    short = short_of_states(job_of("PPO"), node, parameters, device="GPU")
+    assert short
+    assert short.reason.endswith("16 x h100-80g could, unless models wait in host memory (spec.models.<role>.offload)")
+    waiting = job_of("PPO", models={role: {"offload": "All"} for role in parameters})
+    assert short_of_states(waiting, node, parameters, device="GPU") is None
 
 
 def test_states_that_fit_may_leave_no_room() -> None:

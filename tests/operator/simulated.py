@@ -6,6 +6,7 @@ condition of its resource version, then the actions; it can die in between, and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from rlhf_operator.snapshot import (
     Capability,
     Heartbeat,
     ObservedClaim,
+    ObservedContainer,
     ObservedInput,
     ObservedJob,
     ObservedNode,
@@ -57,6 +59,8 @@ class World:
     rayjobs: dict[str, ObservedRayJob] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
     pods: dict[str, ObservedPod] = field(default_factory=dict)
+    readers: dict[str, ObservedPod] = field(default_factory=dict)
+    asked: list[Any] = field(default_factory=list)
     nodes: tuple[ObservedNode, ...] | None = None
     inputs: dict[str, ObservedInput] = field(default_factory=dict)
     claims: dict[str, ObservedClaim] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class World:
             job=job,
             rayjobs=tuple(self.rayjobs.values()),
             pods=tuple(self.pods.values()),
+            readers=tuple(self.readers.values()),
             inputs=dict(self.inputs),
             claims=dict(self.claims),
             quota=self.seen_quota,
@@ -146,10 +151,10 @@ class World:
     def settle(self, passes: int = 20) -> None:
         """Passes until nothing changes any more."""
         for _ in range(passes):
-            before = (self.version, dict(self.rayjobs), dict(self.pods), self.is_deleted)
+            before = (self.version, dict(self.rayjobs), dict(self.pods), dict(self.readers), self.is_deleted)
             self.operate()
             self.is_lagging = False
-            if before == (self.version, self.rayjobs, self.pods, self.is_deleted):
+            if before == (self.version, self.rayjobs, self.pods, self.readers, self.is_deleted):
                 return
         raise InvariantError("the operator never comes to rest")
 
@@ -185,6 +190,8 @@ class World:
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
             self.claims.setdefault(name, ObservedClaim(name=name, owned=True))
+        if kind == "Job":
+            self._read(name, manifest)
         if kind != "RayJob" or name in self.rayjobs:
             return
         check(not [each for each in self.rayjobs.values() if each.owned], f"{name} is the only RayJob of the job")
@@ -205,6 +212,23 @@ class World:
         )
         if is_queued:
             self.quota, self.seen_quota = ObservedQuota(reserved=False), None
+
+    def _read(self, job: str, manifest: Mapping[str, Any]) -> None:
+        """Kubernetes makes the pod of a reader; in `asked` is what it is to read."""
+        if f"{job}-x" in self.readers:
+            return
+        check(self.status.mapping is None, "nothing is mapped before the shapes are read")
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        self.asked.append(json.loads(container["command"][3]))
+        self.readers[f"{job}-x"] = ObservedPod(
+            name=f"{job}-x", uid=self._uid(), attempt=0, role=names.READER, created=self.now, node="node-0"
+        )
+
+    def told(self, words: str, **fields: Any) -> None:
+        """The pod of the reader ends with these last words; `fields` are others of the pod."""
+        (pod,) = self.readers.values()
+        said = ObservedContainer(name=names.READER, exit_code=0, last_words=words)
+        self.readers[pod.name] = replace(pod, **{"phase": "Succeeded", "containers": (said,), **fields})
 
     # Time and users
 

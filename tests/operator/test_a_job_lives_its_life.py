@@ -217,8 +217,11 @@ def test_too_few_nodes_are_waited_for() -> None:
     assert plan.requeue_after is not None
 
 
+FIRST: dict[str, Any] = {**PPO_LIKE, "models": {"reward": SFT["models"]["actor"]}}
+
+
 def first(**fields: Any) -> ObservedInput:
-    return ObservedInput(**{"name": "first", "algorithm": "RewardModel", "phase": "Running", **fields})
+    return ObservedInput(**{"name": "first", "algorithm": "RewardModel", "phase": "Running", "spec": FIRST, **fields})
 
 
 @pytest.mark.parametrize(

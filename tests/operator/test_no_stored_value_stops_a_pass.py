@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, get_args
 
@@ -47,6 +48,8 @@ TIMES = st.sampled_from(
 MOMENTS = st.integers(-(10**7), 10**7).map(lambda seconds: START + timedelta(seconds=seconds))
 SMALL, HUGE = st.integers(0, 4), st.sampled_from([0, 1, 2, 3, 10**9, 10**30])
 MAYBE = st.none()
+ON_HUB = {**SFT, "models": {"actor": {"uri": "hf://a/b"}}}
+READER = names.reader("job", '[["hf://a/b", null]]') + "-x"
 T = TypeVar("T")
 
 
@@ -63,6 +66,7 @@ def containers() -> st.SearchStrategy[ObservedContainer]:
         waiting_message=WORDS,
         exit_code=MAYBE | st.integers(-200, 10**10),
         ended_reason=WORDS,
+        last_words=WORDS,
     )
 
 
@@ -72,7 +76,7 @@ def pods() -> st.SearchStrategy[ObservedPod]:
         name=st.sampled_from(["p0", "p1", "p2"]),
         uid=st.just("u"),
         attempt=SMALL,
-        role=st.sampled_from([names.CONTROLLER, names.WORKER, "other"]),
+        role=st.sampled_from([names.CONTROLLER, names.WORKER, names.READER, "other"]),
         phase=WORDS,
         ready=st.booleans(),
         node=st.sampled_from(["", "n0"]),
@@ -170,9 +174,13 @@ def heartbeats() -> st.SearchStrategy[Heartbeat]:
     status=statuses(),
     seen_rayjobs=st.lists(rayjobs(), max_size=3, unique_by=lambda each: each.name),
     seen_pods=st.lists(pods(), max_size=3, unique_by=lambda each: each.name),
+    seen_readers=st.lists(pods(), max_size=2).map(lambda found: [replace(each, name=READER) for each in found]),
     beat=MAYBE | heartbeats(),
     spec=st.sampled_from(
-        [SFT, {}, {"suspend": "yes"}, {**SFT, "suspend": True}, {"runPolicy": {"backoffLimit": -1}}, {"models": [[]]}]
+        [
+            *(SFT, ON_HUB, {}, {"suspend": "yes"}, {**SFT, "suspend": True}),
+            *({"runPolicy": {"backoffLimit": -1}}, {"models": [[]]}),
+        ]
     ),
     quota=MAYBE | made(ObservedQuota, reserved=st.booleans(), evicted=WORDS, message=WORDS),
     entry=made(ObservedInput, name=st.just("x"), phase=WORDS, output_uri=WORDS),
@@ -182,6 +190,7 @@ def test_a_pass_over_anything_ends_with_a_plan(
     status: Status,
     seen_rayjobs: list[ObservedRayJob],
     seen_pods: list[ObservedPod],
+    seen_readers: list[ObservedPod],
     beat: Heartbeat | None,
     spec: dict[str, Any],
     quota: ObservedQuota | None,
@@ -203,6 +212,7 @@ def test_a_pass_over_anything_ends_with_a_plan(
         job=job,
         rayjobs=tuple(seen_rayjobs),
         pods=tuple(seen_pods),
+        readers=tuple(seen_readers),
         heartbeat=beat,
         quota=quota,
         inputs={"x": entry},

@@ -111,6 +111,15 @@ def test_a_pod_tells_why_it_ended() -> None:
     assert (worker.exit_code, worker.ended_reason) == (137, "OOMKilled")
 
 
+@pytest.mark.parametrize(("role", "kept"), [(names.READER, "m" * 4096), (names.WORKER, "")])
+def test_the_last_words_of_a_reader_are_kept_and_no_others(role: str, kept: str) -> None:
+    ended = {"exitCode": 0, "reason": "Completed", "message": "m" * 5000}
+    document = pod(phase="Succeeded", containerStatuses=[{"name": "main", "state": {"terminated": ended}}])
+    document["metadata"]["labels"][names.ROLE] = role
+    (container,) = parse.pod(document).containers
+    assert container.last_words == kept
+
+
 def test_only_the_controlling_owner_owns_a_rayjob() -> None:
     owners = [{"kind": "RLHFJob", "name": "a", "uid": "u"}]
     document = {"metadata": {"name": "a-a1", "labels": {names.ATTEMPT: "1"}, "ownerReferences": owners}}

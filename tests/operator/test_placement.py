@@ -249,7 +249,7 @@ def test_models_of_the_hub_live_together() -> None:
     assert answer.reason == "ShapesUnknown"
     assert answer.mapping
     assert answer.mapping.slots == 4
-    assert "spec.models.actor.uri: the operator does not read the config.json of hf://someone/model" in answer.message
+    assert "spec.models.actor.uri: hf://someone/model: its config.json has not been read" in answer.message
 
 
 def test_with_unknown_shapes_the_most_nodes_that_divide_the_batch_are_taken() -> None:
@@ -312,6 +312,17 @@ def test_pools_by_hand_that_no_node_can_take_are_refused() -> None:
     assert "1 x 4 GPUs for pool left" in answer.message
     assert "4 nodes with 2 NVIDIA-A100-SXM4-80GB" in answer.message
     assert place(changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}}), ()).reason == "NoFeasiblePlacement"
+
+
+def test_nodes_that_are_there_are_told_where_more_of_them_would_do() -> None:
+    large = {f"models.{role}.shape": {"name": "llama-3-70b"} for role in ("actor", "critic", "reward")}
+    asked = {"resources.slotsPerNode": 8, "training.promptBatchSize": 256, "training.miniBatchSize": None}
+    job = changed(PPO, {**large, **asked})
+    answer = place(job, nodes(8, 8, A100))
+    assert answer.reason == "NoFeasiblePlacement"
+    assert answer.message.startswith(f"no mapping onto 1 node with 8 {A100} fits: the states of the largest of actor")
+    assert "spec.resources.maxNodes 4 lets it have 32 x a100-80g" in answer.message
+    assert "maxNodes" not in place(job, nodes(1, 8, A100)).message
 
 
 def test_a_model_that_fits_nowhere_is_told_what_would_do() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import rlhf_api.algorithms
 import rlhf_api.functions
+import rlhf_api.model_shape
 import rlhf_api.run_policy
 import rlhf_api.runtime
 import rlhf_api.spec
@@ -21,6 +22,7 @@ MODULES = (
     rlhf_api.algorithms,
     *(sys.modules[each.__module__] for each in ALGORITHMS.values()),
     rlhf_api.functions,
+    rlhf_api.model_shape,
     rlhf_api.run_policy,
     rlhf_api.runtime,
     rlhf_api.spec,

@@ -64,6 +64,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]  # delete: pods whose node is gone
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create]  # they read the shapes of models
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create]

@@ -149,10 +149,12 @@ class Observer:
     ) -> Snapshot:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in self._inputs(job)}
+        pods = tuple(self._pods(job))
         return Snapshot(
             job=job,
             rayjobs=(*self._rayjobs(job), *foreign),
-            pods=tuple(self._pods(job)),
+            pods=tuple(each for each in pods if each.role != names.READER),
+            readers=tuple(each for each in pods if each.role == names.READER),
             lost_pods=self._cache.lost_pods(job),
             inputs=inputs,
             claims={each.name: each for each in self._claims(job, inputs)},

@@ -25,6 +25,8 @@ MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1
 """Larger ones are refused by the API server."""
 MAX_SECONDS: Final = 10**7
+MAX_LAST_WORDS: Final = 4096
+"""What a kubelet keeps of them."""
 
 
 def status(document: object) -> Status:
@@ -140,6 +142,7 @@ def _grace_seconds(document: Document) -> int:
 
 
 def _containers(document: Document) -> Iterator[ObservedContainer]:
+    is_reader = raw.text(document, "metadata", "labels", names.ROLE) == names.READER
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
             # A container that waits to be started again has ended before.
@@ -153,6 +156,7 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
                 waiting_message=raw.text(each, "state", "waiting", "message"),
                 exit_code=raw.number(ended, "exitCode"),
                 ended_reason=raw.text(ended, "reason"),
+                last_words=raw.text(ended, "message")[:MAX_LAST_WORDS] if is_reader else "",
             )
 
 

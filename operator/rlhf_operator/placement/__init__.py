@@ -1,6 +1,7 @@
 """Decides where the models of a job will live: asks the auto-mapper about the nodes that there are.
 
-It reads nothing but the snapshot and the config.json of models that come with an installed package.
+It reads nothing but the snapshot and the config.json of models that come with an installed package. What a pod of the
+job has read of other models is in the snapshot's status.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rlhf_api.names import PlacedRole, Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
-from rlhf_mapper.mapping import DeviceMapping, Infeasible, Prediction
+from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for
 from rlhf_operator.placement.shapes import origins_of
@@ -44,9 +45,6 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
         capacity = capacity_for(job, snapshot, settings)
         by_hand = job.spec.placement.mode == "Manual"
         answer, why_unpredicted = (map_manual if by_hand else map_auto)(job, capacity, snapshot, settings)
-        if isinstance(answer, Infeasible):
-            why = f"no mapping onto {capacity} fits: {answer}"
-            return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=why)
         mapping = _status_mapping(job, answer, input_hash(job, snapshot, settings))
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
@@ -60,7 +58,10 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Two digests of what the mapping depends on: `<spec and origins of the models>-<matching nodes by group>`."""
+    """Two digests of what the mapping depends on: `<spec and origins of the models>-<matching nodes by group>`.
+
+    What is read of a URI and revision is read once, and so does not change.
+    """
     spec = job.spec
     matters = {
         "format": FORMAT,
@@ -69,7 +70,10 @@ def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
             for name in ("algorithm", "models", "data", "rollout", "training", "resources", "placement")
         },
         "worker": spec.runtime.worker.memory or settings.worker.memory,
-        "origins": origins_of(job, snapshot),
+        "origins": {
+            role: model.model_dump(mode="json", include={"uri", "revision", "shape"})
+            for role, model in origins_of(job, snapshot).items()
+        },
     }
     return f"{_digest(matters)}-{_digest(asdict(capacity_for(job, snapshot, settings)))}"
 

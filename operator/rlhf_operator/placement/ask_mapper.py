@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import auto_map, predict
-from rlhf_mapper.hardware import gpu_of_product
+from rlhf_mapper.hardware import Cluster, gpu_of_product
+from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_operator.placement.capacity import (
@@ -20,7 +22,7 @@ from rlhf_operator.placement.capacity import (
     machine_choices,
     nodes_too_small,
 )
-from rlhf_operator.placement.shapes import UnknownShapeError, shapes_of
+from rlhf_operator.placement.shapes import Shapes, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -30,33 +32,39 @@ class NoPlaceError(Exception):
 
 
 class MapperAnswer(NamedTuple):
-    """A mapping, or why there is none."""
+    """A mapping, and what is known of it."""
 
-    mapping: DeviceMapping | Infeasible
+    mapping: DeviceMapping
     why_unpredicted: str = ""
     """Why the mapping has no prediction; empty where it has one."""
 
 
 def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
-    """The fastest mapping; if none can be predicted, one pool of all models. Raises NoPlaceError and SpecError."""
+    """The fastest mapping; if none can be predicted, one pool of all models, but none of models that are too large.
+
+    Raises NoPlaceError and SpecError.
+    """
     _require_device(job, capacity)
     offers = machine_choices(capacity, job)
     if not offers:
         raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
     clusters = [cluster_of(machines, capacity.device, job, settings) for machines in offers]
-    known = [cluster for cluster in clusters if cluster]
-    try:
-        shapes = shapes_of(job, snapshot)
-    except UnknownShapeError as error:
-        return MapperAnswer(_together(job, offers, capacity), str(error))
+    known = [(cluster, machines) for cluster, machines in zip(clusters, offers, strict=True) if cluster]
+    shapes = shapes_of(job, snapshot)
+    if shapes.why_unknown:
+        large_enough = _large_enough(job, offers, clusters, shapes, capacity)
+        return MapperAnswer(_together(job, large_enough, capacity), shapes.why_unknown)
     if not known:
         product = offers[0][0].product
         figures = (
             f"the figures of GPU {product} are not known" if product else "the nodes do not say which GPUs they have"
         )
         return MapperAnswer(_together(job, offers, capacity), figures)
-    answers = [auto_map(job, cluster, shapes, device=capacity.device) for cluster in known]
-    return MapperAnswer(min(answers, key=_seconds))
+    answers = [(auto_map(job, cluster, shapes.known, device=capacity.device), machines) for cluster, machines in known]
+    best, machines = min(answers, key=lambda each: _seconds(each[0]))
+    if isinstance(best, Infeasible):
+        raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best)}")
+    return MapperAnswer(best)
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
@@ -71,17 +79,16 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
     by_hand = place(_with_device(job, capacity), (slots if capacity.device == "GPU" else 0,))
-    try:
-        shapes = shapes_of(job, snapshot)
-    except UnknownShapeError as error:
-        return MapperAnswer(by_hand, str(error))
+    shapes = shapes_of(job, snapshot)
+    if shapes.why_unknown:
+        return MapperAnswer(by_hand, shapes.why_unknown)
     most = max(pool.slots_per_node for pool in pools)
     equal = (MachineGroup(product=capacity.machines[0].product, count=-(-slots // most), slots=most),)
     machines = capacity.machines if capacity.device == "GPU" and capacity.nodes_known else equal
     cluster = cluster_of(machines, capacity.device, job, settings)
     if cluster is None:
         return MapperAnswer(by_hand, "the figures of the GPUs are not known")
-    kept = predict(job, by_hand, cluster, shapes)
+    kept = predict(job, by_hand, cluster, shapes.known)
     return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
 
 
@@ -109,6 +116,39 @@ def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capa
             refused = error
     assert refused, "there is at least one number of nodes"
     raise refused
+
+
+def _large_enough(
+    job: Job,
+    offers: Sequence[tuple[MachineGroup, ...]],
+    clusters: Sequence[Cluster | None],
+    shapes: Shapes,
+    capacity: Capacity,
+) -> list[tuple[MachineGroup, ...]]:
+    """The machines that may hold what is known of the models; NoPlaceError where none may."""
+    shorts = [
+        short_of_states(job, cluster, shapes.parameters, device=capacity.device) if cluster else None
+        for cluster in clusters
+    ]
+    if large_enough := [machines for machines, short in zip(offers, shorts, strict=True) if not short]:
+        return large_enough
+    short = min((each for each in shorts if each), key=lambda each: each.short_bytes)
+    machines = offers[shorts.index(short)]
+    raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
+
+
+def _does_not_fit(capacity: Capacity, machines: Sequence[MachineGroup], why: Infeasible) -> str:
+    return f"no mapping onto {replace(capacity, machines=tuple(machines))} fits: {why}"
+
+
+def _more_nodes(capacity: Capacity, infeasible: Infeasible) -> str:
+    """A clause that says how a job may have more of the nodes that there are; empty where they are too few."""
+    for gpu, gpus in infeasible.smallest:
+        for group in capacity.machines:
+            known, nodes = gpu_of_product(group.product), -(-gpus // max(group.slots, 1))
+            if known and known.name == gpu and group.count >= nodes:
+                return f"; spec.resources.maxNodes {nodes} lets it have {gpus} x {gpu}"
+    return ""
 
 
 def _with_device(job: Job, capacity: Capacity) -> Job:

@@ -1,35 +1,92 @@
-"""The shapes of a job's models, where the operator can read them: those that come from an installed package."""
+"""The shapes of a job's models: what the manifest says, an installed package has, or a pod of the job has read."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.packages import PACKAGE, in_package
 from rlhf_api.problems import SpecError
+from rlhf_api.spec import Model
+from rlhf_api.status import ReadShape
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, made_from, shape_of
+from rlhf_mapper.config_file import ConfigError, architecture_in, made_from, shape_of, told_by
 from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
+MOST_BYTES = 4
+"""Of a parameter in a file of weights."""
+
+
+class Shapes(NamedTuple):
+    """What is known of a job's models."""
+
+    known: dict[Role, Architecture]
+    parameters: dict[Role, float]
+    """So many at least, also of models whose shape is not known."""
+    why_unknown: str
+    """Why a shape is missing; empty where none is."""
+
+
+class Unread(NamedTuple):
+    """A model whose config.json only a pod of the job can read."""
+
+    uri: str
+    """Of the model that a chain of jobs begins with; it has the same shape."""
+    revision: str | None
+    at: str
+    """The job's own URI of it."""
 
 
 class UnknownShapeError(Exception):
-    """The operator cannot tell the shape of a model; the message says of which and why."""
+    """The operator cannot tell the shape of a model; the message says why."""
 
 
-def origins_of(job: Job, snapshot: Snapshot) -> dict[Role, str]:
-    """Where each model comes from at last: the URI from which a chain of jobs makes it."""
+def origins_of(job: Job, snapshot: Snapshot) -> dict[Role, Model]:
+    """What each model comes from at last: the one from which a chain of jobs makes it."""
+    return {role: maker.models()[made] for role, maker, made in _makers(job, snapshot)}
+
+
+def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
+    """The shape of every model of the job, as far as it is known. SpecError for one of a manifest that cannot be."""
+    known: dict[Role, Architecture] = {}
+    parameters: dict[Role, float] = {}
+    reasons = []
+    for role, maker, made in _makers(job, snapshot):
+        origin = maker.models()[made]
+        read = _read(snapshot).get((origin.uri, origin.revision))
+        try:
+            known[role] = told_by(job, role, maker, made) or _found(origin, read, role)
+            parameters[role] = known[role].parameters
+        except UnknownShapeError as error:
+            parameters[role] = (read.weight_bytes or 0) / MOST_BYTES if read else 0.0
+            reasons.append(f"spec.models.{job.spec.models.source_field(role)}.uri: {error}")
+    return Shapes(known, parameters, reasons[0] if reasons else "")
+
+
+def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
+    """What is still to be read, each model once."""
+    read, models = _read(snapshot), job.models()
+    wanted: dict[tuple[str, str | None], Unread] = {}
+    for role, origin in origins_of(job, snapshot).items():
+        key, own = (origin.uri, origin.revision), models[role]
+        is_told = own.shape or origin.shape or origin.uri.startswith(PACKAGE)
+        if not is_told and key not in read:
+            wanted.setdefault(key, Unread(*key, at=own.uri))
+    return tuple(wanted.values())
+
+
+def _makers(job: Job, snapshot: Snapshot) -> Iterator[tuple[Role, Job, Role]]:
+    """Each model, with the job and the role at the beginning of its chain."""
     jobs = _inputs(snapshot)
-    origins: dict[Role, str] = {}
     for role in job.models():
-        maker, made = made_from(job, role, jobs)
-        origins[role] = maker.models()[made].uri
-    return origins
+        yield role, *made_from(job, role, jobs)
 
 
-def shapes_of(job: Job, snapshot: Snapshot) -> dict[Role, Architecture]:
-    """The shape of every model of the job. Raises UnknownShapeError."""
-    return {role: _shape(job, role, uri) for role, uri in origins_of(job, snapshot).items()}
+def _read(snapshot: Snapshot) -> dict[tuple[str, str | None], ReadShape]:
+    return {(each.uri, each.revision): each for each in snapshot.job.status.shapes}
 
 
 def _inputs(snapshot: Snapshot) -> dict[str, Job]:
@@ -44,14 +101,16 @@ def _inputs(snapshot: Snapshot) -> dict[str, Job]:
     return found
 
 
-def _shape(job: Job, role: Role, uri: str) -> Architecture:
-    path = f"spec.models.{job.spec.models.source_field(role)}.uri"
-    if not uri.startswith(PACKAGE):
-        raise UnknownShapeError(f"{path}: the operator does not read the config.json of {uri}")
+def _found(origin: Model, read: ReadShape | None, role: Role) -> Architecture:
+    """What an installed package has, or what was read. Raises UnknownShapeError."""
     try:
-        text = (in_package(uri) / CONFIG).read_text(encoding="utf-8")
-        return shape_of(text, role)
+        if origin.uri.startswith(PACKAGE):
+            return shape_of((in_package(origin.uri) / CONFIG).read_text(encoding="utf-8"), role)
+        if read is not None and read.shape is not None:
+            return architecture_in(read.shape, role)
     except (OSError, UnicodeDecodeError):
-        raise UnknownShapeError(f"{path}: {uri} has no {CONFIG} where the operator runs") from None
+        raise UnknownShapeError(f"{origin.uri} has no {CONFIG} where the operator runs") from None
     except (ConfigError, LookupError) as error:
-        raise UnknownShapeError(f"{path}: {uri}: {error}") from error
+        raise UnknownShapeError(f"{origin.uri}: {error}") from error
+    why = read.problem if read else f"its {CONFIG} has not been read"
+    raise UnknownShapeError(f"{origin.uri}: {why}")

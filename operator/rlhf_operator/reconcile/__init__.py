@@ -1,8 +1,8 @@
 """Decides what to do about a job, from one snapshot. Pure: no clock, no cluster, no memory but the status.
 
-Modules: `running` (an attempt is under way), `next_attempt` (no attempt is under way), `finish` (the end
-of an attempt and of the job). What cannot be undone is decided on live reads only, and the status says what will be
-done before it is done, so that the operator may be killed at any moment.
+Modules: `running` (an attempt is under way), `next_attempt` (no attempt is under way), `shapes` (what must be read
+before one), `finish` (the end of an attempt and of the job). What cannot be undone is decided on live reads only, and
+the status says what will be done before it is done, so that the operator may be killed at any moment.
 """
 
 from __future__ import annotations

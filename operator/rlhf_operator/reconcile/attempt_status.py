@@ -149,12 +149,13 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
     reason, message = next(
-        filter(None, map(_start_problem, pods)), ("PodsPending", f"{expected + 1} pods are to be ready.")
+        filter(None, map(start_problem, pods)), ("PodsPending", f"{expected + 1} pods are to be ready.")
     )
     ctx.set_condition("ClusterReady", "False", reason, message)
 
 
-def _start_problem(pod: ObservedPod) -> tuple[str, str] | None:
+def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
+    """(reason, sentence) of what keeps a pod from starting."""
     if pod.unschedulable:
         return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
     for each in pod.containers:

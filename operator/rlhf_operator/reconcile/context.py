@@ -46,7 +46,9 @@ BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady"
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 """In these phases one of the conditions above is False, and its reason has an event of its own."""
 INPUT_NOT_READY: Final = "InputNotReady"
-"""The only such reason that is no warning: the job waits for another job, and nobody has to act."""
+READING_SHAPES: Final = "ReadingShapes"
+NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, READING_SHAPES})
+"""Such reasons for which nobody has to act: the job waits for another job, or for a pod of its own."""
 
 
 class NeedsLiveReadError(Exception):
@@ -105,7 +107,7 @@ class ReconcileContext:
             now = self.condition(kind)
             is_new = was is None or now is None or (was.status, was.reason) != (now.status, now.reason)
             if now is not None and now.status == "False" and is_new and now.reason != refused:
-                self.add_event("Normal" if now.reason == INPUT_NOT_READY else "Warning", now.reason, now.message)
+                self.add_event("Normal" if now.reason in NO_WARNINGS else "Warning", now.reason, now.message)
 
     def _phase_message(self, before: str) -> str:
         """Message of the event about a new phase: that of the condition which explains the phase."""

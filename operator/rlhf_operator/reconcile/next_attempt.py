@@ -8,7 +8,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
 from rlhf_operator import conditions, names, placement, resources
 from rlhf_operator.actions import Create
-from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.times import parsed, timestamp
 
@@ -78,6 +78,9 @@ def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
         if not ctx.holds("Mapped"):
             ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
         return have
+    if not shapes.are_read(ctx, job):
+        ctx.set_status(mapping=None)
+        return None
     ctx.require_live("the next attempt is mapped")
     result = placement.map_job(job, ctx.snapshot, ctx.settings)
     if result.mapping is None:
@@ -110,6 +113,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
     ctx.set_status(
         start_time=ctx.status.start_time or start,
         failed_attempts=ctx.status.failed_attempts or 0,
+        shapes=tuple(each for each in ctx.status.shapes if each.shape),  # the rest is tried again for another mapping
         next_attempt_time=None,
         ray_job_name=None,
         head_pod=None,

@@ -1,4 +1,4 @@
-"""What is made for an attempt of a job, as plain Kubernetes objects: claim, job.yaml and RayJob. Pure."""
+"""What is made for a job, as plain Kubernetes objects: a reader; for an attempt claim, job.yaml and RayJob. Pure."""
 
 from __future__ import annotations
 
@@ -47,18 +47,13 @@ def _rayjob(pods: Pods) -> Manifest:
     """
     name = names.rayjob(pods.job.name, pods.attempt)
     metadata = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt)
-    queue = {
-        label: value
-        for label, value in pods.snapshot.job.labels.items()
-        if label in (names.QUEUE, names.QUEUE_PRIORITY)
-    }
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {
             **metadata,
-            "labels": {**metadata["labels"], **queue},
+            "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)},
             "annotations": {NO_NEW_HEAD: "true"},
         },
         "spec": {

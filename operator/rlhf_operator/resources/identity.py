@@ -31,6 +31,11 @@ def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
     return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}
 
 
+def queue(job: ObservedJob) -> dict[str, str]:
+    """The labels of Kueue that a job has, for what takes its quota."""
+    return {label: value for label, value in job.labels.items() if label in (names.QUEUE, names.QUEUE_PRIORITY)}
+
+
 def of_pod(runtime: Runtime) -> dict[str, Any]:
     """Fields of a pod: the restricted profile of Kubernetes, and no token of its service account.
 

@@ -39,8 +39,7 @@ class Pods:
     @property
     def image(self) -> dict[str, str]:
         """Image of every container."""
-        image = self.job.spec.runtime.image or self.settings.trainer_image
-        return {"image": image, "imagePullPolicy": self.settings.image_pull_policy}
+        return image_of(self.job, self.settings)
 
     @property
     def gpu_resource(self) -> str:
@@ -101,6 +100,11 @@ class Pods:
     def whose(self) -> dict[str, str]:
         """Variables that say which attempt of which job this is."""
         return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
+
+
+def image_of(job: Job, settings: Settings) -> dict[str, str]:
+    """Image of every container of a job."""
+    return {"image": job.spec.runtime.image or settings.trainer_image, "imagePullPolicy": settings.image_pull_policy}
 
 
 def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:

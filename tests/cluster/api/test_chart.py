@@ -25,6 +25,7 @@ FORBIDDEN = {
     "read a secret": ("", "secrets", "get"),
     "list secrets": ("", "secrets", "list"),
     "create a pod": ("", "pods", "create"),
+    "delete a Job": ("batch", "jobs", "delete"),
     "change a RayJob": ("ray.io", "rayjobs", "patch"),
     "change a job": ("rlhf.hybridflow.io", "rlhfjobs", "patch"),
     "delete a claim": ("", "persistentvolumeclaims", "delete"),

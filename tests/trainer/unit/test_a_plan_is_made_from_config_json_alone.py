@@ -326,6 +326,36 @@ def test_models_that_score_have_a_head_of_one_value(manifest: Path) -> None:
     assert shapes["actor"].parameters == 6_738_415_616, "as published, 6.7B"
 
 
+def test_a_shape_in_the_manifest_stands_in_the_place_of_config_json(tmp_path: Path) -> None:
+    known = [f"{field}.shape.name=llama-3-8b" for field in MODELS[:3]]
+    uris = [f"{field}.uri=hf://no/{field}" for field in MODELS[:3]]
+    (job,) = load(JOB, [*uris, *known])
+    assert {role: shape.layers for role, shape in shapes_of([job], job, tmp_path).items()} == {
+        "actor": 32,
+        "critic": 32,
+        "reference": 32,
+        "reward": 32,
+    }
+    (job,) = load(JOB, [*uris, *known, "models.critic.shape.numAttentionHeads=7"])
+    with pytest.raises(SpecError, match=r"^ppo: spec\.models\.critic\.shape: num_attention_heads is 7, which does not"):
+        shapes_of([job], job, tmp_path)
+
+
+def test_a_model_on_a_claim_is_planned_for_by_its_shape(tmp_path: Path) -> None:
+    on_claims = [f"{field}.uri=pvc://models/llama" for field in MODELS[:3]]
+    (job,) = load(JOB, on_claims)
+    with pytest.raises(DataError, match=r"^ppo: spec\.models\.actor\.uri: pvc://models/llama: is on a claim.*\.shape"):
+        shapes_of([job], job, tmp_path)
+    (job,) = load(JOB, [*on_claims, *(f"{field}.shape.name=llama-2-7b" for field in MODELS[:3])])
+    assert shapes_of([job], job, tmp_path)["actor"].parameters == 6_738_415_616
+
+
+def test_a_job_that_reads_another_has_the_shape_that_this_was_told(tmp_path: Path) -> None:
+    chain = load(EXAMPLES[0], ["helpful-sft:models.actor.shape.name=qwen2.5-0.5b"])
+    assert shapes_of(chain, chain[1], tmp_path)["reward"].layers == 24
+    assert shapes_of(chain, chain[2], tmp_path)["actor"].layers == 24
+
+
 def test_a_chain_of_jobs_ends_at_the_model_that_it_began_with(tmp_path: Path) -> None:
     jobs = load(EXAMPLES[0])
     first, second, third = (shapes_of(jobs, job, tmp_path) for job in jobs)

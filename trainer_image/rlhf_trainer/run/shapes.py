@@ -1,4 +1,4 @@
-"""The shapes of a job's models, from the config.json that each comes from: no weight is loaded, and no torch needed."""
+"""The shapes of a job's models, from the manifest or config.json: no weight is loaded, and no torch needed."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec import Model
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, made_from, shape_of
+from rlhf_mapper.config_file import ConfigError, made_from, shape_of, told_by
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run_folder.folder import HUB, model_folder
 
-CONFIG = "config.json"
+CONFIG, CLAIM = "config.json", "pvc://"
 
 
 def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Architecture]:
     """The shape of each model of a job; jobs: those of the manifest, which may make its models.
 
-    Nothing but config.json is read. DataError where there is none or it describes no decoder; EnvironmentProblem where
-    it is on the hub and huggingface_hub is not installed. Both name the field of the manifest.
+    Nothing but config.json is read, and not that of a model whose shape the manifest says. DataError where there is
+    none or it describes no decoder; EnvironmentProblem where it is on the hub and huggingface_hub is not installed;
+    SpecError for a shape that cannot be. They name the field of the manifest.
     """
-    by_name, shapes = {each.name: each for each in jobs}, {}
-    for role in job.models():
-        maker, made = made_from(job, role, by_name)
-        try:
-            shapes[role] = _read(_config_file(maker.models()[made], output), role)
-        except (DataError, EnvironmentProblem) as error:
-            path = f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri"
-            raise type(error)(f"{path}: {error}") from error
-    return shapes
+    by_name = {each.name: each for each in jobs}
+    return {role: _shape(job, role, *made_from(job, role, by_name), output) for role in job.models()}
+
+
+def _shape(job: Job, role: Role, maker: Job, made: Role, output: Path) -> Architecture:
+    """The shape of a model that a chain of jobs makes from one of the job `maker`."""
+    if told := told_by(job, role, maker, made):
+        return told
+    model = maker.models()[made]
+    try:
+        return _read(config_file(model.uri, model.revision, output), role)
+    except (DataError, EnvironmentProblem) as error:
+        path = f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri"
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _read(file: Path, role: Role) -> Architecture:
@@ -42,10 +47,13 @@ def _read(file: Path, role: Role) -> Architecture:
         raise DataError(f"{file}: {error}") from error
 
 
-def _config_file(model: Model, output: Path) -> Path:
-    folder = model_folder(model.uri, output)
-    if model.uri.startswith(HUB):
-        return _from_hub(folder, model.revision)
+def config_file(uri: str, revision: str | None, output: Path) -> Path:
+    """config.json of a model; of one on the hub it is fetched. DataError, EnvironmentProblem as above."""
+    if uri.startswith(CLAIM):
+        raise DataError(f"{uri}: is on a claim of a cluster; a plan takes the numbers of models.<role>.shape instead")
+    folder = model_folder(uri, output)
+    if uri.startswith(HUB):
+        return _from_hub(folder, revision)
     file = Path(folder) / CONFIG
     if not file.is_file():
         raise DataError(f"{folder}: the folder has no {CONFIG}" if Path(folder).is_dir() else f"{folder}: is not there")

@@ -1,0 +1,56 @@
+"""What would make a job fit that fits nowhere: GPUs of a larger type in as many nodes, or a batch that divides."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pydantic.alias_generators import to_camel
+
+from rlhf_api.job import Job
+from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, merged
+
+Fits = Callable[[Job, Cluster], bool]
+"""Whether there is a mapping of a job onto a cluster."""
+
+
+def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
+    """Each would do alone."""
+    return (*_larger_type(job, cluster, fits), *_larger_batch(job, cluster, fits))
+
+
+def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
+    """The type with the least memory with which as many nodes would do; none for CPU slots."""
+    if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
+        return ()
+    most = max(group.gpu.memory for group in cluster.groups)
+    larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > most), key=lambda gpu: gpu.memory)
+
+    def would_do(gpu: Gpu) -> bool:
+        nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
+        return fits(job, Cluster(merged(nodes)))
+
+    place = bisect_left(larger, True, key=would_do)
+    return [f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1]]
+
+
+def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
+    """The least batch that divides over all GPUs, and with it the mini-batch, where that would do."""
+    training, sizes = job.spec.training, _dividing(job, cluster.gpus)
+    spec = job.spec.model_copy(update={"training": training.model_copy(update=sizes)})
+    is_new = any(size != getattr(training, name) for name, size in sizes.items())
+    if not is_new or not fits(job.model_copy(update={"spec": spec}), cluster):
+        return ()
+    return [" and ".join(f"spec.training.{to_camel(name)}: {size}" for name, size in sizes.items())]
+
+
+def _dividing(job: Job, gpus: int) -> dict[str, int]:
+    """The batch, and the mini-batch where one is given, rounded up to what divides over so many GPUs."""
+    training, samples = job.spec.training, job.spec.rollout.samples_per_prompt
+    name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
+    rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus
+    if training.mini_batch_size is None:
+        return {name: rows}
+    mini = -(-training.mini_batch_size // (gpus * samples)) * gpus
+    return {name: -(-rows // mini) * mini, "mini_batch_size": mini * samples}

@@ -1,0 +1,89 @@
+"""Has a pod of the job read the shapes of models that the operator cannot read, once for each URI and revision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import ValidationError
+
+from rlhf_api.job import Job
+from rlhf_api.status import ReadShape
+from rlhf_operator.actions import Create
+from rlhf_operator.placement.shapes import Unread, unread
+from rlhf_operator.reconcile import attempt_status
+from rlhf_operator.reconcile.context import READING_SHAPES, ReconcileContext
+from rlhf_operator.resources import reader
+from rlhf_operator.snapshot import ObservedPod
+
+LOOK_AGAIN_SECONDS: Final = 60.0
+"""No event tells that a Job has gone that had no pod."""
+MOST_KEPT: Final = 16
+LONGEST_PROBLEM: Final = 300
+TOLD: Final = ("shape", "problem", "weightBytes")
+"""What a reader says of a model."""
+
+
+def are_read(ctx: ReconcileContext, job: Job) -> bool:
+    """Whether nothing is left to read; else it is being read, and the condition Mapped says how far that is."""
+    wanted = unread(job, ctx.snapshot)
+    if not wanted:
+        return True
+    models = [(each.at, each.revision) for each in wanted]
+    name = reader.name(ctx.snapshot, job, models)
+    pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
+    ended = next(filter(_has_ended, pods), None)
+    what = ", ".join(each.uri for each in wanted)
+    message = f"Job {name} reads the config.json of {what}."
+    if ended is not None:
+        ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])
+        ctx.requeue_after(0.0)  # the next pass maps
+    elif not pods:
+        ctx.require_live("shapes are read")
+        ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, models)))
+        message = ctx.snapshot.refused.message if ctx.snapshot.refused else message
+    elif problem := attempt_status.start_problem(pods[0]):
+        message = f"{message} {problem[1]}"
+    ctx.set_condition("Mapped", "False", READING_SHAPES, message)
+    ctx.requeue_after(LOOK_AGAIN_SECONDS)
+    return False
+
+
+def _has_ended(pod: ObservedPod) -> bool:
+    """Whether it will say no more; one whose node was taken from it comes again."""
+    return pod.phase == "Succeeded" or (pod.phase == "Failed" and not pod.disruption)
+
+
+def _told(pod: ObservedPod, wanted: Sequence[Unread]) -> list[ReadShape]:
+    """What a pod that has ended said of each model."""
+    words = pod.containers[0].last_words.strip() if pod.containers else ""
+    if pod.phase == "Failed":
+        why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"
+        return [_unknown(each, f"pod {pod.name} failed: {why}") for each in wanted]
+    try:
+        answers = json.loads(words)
+        json.dumps(answers, ensure_ascii=False).encode()  # half of a character is none
+    except (ValueError, RecursionError):
+        answers = None
+    if not isinstance(answers, list) or len(answers) != len(wanted):
+        answers = [None] * len(wanted)
+    return [_of_one(each, answer, pod) for each, answer in zip(wanted, answers, strict=True)]
+
+
+def _of_one(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
+    """The answer about a model. Any program of the user's may have given it."""
+    told = {name: answer[name] for name in TOLD if name in answer} if isinstance(answer, dict) else {}
+    read: ReadShape | None
+    try:
+        document = {"uri": model.uri, "revision": model.revision, **told}
+        read = ReadShape.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError:
+        read = None
+    if read is None or (read.shape is None and not read.problem):
+        return _unknown(model, f"what pod {pod.name} says of it cannot be read")
+    return read.model_copy(update={"problem": read.problem and read.problem[:LONGEST_PROBLEM]})
+
+
+def _unknown(model: Unread, problem: str) -> ReadShape:
+    return ReadShape(uri=model.uri, revision=model.revision, problem=problem[:LONGEST_PROBLEM])

@@ -1,0 +1,75 @@
+"""The Job that reads the shapes of models: a small pod with the image, the claims and the variables of the job.
+
+It has no credential of Kubernetes: what it read is in its termination message, which the operator sees in the pod.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rlhf_api.job import Job
+from rlhf_operator import names
+from rlhf_operator.actions import Manifest
+from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources.pods import SCRATCH, environment, image_of
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Snapshot
+
+Models = Sequence[tuple[str, str | None]]
+"""(URI as the job names it, revision) of each model."""
+RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+KEPT_SECONDS = 300
+"""How long Kubernetes leaves it when it has ended; then it may be made anew."""
+MESSAGE = "/dev/termination-log"
+DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
+def name(snapshot: Snapshot, job: Job, models: Models) -> str:
+    """That of the Job for these models."""
+    return names.reader(job.name, _argument(snapshot, models))
+
+
+def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -> Manifest:
+    """The Job. A pod that fails is not tried again, unless its node was taken from it."""
+    metadata = identity.metadata(snapshot.job, name(snapshot, job, models))
+    mounts = tuple(each for each in storage.mounts(job, snapshot.inputs) if each.read_only)
+    container = {
+        "name": names.READER,
+        **image_of(job, settings),
+        "command": ["python", "-m", "rlhf_trainer.read_shapes", _argument(snapshot, models), MESSAGE],
+        "env": environment(job, {}),
+        "resources": RESOURCES,
+        "securityContext": identity.of_container(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
+            *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
+            *storage.of_container(mounts),
+        ],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": job.spec.run_policy.startup_deadline_seconds,
+        **identity.of_pod(job.spec.runtime),
+        "containers": [container],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, *storage.of_pod(mounts)],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**metadata, "labels": {**metadata["labels"], **identity.queue(snapshot.job)}},
+        "spec": {
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [DISRUPTED]}]},
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {
+                "metadata": {"labels": {**identity.labels(snapshot.job), names.ROLE: names.READER}},
+                "spec": pod,
+            },
+        },
+    }
+
+
+def _argument(snapshot: Snapshot, models: Models) -> str:
+    return json.dumps([[storage.in_pod(uri, snapshot.inputs), revision] for uri, revision in models])

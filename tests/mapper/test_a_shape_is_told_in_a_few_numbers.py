@@ -1,0 +1,75 @@
+"""A manifest tells a shape by its numbers or by a known name, and it is the same as from config.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from rlhf_api.model_shape import KNOWN, Shape
+from rlhf_api.names import Role
+from rlhf_mapper.config_file import ConfigError, architecture_in, shape_in, shape_of
+from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
+
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+}
+"""Parameters, as the model cards have them; biases of Qwen2.5 and norms of Qwen3's heads are in there."""
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_model_has_its_published_parameters(name: str) -> None:
+    model = architecture_in(Shape(name=name), "actor")
+    assert model.parameters == pytest.approx(PUBLISHED[name], rel=1e-4)
+    assert model.may_be_cut
+
+
+@pytest.mark.parametrize("role", get_args(Role))
+@pytest.mark.parametrize("config", [LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B, {**QWEN, "model_type": "gemma"}], ids=str)
+def test_the_numbers_of_a_config_give_the_same_model(config: dict[str, Any], role: Role) -> None:
+    text = json.dumps(config)
+    assert architecture_in(shape_in(text), role) == shape_of(text, role)
+
+
+def test_numbers_beside_a_name_replace_its_own() -> None:
+    wide = architecture_in(Shape(name="llama-3-8b", vocab_size=128_264), "actor")
+    assert (wide.vocabulary, wide.layers) == (128_264, 32)
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"hidden_size": 8}', '{"architectures": ["BertForMaskedLM"]}'])
+def test_a_config_without_a_shape_gives_none(config: str) -> None:
+    with pytest.raises(ConfigError):
+        shape_in(config)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence"),
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads is 3, which does not divide hidden_size, 4096"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide num_attention_heads, 32"),
+        ({"num_hidden_layers": 20_000_000}, "num_hidden_layers is beyond 10,000,000, which no model has"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(numbers: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        architecture_in(Shape.model_validate({"name": "llama-2-7b", **numbers}, by_name=True), "actor")

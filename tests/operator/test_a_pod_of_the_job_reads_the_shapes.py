@@ -1,0 +1,265 @@
+"""Shapes that the operator cannot read: a pod of the job's own reads them once, and only then the job is mapped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhf_api.status import ReadShape
+from rlhf_operator import names
+from rlhf_operator.placement import map_job
+from rlhf_operator.reconcile import decide
+from rlhf_operator.resources import reader
+from rlhf_operator.snapshot import ObservedClaim, ObservedContainer, Refusal, Snapshot
+from tests.operator.rendered import A100, SETTINGS, changed, nodes, snapshot, variables
+from tests.operator.simulated import SFT, World
+from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
+
+HUB = "hf://org/model"
+SMALL = {"hiddenSize": 64, "numHiddenLayers": 2, "numAttentionHeads": 4, "intermediateSize": 128, "vocabSize": 512}
+READ = json.dumps([{"shape": SMALL}])
+LARGE = {"name": "llama-3-70b"}
+ROLES = ("actor", "critic", "reference", "reward")
+
+
+def reading(**model: Any) -> World:
+    """A job whose model is on the hub, and whose pods are about to be asked."""
+    world = World(spec={**SFT, "models": {"actor": {"uri": HUB, **model}}})
+    world.settle()
+    return world
+
+
+def test_nothing_is_mapped_before_the_shapes_are_read() -> None:
+    world = reading(revision="main")
+    assert (world.phase, reason(world, "Mapped"), world.made) == ("Mapping", "ReadingShapes", [])
+    assert HUB in message(world, "Mapped")
+    assert [(each.kind, each.reason) for each in world.events] == [("Normal", "ReadingShapes")], "nobody has to act"
+    assert world.asked == [[[HUB, "main"]]]
+    world.told(READ)
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("Mapped", ["job-a1"])
+    assert world.status.mapping
+    assert world.status.mapping.predicted_step_seconds
+
+
+def test_what_was_read_is_not_read_again() -> None:
+    world = reading()
+    world.edit(runPolicy={"failureRules": [{"name": "all", "action": "Remap"}]})
+    world.told(READ)
+    world.settle()
+    (read,) = world.status.shapes
+    assert (read.uri, read.revision, read.problem) == (HUB, None, None)
+    assert read.shape
+    assert read.shape.hidden_size == 64
+    world.readers.clear()
+    world.restart_operator()
+    world.run_to(12)
+    world.end(5)
+    world.ray_tells()
+    world.settle()
+    world.start_again()
+    assert (len(world.made), len(world.asked)) == (2, 1)
+
+
+def test_a_shape_in_the_manifest_needs_no_reading() -> None:
+    world = reading(shape=SMALL)
+    assert (reason(world, "Mapped"), world.asked, world.status.shapes) == ("Mapped", [], ())
+
+
+def test_each_model_is_read_once_where_the_trainer_would_find_it() -> None:
+    models = {role: {"uri": "pvc://models/llama 7b"} for role in ("actor", "reward")}
+    spec = {
+        **SFT,
+        "algorithm": {"name": "PPO"},
+        "models": {**models, "critic": {"uri": "job://first"}},
+        "training": {"totalSteps": 3, "promptBatchSize": 4},
+    }
+    world = World(spec=spec, claims={name: ObservedClaim(name=name) for name in ("models", "first-output")})
+    maker = {**PPO_LIKE, "models": {"reward": {"uri": "hf://org/base", "revision": "v2"}}}
+    world.inputs["first"] = first(phase="Succeeded", output_uri="pvc://first-output/first/model", spec=maker)
+    world.settle()
+    assert sorted(world.asked[0]) == [
+        ["file:///rlhf/claims/models/llama%207b", None],
+        ["file:///rlhf/inputs/first/first/model", "v2"],
+    ]
+    world.told(json.dumps([{"shape": SMALL}] * 2))
+    world.settle()
+    assert reason(world, "Mapped") == "Mapped"
+    assert {(each.uri, each.revision) for each in world.status.shapes} == {
+        ("pvc://models/llama 7b", None),
+        ("hf://org/base", "v2"),
+    }
+
+
+def test_what_cannot_be_read_is_told_and_the_job_runs() -> None:
+    world = reading()
+    world.told(json.dumps([{"problem": "its config.json cannot be fetched: 401"}]))
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("ShapesUnknown", ["job-a1"])
+    assert f"spec.models.actor.uri: {HUB}: its config.json cannot be fetched: 401" in message(world, "Mapped")
+
+
+def test_what_could_not_be_read_is_tried_again_for_another_mapping() -> None:
+    world = reading()
+    world.edit(runPolicy={"failureRules": [{"name": "all", "action": "Remap"}]})
+    world.told(json.dumps([{"problem": "the hub does not answer"}]))
+    world.run_to(12)
+    world.readers.clear()
+    world.end(5)
+    world.ray_tells()
+    world.settle()
+    world.start_again()
+    assert (reason(world, "Mapped"), len(world.asked)) == ("ReadingShapes", 2)
+    world.told(READ)
+    world.settle()
+    assert (reason(world, "Mapped"), len(world.made)) == ("Mapped", 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "nonsense",
+        "{}",
+        "[]",
+        "[1]",
+        "[{}]",
+        "[" * 4000,
+        json.dumps([{"shape": SMALL}] * 2),
+        json.dumps([{"shape": {"hiddenSize": "wide"}}]),
+        json.dumps([{"shape": {**SMALL, "unheardOf": 1}}]),
+        json.dumps([{"problem": "", "weightBytes": 10**30}]),
+        json.dumps([{"problem": "\ud800"}]),
+    ],
+)
+def test_whatever_the_pod_says_the_job_goes_on(words: str) -> None:
+    world = reading()
+    world.told(words)
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("ShapesUnknown", ["job-a1"])
+    assert "cannot be read" in message(world, "Mapped")
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "why"),
+    [
+        ("Traceback\nModuleNotFoundError: No module named 'rlhf_trainer'\n", {}, "No module named 'rlhf_trainer'"),
+        ("", {"reason": "DeadlineExceeded", "message": "Pod was active too long"}, "Pod was active too long"),
+        ("", {"containers": ()}, "it does not say why"),
+    ],
+)
+def test_a_pod_that_fails_leaves_the_shapes_unknown(words: str, fields: dict[str, Any], why: str) -> None:
+    world = reading()
+    world.told(words, phase="Failed", **fields)
+    world.settle()
+    assert reason(world, "Mapped") == "ShapesUnknown"
+    assert f"failed: {why}" in message(world, "Mapped").replace("ModuleNotFoundError: ", "")
+
+
+def test_a_pod_whose_node_was_taken_has_said_nothing() -> None:
+    world = reading()
+    world.told("", phase="Failed", disruption="DeletionByTaintManager")
+    world.settle()
+    assert (reason(world, "Mapped"), world.status.shapes) == ("ReadingShapes", ())
+    world.readers.clear()  # with its Job, when that has been there for its time
+    world.settle()
+    assert len(world.asked) == 2
+
+
+def test_what_keeps_the_pod_from_reading_is_told() -> None:
+    world = reading()
+    (pod,) = world.readers
+    waiting = ObservedContainer(
+        name=names.READER, waiting_reason="CreateContainerConfigError", waiting_message='secret "hub" not found'
+    )
+    world.readers[pod] = replace(world.readers[pod], containers=(waiting,))
+    world.settle()
+    assert f'pod {pod}: secret "hub" not found' in message(world, "Mapped")
+
+
+def test_a_reader_that_is_refused_is_told() -> None:
+    world = World(spec={**SFT, "models": {"actor": {"uri": HUB}}})
+    refused = Refusal(reason="CreateRefused", message="Job job-shapes was refused: exceeded quota")
+    plan = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
+    (mapped,) = (each for each in plan.status.conditions if each.type == "Mapped")
+    assert (mapped.reason, mapped.message) == ("ReadingShapes", refused.message)
+
+
+PPO_70B = {
+    **{f"models.{role}.uri": HUB for role in ROLES},
+    "resources.device": "GPU",
+    "resources.slotsPerNode": 8,
+}
+
+
+def read(*shapes: ReadShape, **changes: Any) -> Snapshot:
+    """PPO whose models have been read so."""
+    found = snapshot(changed("helpful-ppo", PPO_70B | changes), nodes(1, 8, A100))
+    return replace(found, job=replace(found.job, status=found.job.status.model_copy(update={"shapes": shapes})))
+
+
+def test_models_of_the_hub_are_mapped_or_refused_as_any_other() -> None:
+    job = changed("helpful-ppo", PPO_70B)
+    told = changed("helpful-ppo", PPO_70B | {f"models.{role}.shape": LARGE for role in ROLES})
+    shape = ReadShape.model_validate({"uri": HUB, "shape": LARGE})
+    for answer in (map_job(job, read(shape), SETTINGS), map_job(told, snapshot(told, nodes(1, 8, A100)), SETTINGS)):
+        assert (answer.reason, answer.mapping) == ("NoFeasiblePlacement", None)
+        assert "x a100-80g" in answer.message
+        assert "would do" in answer.message
+
+
+@pytest.mark.parametrize(("size", "fits"), [(140_000_000_000, False), (2_000_000_000, True), (None, True)])
+def test_what_could_not_fit_by_its_weights_alone_is_not_placed(size: int | None, fits: bool) -> None:
+    shape = ReadShape(uri=HUB, problem="config.json has no hidden_size", weight_bytes=size)
+    answer = map_job(changed("helpful-ppo", PPO_70B), read(shape), SETTINGS)
+    assert answer.reason == ("ShapesUnknown" if fits else "NoFeasiblePlacement")
+    assert "has no hidden_size" in answer.message
+    bound = "take at least 1,400.0 GB, but 8 x a100-80g hold 512.0 GB; no fewer than 24 x a100-80g could"
+    assert (bound in answer.message) is not fits
+
+
+def test_a_shape_that_cannot_be_is_the_manifest_s_mistake() -> None:
+    job = changed("helpful-ppo", {"models.actor.shape": {**SMALL, "numAttentionHeads": 3}})
+    answer = map_job(job, snapshot(job, nodes(1)), SETTINGS)
+    assert answer.reason == "InvalidPlacement"
+    assert answer.message == (
+        "spec.models.actor.shape: num_attention_heads is 3, which does not divide hidden_size, 64"
+    )
+
+
+def test_a_reader_has_the_rights_of_the_job_s_pods_and_no_others() -> None:
+    runtime = {
+        "image": "example.com/trainer:1",
+        "imagePullSecrets": ["registry"],
+        "serviceAccountName": "trainer",
+        "env": [{"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}}],
+    }
+    job = changed("helpful-ppo", {"models.actor.uri": "pvc://models/llama", "runtime": runtime})
+    seen = snapshot(job, labels={names.QUEUE: "team", "other": "label"})
+    made = reader.manifest(seen, job, SETTINGS, [("pvc://models/llama", None)])
+    assert (made["kind"], made["metadata"]["name"]) == ("Job", reader.name(seen, job, [("pvc://models/llama", None)]))
+    assert made["metadata"]["ownerReferences"][0]["uid"] == seen.job.uid
+    assert made["metadata"]["labels"][names.QUEUE] == "team"
+    template = made["spec"]["template"]
+    assert (template["metadata"]["labels"][names.ROLE], names.ATTEMPT in template["metadata"]["labels"]) == (
+        names.READER,
+        False,
+    )
+    pod = template["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("trainer", [{"name": "registry"}])
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["image"] == "example.com/trainer:1"
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert variables(container)["HOME"] == "/tmp"
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert sorted(claims) == ["helpful-rm-output", "helpful-sft-output", "models"], "the job's own is not there yet"
+    assert all(each.get("readOnly") for each in container["volumeMounts"] if each["name"].startswith("claim-"))
