@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -221,6 +222,24 @@ def speed(folder: Path) -> dict[str, Any]:
     return {"host": found["host"], "step / limit": ratios}
 
 
+def auto_mapping_cluster(folder: Path) -> dict[str, Any]:
+    """PPO of a 7B model on a claim, on made-up GPU nodes: the mapping of `rlhf plan`; on one small node the remedy."""
+    output = folder / "mapped.json"
+    command = [sys.executable, "-m", "tests.cluster.mapped", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"tests.cluster.mapped exits with {code}", {"exit_code": code})
+    row: dict[str, Any] = json.loads(output.read_text())
+    if row["reasons"] != ["Mapped", "NoFeasiblePlacement"]:
+        raise FellShortError("not mapped onto the large nodes, or not refused on the small one", row)
+    same = all(row["operator"][name] == row["plan"][name] for name in ("pools", "sizes", "generation"))
+    if not same or not math.isclose(row["operator"]["step_seconds"], row["plan"]["step_seconds"]):
+        raise FellShortError("the operator's mapping is not that of rlhf plan", row)
+    if "would do" not in row["refused"]:
+        raise FellShortError("the refusal does not say what would do", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -230,6 +249,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "operator": operator,
     "real_size": real_size,
     "speed": speed,
+    "auto_mapping_cluster": auto_mapping_cluster,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 

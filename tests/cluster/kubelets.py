@@ -1,12 +1,20 @@
-"""Kubelets that are played: pods of a namespace run as soon as they have a node, and end when they are told to."""
+"""Kubelets that are played: pods of a namespace run as soon as they have a node, and end when they are told to.
 
+What a pod that reads shapes says is not played: its program runs on this machine.
+"""
+
+import subprocess
+import sys
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 from rlhf_operator import names
 from tests.cluster.client import Cluster
 from tests.cluster.lifecycle import PODS, Document, Trainer
+from tests.cluster.settings import ROOT
 
 
 class Kubelets:
@@ -52,5 +60,23 @@ class Kubelets:
             if is_head:
                 self.trainer(job).starts(int(labels[names.ATTEMPT]))
             with suppress(AssertionError):  # it has gone meanwhile
-                self._server.run_pod(self._namespace, name, self.trainer(job).ip if is_head else "127.0.0.1")
+                if labels.get(names.ROLE) == names.READER:
+                    code, words = self._read(pod)
+                    self._server.end_pod(self._namespace, name, code, message=words)
+                else:
+                    self._server.run_pod(self._namespace, name, self.trainer(job).ip if is_head else "127.0.0.1")
                 self._begun.add(uid)
+
+    def _read(self, pod: Document) -> tuple[int, str]:
+        """Exit code and last words of a reader's program, with the folders of its claims in the place of its mounts."""
+        (container,) = pod["spec"]["containers"]
+        volumes = {each["name"]: each.get("persistentVolumeClaim", {}) for each in pod["spec"]["volumes"]}
+        _python, *words, _message = container["command"]
+        for mount in container["volumeMounts"]:
+            if claim := volumes[mount["name"]].get("claimName"):
+                folder = self._server.folder_of_claim(self._namespace, claim)
+                words = [word.replace(mount["mountPath"], str(folder)) for word in words]
+        with tempfile.TemporaryDirectory() as folder_of_message:
+            message = Path(folder_of_message) / "message"
+            done = subprocess.run([sys.executable, *words, str(message)], cwd=ROOT, check=False)
+            return done.returncode, message.read_text() if message.exists() else ""
