@@ -27,16 +27,16 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
+from rlhf_mapper.auto_map import MappingProblem
 from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
-from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, Kind
-from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import placements
 from rlhf_mapper.simulate import memory
-from rlhf_mapper.strategy import Setting
 from tests.mapper.oracles import testbed
 from tests.mapper.oracles.allocations import d_cost, enum_alloc, least_gpus
 from tests.mapper.oracles.exhaustive import exhaustive
@@ -46,6 +46,8 @@ CONSOLE = Console(width=120)
 MOST_EXHAUSTIVE = 16
 """Nodes on which every allocation is tried."""
 GPU_COUNTS = (8, 16, 32, 64, 96, 128)
+EVEN, ODD = 65_536, 40_320
+"""Batches; an eighth of the second has more divisors than any smaller number."""
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -190,19 +192,21 @@ def points() -> dict[str, Any]:
     return results
 
 
-def costs_at_scale(models: int, nodes: Sequence[int]) -> PoolCosts:
-    """A 70B job of 3, 4 or 5 models on groups of H100 and A100 nodes, with every number of nodes allowed."""
+def costs_at_scale(models: int, nodes: Sequence[int], batch: int) -> PoolCosts:
+    """A 70B job of 3, 4 or 5 models with 8 mini-batches a step, on H100 and A100 nodes whose network is known."""
     recipe: testbed.Recipe = {3: "ReMax", 4: "PPO", 5: "SafeRLHF"}[models]  # type: ignore[assignment]
     base = testbed.costs_of("70B", 128, recipe, layout=False)
-    sequences = 65536
-    work = testbed.work_of(recipe, sequences)
-    load = replace(base.settings[0].load, sequences=sequences, work=work)
+    work = testbed.work_of(recipe, batch)
+    load = replace(base.settings[0].load, sequences=batch, work=work, pool_divides=(batch // 8,))
     wanted = {role: replace(each, work=work[role]) for role, each in base.wanted.items()}
     kinds = (GPUS["h100-80g"], GPUS["a100-80g"])
-    groups = [NodeGroup(gpu=gpu, count=count, gpus_per_node=8) for gpu, count in zip(kinds, nodes, strict=False)]
+    groups = (
+        NodeGroup(gpu=gpu, count=count, gpus_per_node=8, node_bandwidth=400e9)
+        for gpu, count in zip(kinds, nodes, strict=False)
+    )
     software = software_for("GPU", "BF16")
-    settings = [Setting(group, software, load, Correction()) for group in groups]
-    return PoolCosts(wanted, settings, [pool_sizes(group) for group in groups])
+    problem = MappingProblem(wanted=wanted, load=load, software=software, correction=Correction())
+    return problem.costs(Cluster(tuple(groups)))
 
 
 def searched(search: Callable[..., Any], costs: Callable[[], PoolCosts], models: Sequence[str]) -> Any:
@@ -222,10 +226,11 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 def scaling() -> dict[str, Any]:
     """Time and memory of the mapper by GPUs and models, and the pruned search beside the exhaustive one."""
-    cases = [(4, (nodes,)) for nodes in (8, 16, 128)] + [(3, (128,)), (5, (128,)), (5, (1024, 1024))]
+    cases: list[tuple[int, tuple[int, ...], int]] = [(4, (nodes,), EVEN) for nodes in (8, 16, 128)]
+    cases += [(3, (128,), EVEN), (5, (128,), EVEN), (4, (128,), ODD), (5, (1024, 1024), EVEN)]
     rows, results = [], {}
-    for models, nodes in cases:
-        costs = partial(costs_at_scale, models, nodes)
+    for models, nodes, batch in cases:
+        costs = partial(costs_at_scale, models, nodes, batch)
         names = list(costs().wanted)
         taken = seconds_of(partial(searched, pruned, costs, names))
         tracemalloc.start()
@@ -237,9 +242,10 @@ def scaling() -> dict[str, Any]:
             slow = f"{seconds_of(partial(searched, exhaustive, costs, names)):.3f}"
             assert exhaustive(costs(), names)[0].seconds == found[0].seconds
         gpus = 8 * sum(nodes)
-        rows.append((models, f"{gpus:,}", len(nodes), f"{taken:.3f}", slow, f"{peak / 1e6:.1f}"))
-        results[f"{models} models, {gpus} GPUs, {len(nodes)} types"] = {"seconds": taken, "peak_bytes": peak}
-    columns = ("models", "GPUs", "GPU types", "seconds", "exhaustive", "peak MB")
+        rows.append((models, f"{gpus:,}", len(nodes), f"{batch:,}", f"{taken:.3f}", slow, f"{peak / 1e6:.1f}"))
+        name = f"{models} models, {gpus} GPUs, {len(nodes)} types, a batch of {batch}"
+        results[name] = {"seconds": taken, "peak_bytes": peak}
+    columns = ("models", "GPUs", "GPU types", "batch", "seconds", "exhaustive", "peak MB")
     table("the mapper itself, simulators and search (measured here)", columns, rows)
     return results
 

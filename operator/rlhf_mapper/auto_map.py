@@ -15,7 +15,7 @@ from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
-from rlhf_mapper.hardware import Cluster, NodeGroup
+from rlhf_mapper.hardware import MOST_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
@@ -43,17 +43,25 @@ class MappingProblem:
     correction: Correction
 
     def costs(self, cluster: Cluster) -> PoolCosts:
-        """Stage costs of every set of models on every node group of a cluster."""
-        groups = [_usable(nodes, self.load) for nodes in cluster.groups]
-        settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in groups]
-        return PoolCosts(self.wanted, settings, [_sizes_of_pools(nodes, self.load) for nodes in groups])
+        """Stage costs of every set of models on every node group of a cluster, with all or some GPUs of its nodes."""
+        most = max(MOST_GROUPS // len(cluster.groups), 1)
+        used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _used(nodes, self.load)[:most]]
+        settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
+        sizes = [_sizes_of_pools(nodes, self.load) for _, nodes in used]
+        return PoolCosts(self.wanted, settings, sizes, [host for host, _ in used])
 
-    def costs_as_placed(self, placed: DeviceMapping, cluster: Cluster) -> PoolCosts:
-        """The same with the sizes of a placement, for pools as large as its pools."""
+    def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
+        """The same with the sizes of a placement; each of its pools is a group, on these nodes.
+
+        A pool on several nodes may have some of their GPUs only.
+        """
         wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
-        settings = [Setting(nodes, self.software, self.load, self.correction) for nodes in cluster.groups]
-        gpus: Indices = np.array(sorted({pool.size for pool in placed.pools}))
-        return PoolCosts(wanted, settings, [gpus] * len(settings))
+        used = [
+            replace(each, gpus_per_node=max(slots)) if min(len(slots), each.count) > 1 else each
+            for each, slots in zip(nodes, (pool.slots_per_machine for pool in placed.pools), strict=True)
+        ]
+        settings = [Setting(each, self.software, self.load, self.correction) for each in used]
+        return PoolCosts(wanted, settings, [np.array([pool.size]) for pool in placed.pools])
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
@@ -92,10 +100,11 @@ def mapping_of(
 ) -> DeviceMapping | Infeasible:
     """The same for what is to be mapped."""
     costs = task.costs(cluster)
-    found = task.search(costs, objective)
+    goal = (objective or Objective.throughput()).on(costs.hosts)
+    found = task.search(costs, goal)
     if not found:
         return _infeasible(task, costs, cluster)
-    return _mapping(costs, found, device, objective or Objective.throughput())
+    return _mapping(costs, found, device, goal)
 
 
 def predict(
@@ -116,10 +125,11 @@ def predict(
     if groups is None:
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
-    costs = task.costs_as_placed(placed, cluster)
+    nodes = [cluster.groups[group] for group in groups]
+    costs = task.costs_as_placed(placed, nodes)
     sets = tuple(
-        (frozenset(role for role in pool.models if role not in PLACED_WITH), group, pool.size)
-        for pool, group in zip(placed.pools, groups, strict=True)
+        (frozenset(role for role in pool.models if role not in PLACED_WITH), place, pool.size)
+        for place, pool in enumerate(placed.pools)
     )
     of_pools = [costs.seconds(*each) for each in sets]
     full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
@@ -128,9 +138,7 @@ def predict(
     stages = np.max(of_pools, axis=0)
     generation, preparation, training = stages.tolist()
     found = Found(sets, float(total(stages)), (generation, preparation, training))
-    named = (
-        replace(pool, gpu=cluster.groups[group].gpu.name) for pool, group in zip(placed.pools, groups, strict=True)
-    )
+    named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
     return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
 
 
@@ -213,16 +221,30 @@ def _with_sizes(wanted: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
     )
 
 
-def _usable(nodes: NodeGroup, load: Workload) -> NodeGroup:
-    """Nodes with as many of their GPUs as divide the batch: of 6 GPUs 4 where its sizes are powers of two."""
-    common = math.gcd(*load.pool_divides)
-    usable = next(gpus for gpus in range(nodes.gpus_per_node, 0, -1) if common % gpus == 0)
-    return replace(nodes, gpus_per_node=usable)
+def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
+    """The same nodes with all or some of the GPUs of each in use, the most first: of 8 also 5, with a batch of 500.
+
+    A pool on several nodes has as many GPUs on each of them. So a divisor of the batch is tried in every shape that the
+    nodes allow, and what nodes with fewer GPUs can do, these can. A number is left out where a larger one allows the
+    same pools and they are no slower there: if each lies on one node, or if each GPU has its own part of the network.
+    """
+    kept: list[tuple[NodeGroup, set[int]]] = []
+    for gpus in range(nodes.gpus_per_node, 0, -1):
+        used = replace(nodes, gpus_per_node=gpus)
+        sizes = set(_sizes_of_pools(used, load).tolist())
+        if not any(
+            sizes <= others
+            and (max(sizes) <= gpus or (nodes.node_bandwidth is None and more.gpus_per_node % gpus == 0))
+            for more, others in kept
+        ):
+            kept.append((used, sizes))
+    return [used for used, _ in kept]
 
 
 def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:
     """GPUs that a pool may have, with which the batch divides."""
-    sizes = pool_sizes(nodes)
+    most = min(load.pool_divides, default=nodes.gpus) // nodes.gpus_per_node
+    sizes = pool_sizes(replace(nodes, count=min(nodes.count, most)))
     for number in load.pool_divides:
         sizes = sizes[number % sizes == 0]
     return sizes
@@ -255,17 +277,19 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
 def _infeasible(task: MappingProblem, costs: PoolCosts, cluster: Cluster) -> Infeasible:
     """What is short on a cluster where no mapping was found, and what would do.
 
-    Models that may wait in host memory need room for the largest of them only.
+    Models that may wait in host memory, and have room there, need GPUs for the largest of them only.
     """
     states = [sum(costs.states(role, 0).values()) for role in task.wanted]
-    needed = max(states) if task.software.may_offload else sum(states)
+    room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
+    waits = task.software.may_offload and sum(states) <= room
+    needed = max(states) if waits else sum(states)
     have = sum(memory.STATE_SHARE * group.gpu.memory * group.gpus for group in cluster.groups)
     smallest = tuple(
         (group.gpu.name, nodes * group.gpus_per_node)
         for group in cluster.groups
         if (nodes := _smallest(task, group)) is not None
     )
-    reason = _short_of(task, costs, cluster, needed, have)
+    reason = _short_of(task, costs, cluster, needed, have, waits=waits)
     return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
 
 
@@ -283,13 +307,16 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
 
 
-def _short_of(task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float) -> str:
-    """Why nothing fits; needed, have: bytes for the states of the models."""
+def _short_of(
+    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
+) -> str:
+    """Why nothing fits; needed, have: bytes for the states of the models; waits: host memory has room for all."""
     models = ", ".join(task.wanted)
     if needed > have:
         names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
-        one = "the largest of " * (task.software.may_offload and len(task.wanted) > 1)
-        return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB"
+        one = "the largest of " * (waits and len(task.wanted) > 1)
+        full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
+        return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB{full}"
     for role, wanted in task.wanted.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):

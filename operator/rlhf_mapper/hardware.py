@@ -9,14 +9,19 @@ from dataclasses import dataclass, field, replace
 
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
+GIGABIT = 1e9 / 8
+"""Bytes; networks are quoted in gigabits."""
+USUAL_NETWORK = 50.0
+"""Gb/s of a GPU's share of its node's network, where neither the table nor anybody says: 400 Gb/s for eight."""
 SAME_MEMORY = 0.1
 """Two figures of a GPU's memory, of its product name and of the table, differ by a smaller share than this."""
-NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "sxm", "sxm4", "sxm5", "oam", "vf", "hbm3", "hbm3e", "shared"}
+NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "sxm", "sxm4", "sxm5", "sxm6", "ac", "oam", "vf", "hbm3", "hbm3e"}
 """Words of a product name that make no difference; a GPU in an SXM or OAM socket is the one that vendors name first.
 
-`shared` is a GPU that pods use in turn. Words that are not here, such as mig (a slice of a GPU) or laptop, are of
-other products.
+Words that are not here, such as shared (a GPU that pods use in turn) or laptop, are of other products.
 """
+MIG = re.compile(r"(.+)[- ]mig[- ]([1-7])g\.(\d+)gb([.+].*)?")
+"""A product name's end for a slice of a GPU: its sevenths of the multiprocessors, and its memory in GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,8 @@ class Gpu:
     """Bytes/s between the GPUs of a node, both directions together, as vendors quote it."""
     host_bandwidth: float
     """Bytes/s to host memory, one direction."""
+    network_bandwidth: float = USUAL_NETWORK * GIGABIT
+    """Bytes/s of its share of a node's network, one direction, where nobody says what that is."""
     launch_seconds: float = 4e-6
     """Time to start a kernel; a decoder layer starts about ten."""
     source: str
@@ -45,9 +52,18 @@ class Gpu:
 
 
 def gpu_row(
-    name: str, product: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, host: float, source: str
+    name: str,
+    product: str,
+    memory: float,
+    bf16: float,
+    fp32: float,
+    hbm: float,
+    link: float,
+    host: float,
+    network: float,
+    source: str,
 ) -> Gpu:
-    """A GPU by the figures that vendors quote: gigabytes, TFLOP/s in bf16 and in fp32, then GB/s."""
+    """A GPU by the figures that vendors quote: gigabytes, TFLOP/s in bf16 and in fp32, GB/s, then network in Gb/s."""
     return Gpu(
         name=name,
         memory=memory * GB,
@@ -56,6 +72,7 @@ def gpu_row(
         memory_bandwidth=hbm * GB,
         link_bandwidth=link * GB,
         host_bandwidth=host * GB,
+        network_bandwidth=network * GIGABIT,
         source=source,
         product=frozenset(product.split()),
     )
@@ -69,39 +86,57 @@ CPU_SLOT = Gpu(
     memory_bandwidth=16 * GB,
     link_bandwidth=2 * GB,
     host_bandwidth=8 * GB,
+    network_bandwidth=8 * GIGABIT,
     launch_seconds=60e-6,
     source="one worker process on one core of a server CPU; rough, to be calibrated by a run",
 )
 
-# PCIe and NVL cards are taken to be without NVLink bridges, which join two or four of them: their link is PCIe.
+# PCIe and NVL cards are taken to be without NVLink bridges, which join two or four of them: their link is PCIe. A row's
+# network is that of a usual node: a network card for each GPU in SXM and OAM machines (DGX A100, H100, B200 and B300,
+# Azure's ND MI300X v5), and what eight GPUs share in others (AWS g6e.48xlarge 400 Gb/s; g4dn, g5 and g6 100 Gb/s).
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        gpu_row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB"),
-        gpu_row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB"),
-        gpu_row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB"),
-        gpu_row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB"),
-        gpu_row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5"),
-        gpu_row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe"),
-        gpu_row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL"),
-        gpu_row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5"),
-        gpu_row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL"),
-        gpu_row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet, one of 8 GPUs"),
-        gpu_row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; PCIe 4.0 x16, no NVLink"),
-        gpu_row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; PCIe 4.0 x16, no NVLink"),
-        gpu_row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0 x16"),
-        gpu_row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links, 128 GB/s"),
+        gpu_row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, 200, "NVIDIA A100 datasheet, SXM4 40GB"),
+        gpu_row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, 200, "NVIDIA A100 datasheet, SXM4 80GB"),
+        gpu_row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 40GB"),
+        gpu_row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 80GB"),
+        gpu_row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, 200, "an A100 with less NVLink; aiwiki.ai"),
+        gpu_row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "as the A100 PCIe; siliconcat.net"),
+        gpu_row("a800-pcie-80g", "a800 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "as the A100 PCIe; Lenovo LP1813"),
+        gpu_row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, 400, "NVIDIA H100 datasheet, SXM5"),
+        gpu_row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, 50, "NVIDIA H100 datasheet, PCIe"),
+        gpu_row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, 50, "NVIDIA H100 datasheet, NVL"),
+        gpu_row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, 400, "an H100 with less NVLink; philisun.com"),
+        gpu_row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, 50, "as the H100 PCIe"),
+        gpu_row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, 400, "resellers; no public datasheet"),
+        gpu_row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, 400, "NVIDIA H200 datasheet, SXM5"),
+        gpu_row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, 50, "NVIDIA H200 datasheet, NVL"),
+        gpu_row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, 400, "NVIDIA DGX B200 datasheet"),
+        gpu_row("b300-288g", "b300", 288, 2250, 75, 8000, 1800, 64, 800, "NVIDIA HGX B300, 1 of 8 GPUs"),
+        gpu_row("gb200-186g", "gb200", 186, 2500, 80, 8000, 1800, 225, 400, "NVIDIA GB200 NVL72, 1 of 72"),
+        gpu_row("l4-24g", "l4", 24, 121, 30.3, 300, 64, 32, 12.5, "NVIDIA L4 datasheet; no NVLink"),
+        gpu_row("l40-48g", "l40", 48, 181, 90.5, 864, 64, 32, 50, "NVIDIA L40 datasheet; no NVLink"),
+        gpu_row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, 50, "NVIDIA L40S datasheet; no NVLink"),
+        gpu_row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, 12.5, "NVIDIA A10 datasheet; no NVLink"),
+        gpu_row("a10g-24g", "a10g", 24, 70, 35, 600, 64, 32, 12.5, "A10G datasheet of AWS; no NVLink"),
+        gpu_row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, 12.5, "NVIDIA T4 datasheet; fp16, PCIe 3.0"),
+        gpu_row("rtx-4090-24g", "geforce rtx 4090", 24, 165.2, 82.6, 1008, 64, 32, 12.5, "NVIDIA Ada whitepaper"),
+        gpu_row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, 400, "AMD MI300X datasheet; 7 links"),
         CPU_SLOT,
     )
 }
 
 
 def gpu_of_product(product: str) -> Gpu | None:
-    """The row of the table for a product name; None for what the table lacks, and for slices of a GPU.
+    """The row of the table for a product name, or its share for a slice (MIG); None for what the table lacks.
 
     product: what a node's label nvidia.com/gpu.product (or amd.com/gpu.product-name) says, such as
-    NVIDIA-A100-SXM4-80GB or Tesla-T4-SHARED, or what a driver says, such as NVIDIA A100 80GB PCIe.
+    NVIDIA-A100-SXM4-80GB or NVIDIA-H200-MIG-1g.18gb, or what a driver says, such as NVIDIA A100 80GB PCIe.
     """
+    if found := MIG.fullmatch(product.lower()):
+        whole = gpu_of_product(found[1])
+        return whole and _slice(whole, int(found[2]), int(found[3]))
     words = set(re.split(r"[^a-z0-9.]+", product.lower())) - NEUTRAL - {""}
     sizes = {word: int(word[:-2]) * GB for word in words if re.fullmatch(r"\d+gb", word)}
     rows = [
@@ -112,6 +147,25 @@ def gpu_of_product(product: str) -> Gpu | None:
         and all(abs(size / gpu.memory - 1) < SAME_MEMORY for size in sizes.values())
     ]
     return rows[0] if len(rows) == 1 else None
+
+
+def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
+    """A slice (MIG) as a GPU of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
+
+    Slices have no NVLink and no peer access: they meet in host memory, whose link they share.
+    """
+    share = min(gigabytes * GB / gpu.memory, 1.0)
+    return Gpu(
+        name=f"{gpu.name}-mig-{sevenths}g.{gigabytes}gb",
+        memory=share * gpu.memory,
+        bf16=gpu.bf16 * sevenths / 7,
+        fp32=gpu.fp32 * sevenths / 7,
+        memory_bandwidth=share * gpu.memory_bandwidth,
+        link_bandwidth=2 * share * gpu.host_bandwidth,
+        host_bandwidth=share * gpu.host_bandwidth,
+        network_bandwidth=share * gpu.network_bandwidth,
+        source=f"{gpu.source}, {sevenths}/7 of it",
+    )
 
 
 ESTIMATED = " (estimated)"
@@ -174,6 +228,10 @@ def figures_of(found: FoundGpu) -> Gpu | None:
     )
 
 
+MOST_GROUPS = 8
+"""Of nodes: the search tries every group for every pool."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
     """Equal nodes. A pool lies in one group: it never spans GPU types."""
@@ -183,12 +241,14 @@ class NodeGroup:
     gpus_per_node: int
     link_bandwidth: float | None = None
     """Bytes/s between the GPUs of a node, both directions together; None: the GPU type's."""
-    node_bandwidth: float = 200e9 / 8
-    """Bytes/s of a node's network, one direction, shared by its GPUs."""
+    node_bandwidth: float | None = None
+    """Bytes/s of a node's network, one direction, shared by its GPUs; None: what is usual with the GPU type."""
     link_latency: float = 5e-6
     """Seconds of a message within a node."""
     node_latency: float = 15e-6
     """Seconds of a message between nodes."""
+    host_memory: float | None = None
+    """Bytes of host memory for each GPU; None: enough for whatever is offloaded."""
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
 
@@ -200,6 +260,11 @@ class NodeGroup:
     def link(self) -> float:
         """Bytes/s that one GPU sends to the others of its node."""
         return (self.link_bandwidth or self.gpu.link_bandwidth) / 2
+
+    @property
+    def network(self) -> float:
+        """Bytes/s that a node sends to the others."""
+        return self.node_bandwidth or self.gpu.network_bandwidth * self.gpus_per_node
 
 
 def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:

@@ -11,12 +11,19 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.pydantic_errors import explain
-from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, NodeGroup, gpu_row, merged
-
-GIGABIT = 1e9 / 8
-"""Bytes."""
-MOST_GROUPS = 8
-"""The search tries every group for every pool."""
+from rlhf_mapper.hardware import (
+    CPU_SLOT,
+    GB,
+    GIGABIT,
+    GPUS,
+    MOST_GROUPS,
+    USUAL_NETWORK,
+    Cluster,
+    Gpu,
+    NodeGroup,
+    gpu_row,
+    merged,
+)
 
 
 def _in(unit: str, least: float, most: float) -> BeforeValidator:
@@ -58,27 +65,44 @@ class GpuType(Spec):
     def gpu(self, source: str) -> Gpu:
         """The same in bytes and FLOP/s."""
         rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
-        return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, source)
+        return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, USUAL_NETWORK, source)
 
 
-class Nodes(Spec):
+class NodeFigures(Spec):
+    """What links GPUs and nodes; what is unset is usual with the GPU type."""
+
+    intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
+    inter_node: Annotated[GigabitsPerSecond | None, Field(alias="interNodeGbps")] = None
+
+    @property
+    def link(self) -> float | None:
+        """Bytes/s between the GPUs of a node, both directions together."""
+        return None if self.intra_node is None else self.intra_node * GB
+
+    @property
+    def network(self) -> float | None:
+        """Bytes/s of a node's network, one direction."""
+        return None if self.inter_node is None else self.inter_node * GIGABIT
+
+
+class Nodes(NodeFigures):
     """Equal nodes."""
 
     gpu: str
     count: NodeCount
     gpus_per_node: SlotCount
-    intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
-    inter_node: Annotated[GigabitsPerSecond, Field(alias="interNodeGbps")] = 200.0
+    host_memory: Annotated[Memory | None, Field(alias="hostMemoryGB")] = None
     price_per_gpu_hour: Price | None = None
 
     def group(self, gpu: Gpu) -> NodeGroup:
-        """The same in bytes/s; without intraNodeGBps the links are those of the GPU type."""
+        """The same in bytes and bytes/s."""
         return NodeGroup(
             gpu=gpu,
             count=self.count,
             gpus_per_node=self.gpus_per_node,
-            link_bandwidth=None if self.intra_node is None else self.intra_node * GB,
-            node_bandwidth=self.inter_node * GIGABIT,
+            link_bandwidth=self.link,
+            node_bandwidth=self.network,
+            host_memory=None if self.host_memory is None else self.host_memory * GB / self.gpus_per_node,
             gpu_hour_price=self.price_per_gpu_hour,
         )
 

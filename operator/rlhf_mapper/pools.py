@@ -63,10 +63,18 @@ class PoolCosts:
     """Stage costs of every set of models on every node group; a strategy is simulated once for all sets."""
 
     def __init__(
-        self, wanted: Mapping[Role, ModelRequest], settings: Sequence[Setting], sizes: Sequence[Indices]
+        self,
+        wanted: Mapping[Role, ModelRequest],
+        settings: Sequence[Setting],
+        sizes: Sequence[Indices],
+        hosts: Sequence[int] | None = None,
     ) -> None:
-        """settings and sizes: of each node group; sizes: GPUs that a pool may have there."""
+        """Of each node group: settings; sizes, the GPUs that a pool may have there; hosts, as in `search.tables.Costs`.
+
+        hosts None: each group has nodes of its own.
+        """
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
+        self.hosts: Sequence[int] = range(len(settings)) if hosts is None else hosts
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
         self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
@@ -147,7 +155,10 @@ class PoolCosts:
         states = [np.sum(list(each.values()), axis=0) for each in parts.values()]
         together = np.max(states, axis=0) if offloads else np.sum(states, axis=0)
         room = np.searchsorted(ACTIVATION_SHARES, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
-        room = np.where(together <= memory.STATE_SHARE * q, room, -1)
+        fits = together <= memory.STATE_SHARE * q
+        if offloads and setting.nodes.host_memory is not None:
+            fits &= np.sum(states, axis=0) <= memory.HOST_SHARE * setting.nodes.host_memory
+        room = np.where(fits, room, -1)
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
@@ -173,5 +184,5 @@ class PoolCosts:
         if not any(wanted.work.generated for wanted in self.wanted.values()):
             return np.zeros(len(gpus))
         nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
-        reached = nodes * setting.nodes.node_bandwidth * setting.software.efficiency.network
+        reached = nodes * setting.nodes.network * setting.software.efficiency.network
         return BATCH_BYTES * setting.load.tokens / reached

@@ -12,11 +12,11 @@ from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.coefficients import Correction
-from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.hardware import GIGABIT, Cluster
 from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_mapper.search.objective import Objective
-from rlhf_planning.timeline import seconds_text
+from rlhf_planning.timeline import plain, seconds_text
 
 OBJECTIVES = ("throughput", "fewest-gpus=SECONDS", "lowest-cost")
 
@@ -51,6 +51,16 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
     prices = {gpu: price for gpu, price in groups if price is not None}
     return prices if len(prices) == len(groups) else {}
+
+
+def networks_of(cluster: Cluster) -> tuple[str, ...]:
+    """What the nodes of each group are taken to send to each other, a sentence each; none of a single node."""
+    usual = ", as is usual with them; an --inventory can say otherwise"
+    return tuple(
+        f"Nodes of {group.gpu.name} send {plain(group.network / GIGABIT)} Gb/s{usual * (not group.node_bandwidth)}."
+        for group in cluster.groups
+        if group.count > 1
+    )
 
 
 def _gpus_per_machine(cluster: Cluster, device: Device) -> tuple[int, ...]:

@@ -71,7 +71,8 @@ def this_machine(job: Job, gpus_here: GpusHere) -> Cluster:
         return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
     if asked > len(gpus):
         raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
-    return Cluster((NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked),))
+    here = NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked, host_memory=_memory() / len(gpus))
+    return Cluster((here,))
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
@@ -102,10 +103,14 @@ def _read(file: Path) -> Cluster:
     return cluster_of(documents[0], str(file))
 
 
+def _memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _cpu_slot(slots: int) -> Gpu:
     """One of so many CPU slots of a node that is like this machine: they share its memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return replace(CPU_SLOT, memory=memory / slots)
+    return replace(CPU_SLOT, memory=_memory() / slots)
 
 
 def _known(found: FoundGpu) -> Gpu:

@@ -64,11 +64,16 @@ WIDE = 88
 
 
 def explain(
-    mapping: DeviceMapping | Infeasible, *, title: str, console: Console, prices: Mapping[str, float] | None = None
+    mapping: DeviceMapping | Infeasible,
+    *,
+    title: str,
+    console: Console,
+    prices: Mapping[str, float] | None = None,
+    networks: Iterable[str] = (),
 ) -> None:
     """Print where each model is, what that is predicted to take, and why it won; or why nothing fits.
 
-    prices: of a GPU for an hour, by type; without any there is no price of a step.
+    prices: of a GPU for an hour, by type; without any there is no price of a step. networks: a sentence on each.
     """
     writer = Writer(console)
     writer.line(title, style="bold")
@@ -77,6 +82,8 @@ def explain(
         return
     writer.head("pools")
     writer.table(_pools(mapping))
+    for sentence in networks:
+        writer.line(f"  {sentence}")
     if any(pool.gpu.endswith(ESTIMATED) for pool in mapping.pools):
         writer.line(
             "The GPU is in no table: its speed is estimated from its multiprocessors and clocks, and its links are "

@@ -92,7 +92,7 @@ def a_cluster(draw: random.Random) -> Cluster:
                 gpu=gpu,
                 count=draw.randint(1, 3),
                 gpus_per_node=draw.choice([4, 6, 8]),
-                node_bandwidth=draw.choice([12.5, 25, 50]) * GB,
+                node_bandwidth=draw.choice([None, 12.5 * GB, 50 * GB]),
                 gpu_hour_price=draw.choice([0.8, 2.0, 3.5]),
             )
             for gpu in types[: draw.randint(1, 2)]

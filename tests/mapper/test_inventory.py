@@ -32,7 +32,7 @@ def test_figures_are_bytes_a_second_whatever_the_unit_in_the_file() -> None:
     cluster = read(f"nodes: [{NODES}, intraNodeGBps: 600, interNodeGbps: 400, pricePerGpuHour: 1.5}}]")
     (group,) = cluster.groups
     assert (group.gpu, group.count, group.gpus_per_node) == (GPUS["a100-80g"], 16, 8)
-    assert (group.link, group.node_bandwidth, group.gpu_hour_price) == (300e9, 50e9, 1.5)
+    assert (group.link, group.network, group.gpu_hour_price) == (300e9, 50e9, 1.5)
     assert cluster.gpus == 128
 
 
@@ -42,15 +42,29 @@ def test_what_is_not_said_is_the_tables() -> None:
     assert cluster_of_flags(16, 8, "a100-80g") == Cluster((group,))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus_per_node", "gigabits"),
+    [("h100-80g", 8, 3200), ("h100-80g", 4, 1600), ("b300-288g", 8, 6400), ("l40s-48g", 8, 400), ("t4-16g", 4, 50)],
+)
+def test_the_network_of_a_node_is_that_of_its_gpu_type(gpu: str, gpus_per_node: int, gigabits: float) -> None:
+    (group,) = cluster_of_flags(2, gpus_per_node, gpu).groups
+    assert group.network == gigabits * 1e9 / 8
+
+
+def test_host_memory_is_shared_by_the_gpus_of_a_node() -> None:
+    assert read(f"nodes: [{NODES}, hostMemoryGB: 2000}}]").groups[0].host_memory == 250e9
+    assert read(f"nodes: [{NODES}}}]").groups[0].host_memory is None
+
+
 def test_two_entries_of_one_type_are_two_groups() -> None:
     groups = read(f"nodes: [{NODES}}}, {NODES}, interNodeGbps: 100}}]").groups
     assert [group.gpu.name for group in groups] == ["a100-80g", "a100-80g"]
-    assert groups[0].node_bandwidth == 2 * groups[1].node_bandwidth
+    assert groups[0].network == 16 * groups[1].network, "of its GPU type: 200 Gb/s for each of 8 A100"
 
 
 def test_entries_that_differ_in_their_count_alone_are_one_group() -> None:
     halves = read(f"nodes: [{NODES}}}, {NODES}, interNodeGbps: 100}}, {NODES.replace('16', '4')}}}]")
-    assert [(group.count, group.node_bandwidth) for group in halves.groups] == [(20, 25e9), (16, 12.5e9)]
+    assert [(group.count, group.network) for group in halves.groups] == [(20, 200e9), (16, 12.5e9)]
 
 
 def test_so_many_different_groups_are_too_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis.strategies import integers
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map, task_of
-from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.hardware import GB, GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasible, MappedPool, Prediction
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.objective import Objective
@@ -25,11 +28,11 @@ from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, drawn, job_of, shapes_of
 
 TOLERANCE = 1e-9
-SEEDS = 60
+SEEDS = 40
 
 
 def each_seed(examples: int = 30) -> Callable[[Callable[[int], None]], Callable[[], None]]:
-    """Seeds that hypothesis chooses, the same ones each time. All tests share the plans of 60 jobs, each made once."""
+    """Seeds that hypothesis chooses, the same ones each time. All tests share the plans of 40 jobs, each made once."""
 
     def wrapped(test: Callable[[int], None]) -> Callable[[], None]:
         return settings(max_examples=examples, deadline=None, derandomize=True)(
@@ -57,7 +60,7 @@ def planned(seed: int) -> tuple[Job, Cluster, DeviceMapping, Prediction]:
 
 def test_these_jobs_are_mapped_in_many_ways() -> None:
     fits = [found for found in map(plan, range(SEEDS)) if isinstance(found, DeviceMapping)]
-    assert len(fits) > 45
+    assert len(fits) > 30
     assert {len(found.pools) for found in fits} >= {1, 2}
     assert {pool.size for found in fits for pool in found.pools} >= {1, 2, 4, 8, 16}
     sizes = [size for found in fits for size in found.sizes.values()]
@@ -187,6 +190,65 @@ def test_more_nodes_never_predict_a_worse_optimum(seed: int) -> None:
     assert all(more <= fewer for fewer, more in pairwise(seconds))
 
 
+def seconds_of(job: Job, cluster: Cluster, shapes: dict[Role, Architecture]) -> float:
+    """Of a step of the best plan; inf where nothing fits."""
+    task = task_of(job, shapes, device="GPU")
+    found = task.search(task.costs(cluster))
+    return found[0].seconds if found else np.inf
+
+
+def growing(seed: int) -> tuple[Job, list[Cluster], dict[Role, Architecture]]:
+    """A job with an odd batch, and nodes to which nodes, or GPUs on every node, are added twice."""
+    draw = random.Random(seed)
+    size = draw.choice([12, 20, 24, 60, 64, 96, 100, 250, 500])
+    mini = size // draw.choice([each for each in (1, 2, 4, 5) if size % each == 0])
+    algorithm = draw.choice(["PPO", "PPO", "ReMax"])
+    lengths = {"maxPromptTokens": draw.choice([256, 1024]), "maxResponseTokens": draw.choice([256, 1024, 8192])}
+    job = job_of(algorithm, training={"promptBatchSize": size, "miniBatchSize": mini}, data=lengths)
+    network = draw.choice([None, None, 12.5 * GB, 100 * GB])
+    gpu = GPUS[draw.choice(["a100-80g", "h100-80g", "l40s-48g", "l4-24g"])]
+    nodes = NodeGroup(
+        gpu=gpu, count=draw.randint(1, 4), gpus_per_node=draw.choice([1, 2, 3, 4, 6]), node_bandwidth=network
+    )
+    clusters = [Cluster((nodes,))]
+    for _ in range(2):
+        if draw.random() < 0.5:
+            nodes = replace(nodes, count=nodes.count + draw.choice([1, 1, 3]))
+        else:
+            nodes = replace(nodes, gpus_per_node=min(nodes.gpus_per_node + draw.choice([1, 2, 4]), 8))
+        clusters.append(Cluster((nodes,)))
+    return job, clusters, shapes_of(job, MODELS[draw.choice(["7B", "7B", "13B"])])
+
+
+def never_worse(seed: int) -> None:
+    job, clusters, shapes = growing(seed)
+    seconds = [seconds_of(job, cluster, shapes) for cluster in clusters]
+    assert all(more <= fewer * (1 + TOLERANCE) for fewer, more in pairwise(seconds)), seconds
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_more_gpus_of_a_kind_never_give_a_slower_plan_or_none(seed: int) -> None:
+    never_worse(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_nor_do_they_in_five_hundred_cases(first: int) -> None:
+    for seed in range(first, first + 100):
+        never_worse(seed)
+
+
+def test_a_batch_that_few_numbers_divide_uses_some_gpus_of_a_node() -> None:
+    """The issue's case: 8 GPUs, whose number does not divide 500, do no worse than 4, whose number does."""
+    job = job_of("PPO", training={"promptBatchSize": 500, "miniBatchSize": 500}, data={"maxResponseTokens": 8192})
+    four, eight = (seconds_of(job, cluster_of(("h100-80g", 1, gpus)), shapes_of(job)) for gpus in (4, 8))
+    assert eight <= four < np.inf
+    mapping = auto_map(job, cluster_of(("h100-80g", 4, 8)), shapes_of(job), device="GPU")
+    assert isinstance(mapping, DeviceMapping)
+    assert all(500 % pool.size == 0 and len(set(pool.slots_per_machine)) == 1 for pool in mapping.pools)
+    assert sum(pool.size for pool in mapping.pools) in range(16, 33), "divisors of 500 that 4 nodes have room for"
+
+
 @each_seed(12)
 def test_the_order_of_models_does_not_matter(seed: int) -> None:
     job, cluster, mapping, prediction = planned(seed)
@@ -213,10 +275,12 @@ def test_the_order_of_node_groups_does_not_matter(seed: int) -> None:
 
 
 def real_costs(seed: int) -> tuple[PoolCosts, list[str], tuple[float, ...]]:
+    """Costs, models and prices of the groups; more than three models are tried on one kind of nodes."""
     job, cluster, shapes = drawn(seed)
     task = task_of(job, shapes, device="GPU")
     models: list[str] = [role for role in task.wanted if role != "cost_critic"]
-    return task.costs(cluster), models, tuple(group.gpu_hour_price or 0.0 for group in cluster.groups)
+    costs = task.costs(Cluster(cluster.groups[:1]) if len(models) > 3 else cluster)
+    return costs, models, tuple(setting.nodes.gpu_hour_price or 0.0 for setting in costs.settings)
 
 
 @each_seed(8)
@@ -236,7 +300,7 @@ def price_of(mapping: DeviceMapping, cluster: Cluster) -> float:
     return mapping.prediction.step_seconds * sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
 
 
-@each_seed(12)
+@each_seed(8)
 def test_other_objectives_are_met(seed: int) -> None:
     job, cluster, fastest, prediction = planned(seed)
     _, _, shapes = drawn(seed)

@@ -34,9 +34,14 @@ def test_placements_are_ordered_by_sets_and_names_whatever_the_input() -> None:
 
 
 def test_pools_lie_in_every_combination_of_node_groups() -> None:
-    typed = [groups for sets in placements((*PPO, "cost")) for groups in assignments(sets, 2)]
+    typed = [groups for sets in placements((*PPO, "cost")) for groups in assignments(sets, range(2))]
     assert len(typed) == 454
-    assert list(assignments(placements(PPO)[1], 2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert list(assignments(placements(PPO)[1], range(2))) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_of_two_groups_of_the_same_nodes_one_is_taken() -> None:
+    found = list(assignments(placements(PPO)[1], (0, 0, 1)))
+    assert found == [(0, 0), (1, 1), (0, 2), (1, 2), (2, 0), (2, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ class Tables:
 
     groups: Sequence[int]
     tables: Mapping[tuple[frozenset[str], int], StageTable]
+    one_host: bool = False
+    """Whether all groups are of the same nodes."""
+
+    @property
+    def hosts(self) -> Sequence[int]:
+        return [0 if self.one_host else group for group in range(len(self.groups))]
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
         return self.tables[models, group]
@@ -46,7 +52,7 @@ def table(rng: np.random.Generator, most: int, options: int) -> StageTable:
 
 
 def uneven(seed: int) -> tuple[Tables, tuple[str, ...]]:
-    """One to five models on one or two node groups; every tenth with many sizes."""
+    """One to five models on one or two node groups, or one in two ways; every tenth with many sizes."""
     rng = np.random.default_rng(seed)
     models = MODELS[: (1, 2, 3, 3, 4, 3, 2, 4, 3, 5 if seed % 40 == 9 else 2)[seed % 10]]
     many = seed % 10 == 6
@@ -57,7 +63,7 @@ def uneven(seed: int) -> tuple[Tables, tuple[str, ...]]:
         for some in subsets(models)
         for group, most in enumerate(groups)
     }
-    return Tables(groups, tables), models
+    return Tables(groups, tables, one_host=rng.random() < 0.2), models
 
 
 def falling(groups: Sequence[int]) -> Tables:
@@ -111,6 +117,7 @@ def test_answers_are_what_they_say(seed: int) -> None:
         assert sorted(model for some, _, _ in found.sets for model in some) == list(models)
         for group, most in enumerate(costs.groups):
             assert sum(gpus for _, of, gpus in found.sets if of == group) <= most
+        assert not costs.one_host or len({group for _, group, _ in found.sets}) == 1
         tables = [(costs.of(some, group), gpus) for some, group, gpus in found.sets]
         stages = np.max([table.seconds[:, table.gpus == gpus][:, 0] for table, gpus in tables], 0)
         assert found.stages == tuple(stages.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,28 @@ def test_models_that_take_turns_are_short_of_the_largest() -> None:
     assert short.reason == (
         "the states of the largest of actor, critic, reference, reward, cost, cost_critic take 1,103.6 GB, "
         "but 1 x h100-80g hold 64.0 GB"
+    )
+
+
+def test_states_wait_in_host_memory_as_far_as_there_is_room() -> None:
+    job = job_of("PPO", models={role: {"gradientCheckpointing": True} for role in ("actor", "critic")})
+
+    def on(host_memory: float | None) -> DeviceMapping | Infeasible:
+        """On two H100 with so much host memory each."""
+        (nodes,) = cluster_of(("h100-80g", 1, 2)).groups
+        cluster = Cluster((replace(nodes, host_memory=host_memory),))
+        return auto_map(job, cluster, shapes_of(job, MODELS["7B"]), device="GPU")
+
+    for enough in (None, 300e9):
+        found = on(enough)
+        assert isinstance(found, DeviceMapping)
+        assert found.prediction
+        assert found.prediction.models["actor"].offload == "All"
+    short = on(100e9)
+    assert isinstance(short, Infeasible)
+    assert short.reason == (
+        "the states of actor, critic, reference, reward take 266.9 GB, but 2 x h100-80g hold 128.0 GB, "
+        "and the host memory is too small for them to wait there"
     )
 
 
@@ -199,6 +222,18 @@ def test_a_mapping_predicts_the_same_when_it_is_made_by_hand() -> None:
     assert best.prediction
     assert again.prediction.step_seconds == pytest.approx(best.prediction.step_seconds)
     assert again.sizes == best.sizes
+
+
+def test_a_pool_on_parts_of_several_nodes_pays_for_their_network() -> None:
+    whole, halves = (
+        prediction_of(by_hand(("left", LEFT, count, slots), ("right", RIGHT, count, slots)), TWO_NODES, gpus=gpus)
+        for count, slots, gpus in ((1, 8, (8, 8)), (2, 4, (4, 4, 4, 4)))
+    )
+    assert isinstance(whole, DeviceMapping)
+    assert isinstance(halves, DeviceMapping)
+    assert whole.prediction
+    assert halves.prediction
+    assert halves.prediction.step_seconds > whole.prediction.step_seconds
 
 
 def test_models_that_do_not_fit_in_a_pool_made_by_hand_are_refused() -> None:

@@ -20,7 +20,7 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_planning.calibrate import Measured, measured
 from rlhf_planning.graph_svg import svg_of as graph_svg
 from rlhf_planning.graph_text import LEGEND, text_of
-from rlhf_planning.job_plan import objective_of, plan_job, prices_of
+from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
 from rlhf_planning.machines import asked_cluster, device_of, this_machine
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
@@ -67,6 +67,8 @@ class JobPlan:
     """By which the prediction is corrected."""
     prices: Mapping[str, float]
     """Of a GPU for an hour, by type; none where one is not known."""
+    networks: tuple[str, ...]
+    """Sentences on what nodes are taken to send."""
 
     @property
     def title(self) -> str:
@@ -103,7 +105,7 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
         correction=found.correction if found else None,
         responses=_lengths(options.lengths, job) if options.lengths else (),
     )
-    return JobPlan(job=job, mapping=mapping, measured=found, prices=prices_of(cluster))
+    return JobPlan(job=job, mapping=mapping, measured=found, prices=prices_of(cluster), networks=networks_of(cluster))
 
 
 def _lengths(file: Path, job: Job) -> tuple[float, ...]:
@@ -177,7 +179,7 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
     if not console.is_terminal:
         console.width = COLUMNS
     with console.capture() as shown:
-        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices)
+        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, networks=answer.networks)
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
     typer.echo(f"{answer.measured}\n" if answer.measured else "")
     if svg and isinstance(answer.mapping, DeviceMapping):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,10 @@ class Objective:
         if min(prices, default=0.0) < 0:
             raise ValueError("a GPU's price is negative")
         return cls("lowest_cost", prices=prices)
+
+    def on(self, hosts: Sequence[int]) -> Objective:
+        """The same for groups of these nodes: each has its nodes' price."""
+        return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def weights(self, groups: int) -> Floats:
         """What a GPU of each node group adds to `used`."""

@@ -114,7 +114,7 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
     typed = [
         (number, sets, groups)
         for number, sets in enumerate(placements(models))
-        for groups in assignments(sets, len(costs.groups))
+        for groups in assignments(sets, costs.hosts)
     ]
     if not typed:
         return []

@@ -31,6 +31,10 @@ class Costs(Protocol):
     def groups(self) -> Sequence[int]:
         """GPUs of each node group; a pool lies in one of them."""
 
+    @property
+    def hosts(self) -> Sequence[int]:
+        """A number for the nodes of each group. Groups of one number are ways to use the same nodes: one is taken."""
+
     def of(self, models: frozenset[str], group: int) -> StageTable:
         """The table of a set whose pool lies in the group with this index."""
 
@@ -75,6 +79,13 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
             yield [*blocks[:index], [*block, last], *blocks[index + 1 :]]
 
 
-def assignments(placement: Sets, groups: int) -> Iterator[tuple[int, ...]]:
-    """All ways to put the pools of a placement into node groups, an index for each."""
-    return product(range(groups), repeat=len(placement))
+def assignments(placement: Sets, hosts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All ways to put the pools of a placement into node groups with these hosts, an index for each."""
+    ways: dict[int, list[int]] = {}
+    for group, host in enumerate(hosts):
+        ways.setdefault(host, []).append(group)
+    for chosen in product(ways, repeat=len(placement)):
+        used = list(dict.fromkeys(chosen))
+        for groups in product(*(ways[host] for host in used)):
+            taken = dict(zip(used, groups, strict=True))
+            yield tuple(taken[host] for host in chosen)

@@ -41,7 +41,7 @@ class Network:
     @property
     def between(self) -> float:
         """Between nodes, of a GPU whose neighbours on the node send as much."""
-        return self.nodes.node_bandwidth * self.efficiency.network / self.nodes.gpus_per_node
+        return min(self.nodes.network * self.efficiency.network / self.nodes.gpus_per_node, self.within)
 
     def of(self, span: Numbers) -> Numbers:
         """Of a group whose ranks lie within `span` neighbouring GPUs, all such groups at once."""
@@ -53,7 +53,7 @@ class Network:
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
         """Of a rank to its like in the next stage: t of them cross from node to node where a replica has several."""
-        across = self.nodes.node_bandwidth * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
+        across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
         return np.where(layouts.p * layouts.t <= self.nodes.gpus_per_node, self.within, np.minimum(across, self.within))
 
     def of_data_ranks(self, layouts: Layouts) -> Numbers:
@@ -63,7 +63,7 @@ class Network:
         """
         replica = layouts.p * layouts.t
         rings = np.minimum(replica, self.nodes.gpus_per_node)
-        across = self.nodes.node_bandwidth * self.efficiency.network / rings
+        across = self.nodes.network * self.efficiency.network / rings
         inside = layouts.gpus <= self.nodes.gpus_per_node
         return np.where(inside, self.within, np.minimum(across, self.within))
 

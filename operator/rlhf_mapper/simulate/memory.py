@@ -16,6 +16,8 @@ STATE_SHARE = 0.8
 """Of a GPU's memory, what states may fill: with 18 and 2 bytes a parameter it gives the published smallest clusters."""
 USABLE_SHARE = 0.92
 """Of a GPU's memory, what states, activations and the KV cache may fill together."""
+HOST_SHARE = 0.5
+"""Of a GPU's part of the host memory, what states may fill that wait there; a prior: Ray and the programs need some."""
 
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "generator", "kv_cache"]

@@ -106,7 +106,7 @@ GENERATION: Mapping[Size, Mapping[int, float]] = {
 
 def machines(gpus: int) -> NodeGroup:
     """So many GPUs of the testbed."""
-    return NodeGroup(gpu=GPUS["a100-80g"], count=gpus // 8, gpus_per_node=8, link_bandwidth=600e9)
+    return NodeGroup(gpu=GPUS["a100-80g"], count=gpus // 8, gpus_per_node=8, link_bandwidth=600e9, node_bandwidth=25e9)
 
 
 def work_of(recipe: Recipe, sequences: int = 1024, mini_batches: int = 8) -> dict[Role, Work]:

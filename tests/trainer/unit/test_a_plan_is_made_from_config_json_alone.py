@@ -158,6 +158,15 @@ def test_where_prices_are_known_a_step_has_one(manifest: Path) -> None:
     assert "price" not in planned(manifest, *TWO_NODES)["predicted"]
 
 
+def test_the_plan_says_which_network_it_counts_on(manifest: Path) -> None:
+    usual = "Nodes of a100-80g send 1,600 Gb/s, as is usual with them; an --inventory can say otherwise."
+    assert usual in " ".join(plan(manifest, *TWO_NODES)[1].split())
+    inventory = manifest.parent / "cluster.yaml"
+    inventory.write_text("nodes: [{gpu: a100-80g, count: 2, gpusPerNode: 8, interNodeGbps: 400}]")
+    assert "Nodes of a100-80g send 400 Gb/s." in plan(manifest, "--inventory", inventory)[1]
+    assert "Gb/s" not in plan(manifest, "--nodes=1", "--gpus-per-node=8", "--gpu=h200-141g")[1]
+
+
 @pytest.mark.parametrize("options", [[], ["--objective=fewest-gpus=1e-9"]])
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_such_characters_is_told_all_the_same(
@@ -451,13 +460,13 @@ def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, g
         this_machine(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
 
 
-RTX_4090 = FoundGpu(
-    name="NVIDIA GeForce RTX 4090",
-    memory=25.3e9,
-    capability=(8, 9),
-    multiprocessors=128,
-    clock=2.52e9,
-    memory_bandwidth=1008e9,
+RTX_5090 = FoundGpu(
+    name="NVIDIA GeForce RTX 5090",
+    memory=34.2e9,
+    capability=(12, 0),
+    multiprocessors=170,
+    clock=2.41e9,
+    memory_bandwidth=1792e9,
 )
 
 
@@ -465,13 +474,13 @@ def test_a_gpu_that_is_in_no_table_is_planned_by_what_its_driver_says(
     manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (plan_command, placement):
-        monkeypatch.setattr(module, "gpus_here", lambda: [RTX_4090] * 64)
+        monkeypatch.setattr(module, "gpus_here", lambda: [RTX_5090] * 64)
     config = json.loads(LLAMA_7B) | {"model_type": "llama"}
     (manifest.parent / "llama" / "config.json").write_text(json.dumps(config))
     (job,) = load(manifest)
     placed = place_job(job, (64,), [job], manifest.parent)
     assert (placed.mapping.prediction is not None, placed.unmapped) == (True, "")
-    assert {pool.gpu for pool in placed.mapping.pools} == {"NVIDIA GeForce RTX 4090 (estimated)"}
+    assert {pool.gpu for pool in placed.mapping.pools} == {"NVIDIA GeForce RTX 5090 (estimated)"}
     code, shown = plan(manifest)
     assert code == 0
     assert "its speed is estimated from its multiprocessors and clocks" in " ".join(shown.split())
