@@ -276,9 +276,21 @@ MUTATIONS = (
         "tests/mapper/test_a_product_name_is_a_row_of_the_gpu_table.py",
     ),
     Mutation(
-        f"{MAPPER}/simulate/passes.py",
-        "KERNELS_OF_A_LAYER = 12",
-        "KERNELS_OF_A_LAYER = 24",
+        f"{MAPPER}/simulate/layer.py",
+        "FUSED_KERNELS, FUSED_TOUCHES = 12, 14",
+        "FUSED_KERNELS, FUSED_TOUCHES = 24, 14",
+        "tests/mapper/test_simulators_by_hand.py",
+    ),
+    Mutation(
+        f"{MAPPER}/simulate/layer.py",
+        "ffn=4 * size,",
+        "ffn=3 * size,",
+        "tests/mapper/test_memory_by_hand.py",
+    ),
+    Mutation(
+        f"{MAPPER}/simulate/generation.py",
+        "count * share / any_",
+        "count",
         "tests/mapper/test_simulators_by_hand.py",
     ),
 )

@@ -141,4 +141,4 @@ def _source(model: Model) -> dict[str, object]:
 
 def _untrained(model: Model) -> Model:
     offload = "Parameters" if model.offload in ("Parameters", "All", "OptimizerInHost") else "None"
-    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": False, "offload": offload})
+    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": None, "offload": offload})

@@ -69,8 +69,8 @@ class Model(Spec):
     trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
     shape: Annotated[Shape | None, Field(description="For the mapper; unset means its config.json is read.")] = None
     gradient_checkpointing: Annotated[
-        bool, Field(description="Recompute activations in the backward pass to save memory; trained models only.")
-    ] = False
+        bool | None, Field(description="Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped.")
+    ] = None
     offload: Annotated[
         Offload,
         Field(

@@ -143,8 +143,11 @@ class MappedSizes(Parallelism):
     generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of the actor.")] = None
     generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of the actor.")] = None
     offload: Annotated[
-        Literal["None", "Parameters", "Optimizer", "All"] | None,
+        Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None,
         Field(description="What waits in host memory while the model is not in use, as mapped; GPUs only."),
+    ] = None
+    gradient_checkpointing: Annotated[
+        bool | None, Field(description="Whether layers are computed again in the backward pass, as mapped; GPUs only.")
     ] = None
 
 

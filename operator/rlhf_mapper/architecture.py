@@ -8,6 +8,8 @@ from typing import Any
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
+PLAIN_HEADS = ("llama", "mistral", "qwen2")
+"""Model types that do not normalize queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Architecture:
     experts_per_token: int = 1
     may_be_cut: bool = True
     """Whether the trainer can cut it into stages and shards; else only over data-parallel ranks."""
+    norms_heads: bool = False
+    """Whether queries and keys are normalized (Qwen3)."""
     scores: bool = False
     """A reward model, cost model or critic: a head of one value a token."""
 
@@ -66,6 +70,18 @@ class Architecture:
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden + self.hidden + own_head
 
     @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(how many, numbers of each) of the weights but norms; of a tied head none."""
+        queries, keys = (self.hidden * self.head_size * each for each in (self.heads, self.kv_heads))
+        own_head = () if self.tied and not self.scores else ((1, self.head_parameters),)
+        of_layers = ((2, queries), (2, keys), (3 * self.experts, self.hidden * self.ffn))
+        return (
+            *((self.layers * count, size) for count, size in of_layers),
+            (1, self.vocabulary * self.hidden),
+            *own_head,
+        )
+
+    @property
     def kv_values(self) -> int:
         """Numbers that the KV cache holds for a token, of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
@@ -96,6 +112,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
         may_be_cut=config.get("model_type", CUT[0]) in CUT,
+        norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,

@@ -40,6 +40,8 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
         "stages": dict(prediction.stages),
         "gpu_memory_utilization": prediction.gpu_memory_utilization,
         "correction": dict(prediction.correction),
+        "coefficients": prediction.coefficients,
+        "response_tokens": prediction.response_tokens,
     }
 
 
@@ -63,6 +65,7 @@ def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
         **(generation if "generation" in model.seconds else {}),
         "micro_batch": model.micro_batch,
         "offload": model.offload,
+        "recomputes": model.recomputes,
         "seconds": dict(model.seconds),
         "memory": {stage: dict(parts) for stage, parts in model.memory.items()},
     }

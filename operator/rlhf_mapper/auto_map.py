@@ -155,7 +155,7 @@ def task_of(
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
     wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.models()}
-    software = software_for(device, job.spec.training.precision)
+    software = software_for(device, job.spec.training.precision, job.spec.training.attention)
     return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
 
@@ -198,6 +198,8 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
 def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
     rollout = job.spec.rollout
+    if device == "CPU":  # where the trainer takes it from the manifest alone
+        work = replace(work, recomputes=bool(work.recomputes))
     return ModelRequest(
         model=model,
         work=work,
@@ -206,7 +208,7 @@ def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Devic
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
-        offloads=job.models()[role].offload != "None",
+        offload=job.models()[role].offload,
     )
 
 
@@ -283,7 +285,7 @@ def _infeasible(task: MappingProblem, costs: PoolCosts, cluster: Cluster) -> Inf
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
     waits = task.software.may_offload and sum(states) <= room
     needed = max(states) if waits else sum(states)
-    have = sum(memory.STATE_SHARE * group.gpu.memory * group.gpus for group in cluster.groups)
+    have = sum(task.software.state_share * group.gpu.memory * group.gpus for group in cluster.groups)
     smallest = tuple(
         (group.gpu.name, nodes * group.gpus_per_node)
         for group in cluster.groups

@@ -18,8 +18,8 @@ PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """What a run measures as time/<phase>."""
 PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
 """Models that have no place of their own: model -> the one in whose pool it lives."""
-RESIDENT = ("weights", "gradients", "optimizer")
-"""Parts of a model's memory that stay on the GPU unless they are offloaded."""
+RESIDENT = ("weights", "optimizer")
+"""Parts of a model's memory that stay on the GPU unless they are offloaded; gradients are there in its update only."""
 STAGE_OF: Mapping[Phase, Stage] = {
     "reshard": "generation",
     "generation": "generation",
@@ -54,6 +54,8 @@ class ModelPrediction:
     """Sequences of a forward pass."""
     offload: str
     """What waits in host memory while the model is not in use, as `models.<role>.offload` names it."""
+    recomputes: bool = False
+    """Whether layers are computed again in the backward pass (`models.<role>.gradientCheckpointing`)."""
     seconds: Mapping[Phase, float]
     """Of a step; phases without work are left out."""
     memory: Mapping[Stage, Mapping[str, float]]
@@ -84,6 +86,10 @@ class Prediction:
     """Share of a GPU's memory for the generator's weights and KV cache."""
     correction: Mapping[Kind, float] = field(default_factory=dict)
     """The factors of the kinds that are in these seconds; none where nothing was measured before."""
+    coefficients: str = ""
+    """Whose software the seconds are of, as far as coefficients go."""
+    response_tokens: float = 0.0
+    """Mean length of responses in these seconds."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where these models take turns."""

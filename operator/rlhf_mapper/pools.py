@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -30,13 +31,17 @@ def pool_sizes(nodes: NodeGroup) -> Indices:
     return np.array([*sorted(parts), *(nodes.gpus_per_node * count for count in range(1, nodes.count + 1))])
 
 
+PoolOffload = Literal["None", "All", "OptimizerInHost"]
+"""What of the states waits in host memory: all of models that are not in use, or all of trained models for good."""
+
+
 @dataclass(frozen=True)
 class StateChoice:
     """One way to keep the states of a set of models, on GPUs or in host memory: arrays over pool sizes [K]."""
 
     least: int
     """Smallest p t of the models, where a replica holds all states."""
-    offloads: bool
+    offload: PoolOffload
     room: Indices
     """Index into ACTIVATION_SHARES of what activations may fill; -1: the states do not fit."""
     cache: Numbers
@@ -109,9 +114,13 @@ class PoolCosts:
         """The models of a pool in order, with those that are placed with one of them."""
         return tuple(role for role in self.wanted if PLACED_WITH.get(role, role) in models)
 
-    def strategies(self, role: Role, models: frozenset[str], group: int, least: int) -> Strategies:
+    def strategies(
+        self, role: Role, models: frozenset[str], group: int, least: int, offload: PoolOffload = "None"
+    ) -> Strategies:
         """Those of one model in a pool of `models`; roles of the same shape and work share them."""
         wanted = self._beside(role, models)
+        if offload == "OptimizerInHost" and wanted.work.trained:
+            wanted = replace(wanted, work=replace(wanted.work, steps_in_host=True))
         key = (wanted, group, least)
         if key not in self._strategies:
             kind = GeneratingStrategies if wanted.work.generated else Strategies
@@ -125,44 +134,69 @@ class PoolCosts:
             return replace(wanted, work=replace(wanted.work, read=0.0))
         return wanted
 
-    def states(self, role: Role, group: int) -> dict[memory.Part, float]:
+    def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
         """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
         wanted = self.wanted[role]
+        if offload == "OptimizerInHost" and wanted.work.trained:
+            return {"weights": 0.0}
         return memory.states(wanted.model, self.settings[group].software, trains=wanted.work.trained > 0)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
-        """Each way to keep the states: with a smallest p t, and in host memory while not in use."""
+        """Each way to keep the states: with a smallest p t, and in host memory while not in use.
+
+        An optimizer that steps there is the last resort, for no run says how fast it is, and needs a known size.
+        """
         key = (models, group)
         if key not in self._choices:
             software, largest = self.settings[group].software, self.sizes[group].max(initial=1)
             leasts = [1] if software.shards_weights else [2**power for power in range(11) if 2**power <= largest]
-            asked = any(self.wanted[role].offloads for role in self.roles_of(models))
-            ways = [(least, False) for least in leasts if not (asked and software.may_offload)]
-            ways += [(1, True)] * software.may_offload
-            self._choices[key] = [self._choice(models, group, least, offloads=offloads) for least, offloads in ways]
+            offloads = self._offloads(models, group)
+            found = [
+                self._choice(models, group, least, offload)
+                for offload in offloads
+                for least in (leasts if offload == "None" else [1])
+            ]
+            fits_nowhere = np.isinf([each.seconds.sum(axis=0) for each in found]).all(axis=0)
+            known = self.settings[group].nodes.host_memory is not None
+            if known and len(offloads) > 1 and fits_nowhere.any():
+                last = self._choice(models, group, 1, "OptimizerInHost")
+                found.append(replace(last, seconds=np.where(fits_nowhere, last.seconds, np.inf)))
+            self._choices[key] = found
         return self._choices[key]
 
-    def _choice(self, models: frozenset[str], group: int, least: int, *, offloads: bool) -> StateChoice:
-        setting, gpus = self.settings[group], self.sizes[group]
+    def _offloads(self, models: frozenset[str], group: int) -> list[PoolOffload]:
+        """What may wait in host memory as far as the manifest leaves it open."""
+        asked = {self.wanted[role].offload for role in self.roles_of(models)} - {"None"}
+        if not self.settings[group].software.may_offload:
+            return ["None"]
+        if "OptimizerInHost" in asked:
+            return ["OptimizerInHost"]
+        return ["All"] if asked else ["None", "All"]
+
+    def _choice(self, models: frozenset[str], group: int, least: int, offload: PoolOffload) -> StateChoice:
+        setting, gpus, offloads = self.settings[group], self.sizes[group], offload == "All"
         whole, q = gpus.astype(float), setting.nodes.gpu.memory
         roles = self.roles_of(models)
         parts = {
             role: memory.parts_of_gpu(
-                self.states(role, group), setting.software, replica=least, gpus=whole / self.wanted[role].replicas
+                self.states(role, group, offload),
+                setting.software,
+                replica=least,
+                gpus=whole / self.wanted[role].replicas,
             )
             for role in roles
         }
         states = [np.sum(list(each.values()), axis=0) for each in parts.values()]
         together = np.max(states, axis=0) if offloads else np.sum(states, axis=0)
         room = np.searchsorted(ACTIVATION_SHARES, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
-        fits = together <= memory.STATE_SHARE * q
-        if offloads and setting.nodes.host_memory is not None:
-            fits &= np.sum(states, axis=0) <= memory.HOST_SHARE * setting.nodes.host_memory
+        fits = together <= setting.software.state_share * q
+        if offload != "None" and setting.nodes.host_memory is not None:
+            fits &= self._pinned(roles, group, whole, offload) <= memory.HOST_SHARE * setting.nodes.host_memory
         room = np.where(fits, room, -1)
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
-            strategies = self.strategies(role, models, group, least)
+            strategies = self.strategies(role, models, group, least, offload)
             if not strategies.is_possible:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
@@ -177,7 +211,22 @@ class PoolCosts:
             seconds += offload_seconds(strategies.wanted, parts[role], setting) * offloads
         if not any(self.wanted[role].work.generated for role in roles):
             seconds[1] += self._batch(setting, gpus)
-        return StateChoice(least, offloads, room, cache, generator, np.where(room < 0, np.inf, seconds))
+        return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
+
+    def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
+        """Bytes of host memory for a GPU's part of what waits there: weights and moments, or gradients as well."""
+        software, total = self.settings[group].software, 0.0 * gpus
+        moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
+        for role in roles:
+            wanted = self.wanted[role]
+            if wanted.work.trained:
+                gradients = (software.gradient_bytes,) * (offload == "OptimizerInHost")
+                sizes = (software.weight_bytes, *moments, *gradients)
+            else:
+                sizes = (software.frozen_bytes,) * (offload == "All")
+            for size in sizes:
+                total = total + memory.pinned(wanted.model, size, gpus / wanted.replicas)
+        return total
 
     def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
         """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""

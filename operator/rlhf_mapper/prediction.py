@@ -45,7 +45,12 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
     """The strategies behind the stage costs of a pool."""
     choice, size = costs.chosen(models, group, gpus)
     return {
-        role: _cut(costs.strategies(role, models, group, choice.least), costs.states(role, group), choice, size)
+        role: _cut(
+            costs.strategies(role, models, group, choice.least, choice.offload),
+            costs.states(role, group, choice.offload),
+            choice,
+            size,
+        )
         for role in costs.roles_of(models)
     }
 
@@ -68,6 +73,8 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
         correction=costs.settings[0].correction.factors,
+        coefficients=costs.settings[0].software.name,
+        response_tokens=costs.settings[0].load.response.mean,
     )
 
 
@@ -113,24 +120,27 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
     """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
     work, setting = strategies.wanted.work, strategies.setting
     row, sizes, seconds = _strategy(strategies, choice, size)
-    micro_batch = int(strategies.micro_batch[choice.room[size], row, size])
+    micro_batch = int(strategies.way.micro_batch[choice.room[size], row, size])
+    recomputes = bool(strategies.way.recomputes[choice.room[size], row, size])
     held = memory.parts_of_gpu(
         states,
         setting.software,
         replica=choice.least,
         gpus=np.array(int(strategies.gpus[size]) / sizes.replicas),
     )
-    if choice.offloads:
+    offloads = choice.offload == "All"
+    if offloads:
         moved = offload_seconds(strategies.wanted, held, setting)
         for phase, each in zip(OFFLOAD_PHASES, moved.tolist(), strict=True):
             seconds[phase] = seconds.get(phase, 0.0) + each
-    parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=choice.offloads)
-    _add_activations(parts, strategies, sizes, micro_batch)
+    parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=offloads)
+    _add_passes(parts, strategies, sizes, micro_batch, recomputes=recomputes)
     generator = _generator_memory(strategies, sizes, choice, size) if work.generated else {}
     parts["generation"] |= generator
     predicted = ModelPrediction(
         micro_batch=micro_batch,
-        offload=("All" if work.trained else "Parameters") if choice.offloads else "None",
+        offload=choice.offload if work.trained else "Parameters" if offloads else "None",
+        recomputes=recomputes,
         seconds={phase: value for phase, value in seconds.items() if value},
         memory=parts,
     )
@@ -147,8 +157,8 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
         row, generator = strategies.training_row(room, place, size), tuple(strategies.generators[place].tolist())
         seconds["reshard"] = strategies.transition_seconds(room, place, size)
         seconds["generation"] = float(strategies.generation_seconds(choice.cache)[place, size])
-    seconds["scoring"] = float(strategies.inference_seconds[room, row, size])
-    seconds["update"] = float(strategies.training_seconds[room, row, size])
+    seconds["scoring"] = float(strategies.way.inference_seconds[room, row, size])
+    seconds["update"] = float(strategies.way.training_seconds[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
     sizes = ParallelSizes(
         pipeline=pipeline,
@@ -171,18 +181,32 @@ def _states(work: Work, held: dict[str, float], *, offloads: bool) -> dict[Stage
     return {stage: {} if away[stage] else dict(held) for stage in STAGES}
 
 
-def _add_activations(
-    parts: dict[Stage, dict[str, float]], strategies: Strategies, sizes: ParallelSizes, micro_batch: int
+def _add_passes(
+    parts: dict[Stage, dict[str, float]],
+    strategies: Strategies,
+    sizes: ParallelSizes,
+    micro_batch: int,
+    *,
+    recomputes: bool,
 ) -> None:
-    """Add the bytes of activations, and of what FSDP gathers, to the stages in which a model has passes."""
-    work, model, software = strategies.wanted.work, strategies.wanted.model, strategies.setting.software
-    layouts, tokens = _layouts(sizes), np.array(micro_batch * strategies.setting.load.most_tokens)
-    sequences: dict[Stage, float] = {"preparation": work.read, "training": work.trained}
-    for stage, count in sequences.items():
-        if count:
-            kept = memory.kept_of(work, trains=stage == "training")
-            activations = memory.activations(model, software, layouts, tokens, kept=kept)
-            parts[stage]["activations"] = float(activations + memory.gathered(model, software, layouts))
+    """Add what passes hold at their fullest to the stages in which a model has any.
+
+    Gradients are those of the rank's shards; all else counts as activations: weights that are gathered, too.
+    """
+    work, setting, layouts = strategies.wanted.work, strategies.setting, _layouts(sizes)
+    tokens = micro_batch * setting.load.most_tokens
+    if work.read:
+        parts["preparation"]["activations"] = float(memory.fullest(strategies.reading(layouts), tokens))
+    if work.trained:
+        accumulates = micro_batch < np.ceil(work.trained / work.updates / sizes.data)
+        moments = strategies.updating(layouts, recomputes=recomputes, accumulates=bool(accumulates))
+        held = float(memory.fullest(moments, tokens))
+        if "gradients" not in parts["training"]:
+            on_gpu = setting.software.gradient_bytes * (not work.steps_in_host)
+            shards = strategies.wanted.model.parameters * on_gpu * sizes.replicas
+            parts["training"]["gradients"] = min(shards / sizes.world_size, held)
+            held -= parts["training"]["gradients"]
+        parts["training"]["activations"] = held
 
 
 def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: StateChoice, size: int) -> dict[str, float]:
@@ -192,11 +216,10 @@ def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Stat
     generator = Layouts(p_g, t_g, _layouts(sizes).d)
     running = generation.running(passes, load, generator, np.array(choice.cache[choice.generator[size], size]))
     of_a_replica = np.ceil(work.generated / work.passes / (sizes.data * sizes.micro))
+    held, longest = (generation.cached_bytes(passes, generator, each) for each in (load.held_tokens, load.most_tokens))
     return {
         "generator": float(generation.weights_of_gpu(passes, generator)),
-        "kv_cache": float(
-            np.minimum(running, of_a_replica) * generation.cached_bytes(passes, generator, load.most_tokens)
-        ),
+        "kv_cache": float(np.maximum(np.minimum(running, of_a_replica) * held, longest)),
     }
 
 

@@ -1,4 +1,4 @@
-"""What would make a job fit that fits nowhere: GPUs of a larger type in as many nodes, or a batch that divides."""
+"""What would make a job fit that fits nowhere: larger GPUs in as many nodes, recomputed layers, another batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Fits = Callable[[Job, Cluster], bool]
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Each would do alone."""
-    return (*_larger_type(job, cluster, fits), *_larger_batch(job, cluster, fits))
+    return (
+        *_larger_type(job, cluster, fits),
+        *_recomputed_layers(job, cluster, fits),
+        *_larger_batch(job, cluster, fits),
+    )
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
@@ -33,6 +37,18 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
     place = bisect_left(larger, True, key=would_do)
     return [f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1]]
+
+
+def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
+    """Gradient checkpointing of the models whose manifest says no to it, where that would do."""
+    kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
+    fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
+    document = job.model_dump(mode="json", by_alias=True)
+    for field in fields:
+        document["spec"]["models"][field]["gradientCheckpointing"] = True
+    if not fields or not fits(Job.parse(document), cluster):
+        return []
+    return [" and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)]
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_api.parallel_sizes import Parallelism
-from rlhf_api.spec import MICRO_BATCH_TOKENS
+from rlhf_api.spec import MICRO_BATCH_TOKENS, Offload
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
@@ -19,8 +21,8 @@ from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
 Indices = NDArray[np.int64]
-ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
-"""Shares of a GPU's memory that activations may fill: in steps, so that a strategy serves every set of models."""
+ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
+"""Shares of a GPU's memory that passes may fill beside states: in steps, so a strategy serves all sets of models."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 """Numbers of stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
@@ -41,8 +43,8 @@ class ModelRequest:
     generation_tensor: int | None = None
     generator_share: float | None = None
     """Of a GPU's memory, what the generator may take; None: what is left."""
-    offloads: bool = False
-    """Whether the user has it wait in host memory."""
+    offload: Offload = "None"
+    """What the user has wait in host memory."""
 
     @property
     def replicas(self) -> int:
@@ -58,6 +60,23 @@ class Setting:
     software: Software
     load: Workload
     correction: Correction
+
+
+class Way(NamedTuple):
+    """What a model takes besides generation with each cut, all [rooms, C, K]."""
+
+    micro_batch: Numbers
+    """Sequences of a forward pass; 0: not one fits."""
+    recomputes: Numbers
+    """1 where layers are recomputed in the backward pass, else 0."""
+    training_seconds: Numbers
+    """inf where it does not fit."""
+    inference_seconds: Numbers
+
+    @property
+    def seconds(self) -> Numbers:
+        """Of both."""
+        return self.training_seconds + self.inference_seconds
 
 
 class Strategies:
@@ -103,44 +122,76 @@ class Strategies:
         return len(self.cuts) > 0
 
     @cached_property
-    def micro_batch(self) -> Numbers:
-        """[rooms, C, K]: sequences of a forward pass, the most that fit and leave a pipeline enough; 0: none."""
-        setting, layouts, work = self.setting, self.layouts, self.wanted.work
-        tokens = setting.load.most_tokens
-        trains = work.trained > 0
-        one = memory.activations(
-            self.wanted.model,
-            setting.software,
-            layouts,
-            tokens * np.ones_like(layouts.gpus),
-            kept=memory.kept_of(work, trains=trains),
+    def way(self) -> Way:
+        """Layers are recomputed as the manifest says; unless it does, where that is faster or nothing else fits."""
+        asked = self.wanted.work.recomputes
+        found = self._way(recomputes=bool(asked))
+        if asked is not None or not self.wanted.work.trained:
+            return found
+        again = self._way(recomputes=True)
+        faster = again.seconds < found.seconds
+        return Way(*(np.where(faster, new, old) for new, old in zip(again, found, strict=True)))
+
+    def _way(self, *, recomputes: bool) -> Way:
+        work, factors = replace(self.wanted.work, recomputes=recomputes), self.setting.correction
+        size = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=False))
+        if work.trained:
+            several = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=True))
+            size = np.where(size >= np.ceil(self._of_a_rank), size, several)
+        trained = self._seconds(training.training_seconds, work, size) * factors.of("training")
+        read = self._seconds(training.inference_seconds, work, size) * factors.of("inference")
+        return Way(size, np.full(size.shape, float(recomputes)), trained, read)
+
+    def reading(self, layouts: Layouts) -> list[memory.Moment]:
+        """The moments of the model's forward passes."""
+        return memory.reading(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest)
+
+    def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
+        """Those of its updates; none if it is not trained. accumulates: whether one has several micro-batches."""
+        if not self.wanted.work.trained:
+            return []
+        how = memory.Update(
+            recomputes=recomputes,
+            accumulates=accumulates,
+            in_host=self.wanted.work.steps_in_host,
+            gpu_memory=self.setting.nodes.gpu.memory,
         )
-        of_a_rank = (work.trained / work.updates if trains else max(work.read, 1)) / layouts.d
+        return memory.updating(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
+
+    def _of_a_copy(self, layouts: Layouts) -> Layouts:
+        """The ranks that share one copy of the weights."""
+        return replace(layouts, d=layouts.d / self.wanted.replicas)
+
+    @property
+    def _longest(self) -> float:
+        """The most tokens of a micro-batch."""
+        return max(float(self.wanted.micro_batch_tokens), self.setting.load.most_tokens)
+
+    @property
+    def _of_a_rank(self) -> Numbers:
+        """[C, K]: sequences of a mini-batch, or of all forward passes of a model that is not trained."""
+        work = self.wanted.work
+        return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
+
+    def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
+        """[rooms, C, K]: sequences of a micro-batch, the most that fit and leave a pipeline enough; 0: none."""
+        setting, layouts, of_a_rank = self.setting, self.layouts, self._of_a_rank
+        tokens = setting.load.most_tokens
+        moments = [*updating, *(self.reading(layouts) if self.wanted.work.read or not updating else ())]
         most = np.minimum(max(self.wanted.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
         enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * setting.nodes.gpu.memory
-        free = rooms - memory.gathered(self.wanted.model, setting.software, layouts)
-        return np.clip(np.floor(free / one), 0, np.minimum(most, enough))
+        return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
 
-    @cached_property
-    def training_seconds(self) -> Numbers:
-        """[rooms, C, K]: seconds of training; inf where it does not fit."""
-        return self._seconds(training.training_seconds) * self.setting.correction.of("training")
-
-    @cached_property
-    def inference_seconds(self) -> Numbers:
-        """[rooms, C, K]: seconds of forward passes; inf where it does not fit."""
-        return self._seconds(training.inference_seconds) * self.setting.correction.of("inference")
-
-    def _seconds(self, simulate: training.Simulator) -> Numbers:
-        size = self.micro_batch
-        seconds = simulate(self.passes, self.wanted.work, self.setting.load, self.layouts, np.maximum(size, 1))
+    def _seconds(self, simulate: training.Simulator, work: Work, size: Numbers) -> Numbers:
+        """[rooms, C, K]: with micro-batches of so many sequences; inf where it does not fit."""
+        seconds = simulate(self.passes, work, self.setting.load, self.layouts, np.maximum(size, 1))
         return np.where(self.fits & (size >= 1), seconds, np.inf)
 
     @cached_property
     def best(self) -> Indices:
         """[rooms, K]: row of the cut with the least time of training and forward passes."""
-        rows: Indices = np.argmin(self.training_seconds + self.inference_seconds, axis=1)
+        rows: Indices = np.argmin(self.way.seconds, axis=1)
         return rows
 
     def without_generator(self, room: Indices) -> Numbers:
@@ -150,7 +201,7 @@ class Strategies:
     def stages(self, room: Indices, row: Indices) -> Numbers:
         """[3, K]: seconds of the stages with the cuts of the rows, none of them generation."""
         sizes = np.arange(len(self.gpus))
-        read, trained = self.inference_seconds[room, row, sizes], self.training_seconds[room, row, sizes]
+        read, trained = (each[room, row, sizes] for each in (self.way.inference_seconds, self.way.training_seconds))
         return np.stack([np.zeros(len(sizes)), read, trained])
 
 
@@ -190,10 +241,10 @@ class GeneratingStrategies(Strategies):
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
-            seconds = generation.transition_seconds(self.passes, self.layouts, one)
+            seconds = generation.transition_seconds(self.passes, self.wanted.work, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
         moved *= self.setting.correction.of("transition")
-        whole = (self.training_seconds + self.inference_seconds)[:, None] + moved[None]
+        whole = self.way.seconds[:, None] + moved[None]
         row = np.argmin(whole, axis=2)
         moved_best = np.take_along_axis(np.broadcast_to(moved, whole.shape), row[:, :, None], axis=2)[:, :, 0]
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
@@ -202,7 +253,9 @@ class GeneratingStrategies(Strategies):
         """[G, K]: bytes for the KV cache of a GPU beside the states held [K]; negative: no room for the weights."""
         q = self.setting.nodes.gpu.memory
         room = np.minimum(memory.USABLE_SHARE * q - held, (self.wanted.generator_share or 1.0) * q)
-        return room - self.generator_bytes
+        left = room - self.generator_bytes
+        resharding = memory.reshard_bytes(self.setting.software, self.generator_bytes)  # before there is a cache
+        return np.where(left >= resharding, left, -1.0)
 
     @cached_property
     def generator_bytes(self) -> Numbers:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import exp, log, sqrt
+from statistics import NormalDist
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -12,19 +16,61 @@ PAIRED = ("pairs", "safety_pairs")
 """Data whose rows are two sequences."""
 
 
+CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
+"""Shares of a sample, shortest first, between which lengths are taken to be alike: fine where the longest are."""
+SAMPLE = 400
+"""Numbers that stand for a distribution."""
+P99 = NormalDist().inv_cdf(0.99)
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Tokens of sequences: a sample in which each counts alike; a maximum alone is a sample of one."""
 
     sample: tuple[float, ...]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return sum(self.sample) / len(self.sample)
 
-    @property
+    @cached_property
+    def mean_square(self) -> float:
+        return sum(length**2 for length in self.sample) / len(self.sample)
+
+    @cached_property
     def longest(self) -> float:
         return max(self.sample)
+
+    @cached_property
+    def still_running(self) -> tuple[tuple[float, float], ...]:
+        """(tokens, share of the sequences that are at least about as long), shortest first."""
+        ordered, count = sorted(self.sample), len(self.sample)
+        places = sorted({round(cut * count) for cut in CUTS})
+        parts = [(start, ordered[start:end]) for start, end in pairwise(places)]
+        return tuple((sum(part) / len(part), 1 - start / count) for start, part in parts)
+
+    def held(self, prompt: float) -> float:
+        """Tokens of a sequence in the cache, prompt included, when the running ones together hold most.
+
+        Either as they grow together, or while each that ends makes room for the next, at a length that is weighted by
+        how long it runs.
+        """
+        together = max(share * (prompt + tokens) for tokens, share in self.still_running)
+        return max(together, prompt + self.mean_square / (2 * self.mean))
+
+
+def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
+    """A sample of lengths whose logarithms are normal; those beyond `most` end there.
+
+    p99: 99 of 100 are shorter. ValueError if no such distribution has that mean.
+    """
+    ratio = log(p99 / mean) if 0 < mean < p99 else -1.0
+    if not 0 < ratio <= P99**2 / 2:
+        raise ValueError(f"99 of 100 are shorter than a number that is 1 to {exp(P99**2 / 2):.0f} times the mean")
+    sigma = P99 - sqrt(P99**2 - 2 * ratio)
+    middle = log(mean) - sigma**2 / 2
+    quantiles = ((number + 0.5) / SAMPLE for number in range(SAMPLE))
+    return tuple(min(max(exp(middle + sigma * NormalDist().inv_cdf(each)), 1.0), most) for each in quantiles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +92,10 @@ class Work:
     """Sequences of forward passes that have one prompt, which is computed once."""
     trained_together: int = 1
     """Sequences of a mini-batch that have one prompt."""
-    recomputes: bool = False
-    """Whether activations are recomputed in the backward pass."""
+    steps_in_host: bool = False
+    """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
+    recomputes: bool | None = False
+    """Whether activations are recomputed in the backward pass; None: as it fits best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +121,11 @@ class Workload:
     def most_tokens(self) -> float:
         """Of a sequence, which memory must have room for."""
         return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
+
+    @property
+    def held_tokens(self) -> float:
+        """Of a sequence in the KV cache, of those that run at once when they hold most."""
+        return self.response.held(self.prompt.mean)
 
     @property
     def tokens(self) -> float:
@@ -112,7 +165,7 @@ def _work(job: Job, role: Role) -> Work:
         updates=updates,
         read_together=read_together,
         trained_together=trained_together,
-        recomputes=job.models()[role].gradient_checkpointing,
+        recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )
 
 

@@ -94,6 +94,8 @@ def explain(
         tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")
         for columns in tables:
             writer.table(_models(mapping, prediction, columns, gap=writer.gap))
+        if again := [role for role in _roles(mapping) if prediction.models[role].recomputes]:
+            writer.line(f"  layers are recomputed in the backward pass (gradientCheckpointing): {', '.join(again)}")
         _memory(writer, mapping, prediction)
         _times(writer, mapping, prediction, prices or {})
         _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
@@ -257,6 +259,9 @@ def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, price
             f", price {plain(step_price([(pool.gpu, pool.size) for pool in mapping.pools], seconds, prices))} a step"
         )
     writer.head(line)
+    if prediction.coefficients:
+        tokens = plain(prediction.response_tokens)
+        writer.line(f"  with coefficients of {prediction.coefficients}; responses of {tokens} tokens on average")
     writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
     writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
     writer.head("timeline: stages are barriers, pools overlap within one")

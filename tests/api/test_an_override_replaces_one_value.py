@@ -51,7 +51,7 @@ def test_an_override_leaves_an_alias_of_the_same_mapping_alone(chain: str) -> No
     text = text.replace('reward: {uri: "job://helpful-reward"}', "reward: *scorer", 1)
     ppo = _by_name(text, "helpful-ppo:models.critic.gradientCheckpointing=true")["helpful-ppo"]
     assert _at(ppo, "spec.models.critic.gradientCheckpointing") is True
-    assert _at(ppo, "spec.models.reward.gradientCheckpointing") is False
+    assert _at(ppo, "spec.models.reward.gradientCheckpointing") is None
 
 
 def test_without_overrides_nothing_changes(chain: str) -> None:

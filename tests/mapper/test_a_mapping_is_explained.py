@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -93,6 +94,14 @@ def test_a_time_axis_has_round_marks(seconds: float, most: int, labels: list[str
 
 def test_a_time_has_a_minus_that_every_terminal_has() -> None:
     assert seconds_text(1e-9) == "1e-06 ms"
+
+
+def test_models_that_recompute_their_layers_are_named() -> None:
+    prediction = predicted(COLOCATED)
+    models = {role: replace(model, recomputes=role == "critic") for role, model in prediction.models.items()}
+    again = replace(COLOCATED, prediction=replace(prediction, models=models))
+    assert "recomputed in the backward pass (gradientCheckpointing): critic\n" in text_of(again, 120)
+    assert "recomputed" not in text_of(COLOCATED, 120)
 
 
 @each_answer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil, floor
 from typing import Any
 
@@ -67,30 +68,44 @@ def every_cut(wanted: ModelRequest, setting: Setting, gpus: int) -> Iterator[Cut
                 yield p, t, d
 
 
-def micro_batch_of(wanted: ModelRequest, setting: Setting, cut: Cut, room: float) -> int:
-    """Sequences: the most that fit in a room, but a pipeline wants four micro-batches a stage."""
-    work = wanted.work
-    kept = memory.kept_of(work, trains=work.trained > 0)
-    one = memory.activations(wanted.model, setting.software, layout(cut), np.array(1024.0), kept=kept)
-    free = room * setting.nodes.gpu.memory - memory.gathered(wanted.model, setting.software, layout(cut))
+def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]:
+    """Of a GPU's memory, with micro-batches of 1, 2, .. sequences, at the fullest moment of updates and forward passes.
+
+    As many as a micro-batch may have; a pipeline wants four micro-batches a stage.
+    """
+    work, gpu, longest = wanted.work, setting.nodes.gpu.memory, wanted.micro_batch_tokens
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
-    most = min(wanted.micro_batch_tokens // 1024, ceil(share))
+    most = min(longest // 1024, ceil(share))
     if cut[0] > 1:
         most = min(most, max(floor(share / (4 * cut[0])), 1))
-    return min(floor(float(free) / float(one)), most)
+    given = (wanted.model, setting.software, layout(cut), longest)
+    tokens: Numbers = 1024 * np.arange(1, most + 1, dtype=np.float64)
+    held = memory.fullest(memory.reading(*given), tokens)
+    if work.trained:
+        once, often = (
+            memory.Update(recomputes=bool(work.recomputes), accumulates=each, gpu_memory=gpu) for each in (False, True)
+        )
+        updates = [memory.fullest(memory.updating(*given, how), tokens) for how in (once, often)]
+        held = np.maximum(held, np.where(tokens < 1024 * ceil(share), updates[1], updates[0]))
+    shares: list[float] = (held / gpu).tolist()
+    return shares
 
 
-def seconds_of(wanted: ModelRequest, setting: Setting, cut: Cut, room: float) -> float:
-    """Of training and forward passes; inf where not one sequence fits."""
-    size = micro_batch_of(wanted, setting, cut, room)
-    if size < 1:
-        return float("inf")
+def seconds_of(wanted: ModelRequest, setting: Setting, cut: Cut, rooms: Sequence[float]) -> list[float]:
+    """Of training and forward passes in each room; inf where not one sequence fits."""
     passes = Passes(wanted.model, setting.nodes, setting.software)
-    parts = [
-        simulate(passes, wanted.work, setting.load, layout(cut), np.array(float(size)))
-        for simulate in (training.training_seconds, training.inference_seconds)
-    ]
-    return float(sum(parts))
+    held = shares_held(wanted, setting, cut)
+
+    @cache
+    def taken(size: int) -> float:
+        parts = [
+            simulate(passes, wanted.work, setting.load, layout(cut), np.array(float(size)))
+            for simulate in (training.training_seconds, training.inference_seconds)
+        ]
+        return float(sum(parts))
+
+    fitting = ([place + 1 for place, each in enumerate(held) if each <= room] for room in rooms)
+    return [taken(max(sizes)) if sizes else float("inf") for sizes in fitting]
 
 
 @pytest.mark.parametrize("work", WORK)
@@ -100,18 +115,16 @@ def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
     wanted, setting = ModelRequest(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes])
     gpus = pool_sizes(setting.nodes)
     strategies = Strategies(wanted, setting, gpus)
-    for room in range(len(ACTIVATION_SHARES)):
-        found = strategies.without_generator(np.full(len(gpus), room)).sum(axis=0)
-        for size, count in enumerate(gpus.tolist()):
-            cuts = {
-                cut: seconds_of(wanted, setting, cut, ACTIVATION_SHARES[room])
-                for cut in every_cut(wanted, setting, count)
-            }
-            least = min(cuts.values(), default=float("inf"))
-            assert found[size] == pytest.approx(least), (count, room)
+    rooms = range(len(ACTIVATION_SHARES))
+    found = [strategies.without_generator(np.full(len(gpus), room)).sum(axis=0) for room in rooms]
+    for size, count in enumerate(gpus.tolist()):
+        cuts = {cut: seconds_of(wanted, setting, cut, ACTIVATION_SHARES) for cut in every_cut(wanted, setting, count)}
+        for room in rooms:
+            least = min((seconds[room] for seconds in cuts.values()), default=float("inf"))
+            assert found[room][size] == pytest.approx(least), (count, room)
             if np.isfinite(least):
                 p, t = strategies.cuts[strategies.best[room, size]].tolist()
-                assert cuts[p, t, count // (p * t)] == pytest.approx(least)
+                assert cuts[p, t, count // (p * t)][room] == pytest.approx(least)
 
 
 @pytest.mark.parametrize("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
@@ -130,14 +143,14 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
     for size, count in enumerate(gpus.tolist()):
         tried = {}
         for cut in every_cut(wanted, setting, count):
-            trains = seconds_of(wanted, setting, cut, ACTIVATION_SHARES[3])
+            (trains,) = seconds_of(wanted, setting, cut, ACTIVATION_SHARES[3:4])
             for p_g, t_g in ((p, t) for p in range(1, cut[0] + 1) for t in range(1, cut[1] + 1)):
                 if cut[0] % p_g or cut[1] % t_g or wanted.model.vocabulary % t_g:
                     continue
                 generator = layout((p_g, t_g, count // (p_g * t_g)))
                 free = 0.5 * setting.nodes.gpu.memory - generation.weights_of_gpu(passes, generator)
                 made = generation.generation_seconds(passes, work, setting.load, generator, free)
-                moved = generation.transition_seconds(passes, layout(cut), generator)
+                moved = generation.transition_seconds(passes, work, layout(cut), generator)
                 tried[p_g, t_g, cut] = trains + float(made + moved)
         least = min(tried.values(), default=float("inf"))
         assert stages[:, size].sum() == pytest.approx(least)
@@ -209,7 +222,7 @@ def test_measurements_correct_each_kind_by_its_factor() -> None:
         GeneratingStrategies(wanted, setting, np.array([8])) for setting in (plain, replace(plain, correction=factors))
     )
     for name, factor in (("training_seconds", 2), ("inference_seconds", 3)):
-        assert getattr(after, name)[5] == pytest.approx(factor * getattr(before, name)[5])
+        assert getattr(after.way, name)[5] == pytest.approx(factor * getattr(before.way, name)[5])
     assert after.generation_seconds(cache) == pytest.approx(5 * before.generation_seconds(cache))
     assert after.transition_seconds(5, 0, 0) == pytest.approx(7 * before.transition_seconds(5, 0, 0))
     assert after.with_generator(room, cache)[1][0] == pytest.approx(

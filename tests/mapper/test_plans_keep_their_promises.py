@@ -23,6 +23,7 @@ from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasi
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
+from tests.mapper.oracles import held
 from tests.mapper.oracles.exhaustive import exhaustive
 from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, drawn, job_of, shapes_of
@@ -123,9 +124,11 @@ def fullest(prediction: Prediction, pool: MappedPool) -> float:
 
 @each_seed()
 def test_a_plan_stays_within_memory(seed: int) -> None:
-    _, cluster, mapping, prediction = planned(seed)
+    job, cluster, mapping, prediction = planned(seed)
     memory = {group.gpu.name: group.gpu.memory for group in cluster.groups}
+    longest = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
     for pool in mapping.pools:
+        assert held.fullest(mapping, pool, drawn(seed)[2], longest) <= prediction.memory_limit[pool.name]
         assert prediction.memory_limit[pool.name] == pytest.approx(0.92 * memory[pool.gpu])
         assert 0 < fullest(prediction, pool) <= prediction.memory_limit[pool.name] * (1 + TOLERANCE)
     assert 0 <= prediction.gpu_memory_utilization <= 0.92 * (1 + TOLERANCE)
@@ -345,7 +348,7 @@ def test_copies_of_the_weights_take_memory() -> None:
 def test_a_copy_on_every_gpu_may_not_fit() -> None:
     job = job_of("SFT", models={"actor": {"parallelism": {"replicas": 8, "data": 8}}})
     found = auto_map(job, cluster_of(("a100-80g", 1, 8)), shapes_of(job), device="GPU")
-    assert isinstance(found, Infeasible), "16 bytes of each of 6.7e9 parameters are more than a GPU has"
+    assert isinstance(found, Infeasible), "12 bytes of each of 6.7e9 parameters are more than a GPU has"
 
 
 def test_an_objective_changes_the_plan() -> None:

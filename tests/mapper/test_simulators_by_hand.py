@@ -10,7 +10,7 @@ import pytest
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Efficiency, Software
 from rlhf_mapper.hardware import Gpu, NodeGroup
-from rlhf_mapper.simulate import generation, memory, training
+from rlhf_mapper.simulate import generation, training
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
@@ -26,6 +26,7 @@ IDEAL = Efficiency(
     sequence_seconds=0,
     update_seconds=0,
     call_seconds=0,
+    stage_seconds=0,
     transition_seconds=0,
 )
 WHOLE = replace(SOFTWARE, efficiency=IDEAL, rereads_kv=False)
@@ -193,9 +194,9 @@ def test_a_transition_takes_the_links_of_its_group() -> None:
     nodes = replace(NODES, link_bandwidth=200e9, node_bandwidth=8e9)
     model = passes(software=SHARDED, nodes=nodes)
     whole = SMALL.parameters * 2
-    inside = generation.transition_seconds(model, layout(d=8), layout())
+    inside = generation.transition_seconds(model, Work(), layout(d=8), layout())
     assert inside == pytest.approx(whole * 7 / 8 / 100e9), "one direction"
-    across = generation.transition_seconds(model, layout(d=16), layout())
+    across = generation.transition_seconds(model, Work(), layout(d=16), layout())
     assert across == pytest.approx(whole * 15 / 16 / 1e9), "8 GPUs share the node's network"
 
 
@@ -283,33 +284,48 @@ def test_the_gpus_of_a_node_share_its_network() -> None:
     assert reached == [25e9 / 8, 25e9 / 2, 25e9, 300e9], "a node has as many rings as its replicas have ranks"
 
 
-def test_states_are_18_and_2_bytes_a_parameter_on_the_testbed() -> None:
-    trained, frozen = (memory.states(MODELS["7B"], SOFTWARE, trains=trains) for trains in (True, False))
-    assert sum(trained.values()) == 18 * MODELS["7B"].parameters
-    assert frozen == {"weights": 2 * MODELS["7B"].parameters}
+def test_responses_that_end_leave_the_others_a_faster_step() -> None:
+    """4 sequences of 10, 20, 30 and 40 tokens, of which each decode step takes its number in milliseconds."""
+    slow = replace(IDEAL, sequence_seconds=1e-3)
+    model = passes(software=replace(WHOLE, efficiency=slow))
+    load = replace(a_step(), response=Lengths((10, 20, 30, 40)))
+    work, room = Work(generated=4, passes=1), np.array(1e9)
+    seconds = generation.generation_seconds(model, work, load, layout(), room)
+    assert seconds - prefilled(model, layout(), 4) == pytest.approx((10 + 20 + 30 + 40) / 1000, rel=0.01)
+    alike = generation.generation_seconds(model, work, a_step(response=40), layout(), room)
+    assert alike - prefilled(model, layout(), 4) == pytest.approx(4 * 40 / 1000)
 
 
-def test_of_whole_replicas_only_the_optimizer_is_shared() -> None:
-    states = memory.states(SMALL, WHOLE, trains=True)
-    sizes = [
-        sum(memory.parts_of_gpu(states, software, replica=2, gpus=np.array(8.0)).values()) / SMALL.parameters
-        for software in (WHOLE, replace(WHOLE, shards_weights=True))
-    ]
-    assert sizes == pytest.approx([(2 + 4) / 2 + 12 / 8, 18 / 8])
+def test_what_ends_makes_room_for_the_next() -> None:
+    """8 sequences through room for 4: 4 at once for a mean length, then 4 that end one by one."""
+    slow = replace(IDEAL, decode_seconds=1e-3)
+    model = passes(software=replace(WHOLE, efficiency=slow, running_sequences=4))
+    load = replace(a_step(), response=Lengths((10.0,) * 4 + (30.0,) * 4))
+    seconds = generation.generation_seconds(model, Work(generated=8, passes=1), load, layout(), np.array(1e9))
+    last = 10 + 20 * (1 - 0.5**4)
+    assert seconds - prefilled(model, layout(), 8) == pytest.approx((20 + last) / 1000)
 
 
-def test_activations_are_those_of_flash_attention() -> None:
-    tokens, h = np.array(100.0), SMALL.hidden
-    logits = 100 * 1000 * 8
-    one = 100 * h * 34
-    held = {
-        kept: float(memory.activations(SMALL, WHOLE, layout(), tokens, kept=kept)) - logits
-        for kept in ("Nothing", "LayerInputs", "Everything")
-    }
-    assert held == {"Nothing": one, "LayerInputs": 2 * 100 * h * 8 + one, "Everything": 8 * one}
-    stage = memory.activations(SMALL, WHOLE, layout(p=4), tokens, kept="Everything")
-    assert stage - logits == 8 * one, "the first stage holds a micro-batch for each stage"
-    inputs = memory.activations(SMALL, WHOLE, layout(p=4), tokens, kept="LayerInputs")
-    assert inputs - logits == 2 * 100 * h * 8 + one
-    shard = memory.activations(SMALL, WHOLE, layout(t=2), tokens, kept="Nothing")
-    assert shard == 100 * h * (10 + 12) + logits / 2
+def test_the_cache_has_room_for_sequences_as_long_as_they_are_when_they_hold_most() -> None:
+    assert Lengths((1000.0,)).held(100) == 1100
+    assert Lengths((1.0,) * 9 + (1000.0,)).held(0) == pytest.approx(100_000.9 / (2 * 100.9)), "those that run are long"
+    assert Lengths((10.0, 20.0)).held(100) == pytest.approx(110), "at their end none is short any more"
+
+
+def test_a_pipeline_takes_a_while_from_stage_to_stage() -> None:
+    model, load, work = passes(), a_step(), Work(trained=24, updates=2)
+    slow = replace(model, software=replace(WHOLE, efficiency=replace(IDEAL, stage_seconds=0.5)))
+    none, some = (training.training_seconds(each, work, load, layout(4), np.array(2.0)) for each in (model, slow))
+    assert some - none == pytest.approx(2 * (6 + 4 - 1) * 2 * 0.5), "there and back, in 2 updates of 6 micro-batches"
+
+
+def test_an_optimizer_in_the_host_costs_the_way_there_and_back() -> None:
+    """In bytes of a parameter: two gathers, the gradient, and Adam on the host; a transition brings the weights."""
+    model = passes(software=SHARDED, host_bandwidth=1e9)
+    work, load = Work(trained=8, updates=1, steps_in_host=True), a_step()
+    gigabytes = SMALL.parameters / 2 / 1e9
+    trained = training.training_seconds(model, work, load, layout(d=2), np.array(4.0))
+    assert trained == pytest.approx((4 + 4 + 4 + 34) * gigabytes)
+    assert training.training_seconds(model, replace(work, steps_in_host=False), load, layout(d=2), np.array(4.0)) < 1e-9
+    brought = generation.transition_seconds(model, work, layout(d=2), layout())
+    assert brought == pytest.approx(4 * gigabytes)

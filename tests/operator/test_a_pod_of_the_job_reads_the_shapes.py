@@ -217,7 +217,7 @@ def test_what_could_not_fit_by_its_weights_alone_is_not_placed(size: int | None,
     answer = map_job(changed("helpful-ppo", PPO_70B), read(shape), SETTINGS)
     assert answer.reason == ("ShapesUnknown" if fits else "NoFeasiblePlacement")
     assert "has no hidden_size" in answer.message
-    bound = "take at least 1,400.0 GB, but 8 x a100-80g hold 512.0 GB; no fewer than 24 x a100-80g could"
+    bound = "take at least 980.0 GB, but 8 x a100-80g hold 588.8 GB; no fewer than 16 x a100-80g could"
     assert (bound in answer.message) is not fits
 
 

@@ -96,6 +96,17 @@ def test_on_gpus_the_trainer_is_told_what_fits_into_their_memory() -> None:
     assert document["spec"]["rollout"]["tensorParallel"] == 1
 
 
+def test_on_gpus_the_trainer_is_told_which_models_recompute_their_layers() -> None:
+    def told(there: Any, changes: dict[str, Any]) -> list[Any]:
+        models = given(changed(PPO, changes), there)["spec"]["models"]
+        return [models[role].get("gradientCheckpointing") for role in ("actor", "critic", "reward")]
+
+    gpus = nodes(2, 8, A100)
+    assert told(gpus, {}) == [False, False, None], "small models keep what they computed"
+    assert told(gpus, {"models.critic.gradientCheckpointing": True}) == [False, True, None]
+    assert told(CPUS, {}) == [None, None, None]
+
+
 def test_the_reference_is_written_down_with_sizes_of_its_own() -> None:
     job = changed(PPO, {"models.reference": None, "models.actor.offload": "All"})
     reference = given(job)["spec"]["models"]["reference"]

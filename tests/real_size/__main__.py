@@ -17,12 +17,13 @@ from typing import Any
 
 from transformers.utils import logging
 
-from tests.real_size.cases import CASES
+from tests.real_size.cases import CASES, MAPPED
 from tests.real_size.live_bytes import KINDS, LiveBytes
 from tests.real_size.shapes import GPU_BYTES, USABLE
 from tests.real_size.step import Case, measure
 
 GB = 1e9
+EVERY = {**CASES, **MAPPED}
 MEMORY = "/dev/shm"
 """Where sparse files cost nothing: a disk's file system reads megabytes ahead of each byte of them."""
 
@@ -74,11 +75,12 @@ def table(name: str, row: dict[str, Any]) -> str:
 def main() -> int:
     """Measure the cases that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_size", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CASES)}; default: all")
+    known = f"one of {', '.join(EVERY)}; default: all but mapped-*"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=known)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if unknown := set(options.names) - set(CASES):
-        parser.error(f"{min(unknown)} is none of {', '.join(CASES)}")
+    if unknown := set(options.names) - set(EVERY):
+        parser.error(f"{min(unknown)} is none of {', '.join(EVERY)}")
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     gc.freeze()  # modules and their classes stay: what is collected after each phase are tensors
@@ -86,8 +88,8 @@ def main() -> int:
     for name in options.names or CASES:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as folder:
-            live = measure(CASES[name], Path(folder))
-        rows[name] = row_of(CASES[name], live, time.monotonic() - began)
+            live = measure(EVERY[name], Path(folder))
+        rows[name] = row_of(EVERY[name], live, time.monotonic() - began)
         if not options.json:
             print(table(name, rows[name]), flush=True)
     if options.json:

@@ -29,6 +29,24 @@ ALONE: Mapping[str, Case] = {
 }
 """One GPU, so that a single one can be held against them (tests/gpu); `kept`: activations are not recomputed."""
 
+OF_THREE_LAYOUTS = ((8, 1), (16, 2), (16, 4))
+"""(ranks, of which so many tensor-parallel)."""
+MAPPED: Mapping[str, Case] = {
+    f"mapped-{shape.lower()}-{number}": Case(
+        shape=shape,
+        layers=6,
+        recompute=number != 1,
+        rows=4 if number else 8,
+        micro_batch_tokens=8192,
+        ranks=ranks,
+        layout={"tensor": tensor} if tensor > 1 else {},
+        tensor_generation=tensor,
+    )
+    for shape in ("Qwen2.5-7B", "Llama-3-8B", "Qwen3-32B", "Llama-3-70B", "Qwen3-8B", "Llama-2-7B")
+    for number, (ranks, tensor) in enumerate(OF_THREE_LAYOUTS)
+}
+"""Six shapes in three layouts, with and without recomputation, in one or two micro-batches: for the mapper's memory."""
+
 CASES: Mapping[str, Case] = {
     "two-layers-of-qwen2.5-7b": replace(QWEN_7B, layers=2),
     "two-layers-of-llama-3-8b": replace(LLAMA_8B, layers=2),

@@ -260,9 +260,12 @@ def _sum_over_ranks(args: Any) -> None:
 def _flash_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """What CUDA does in scaled_dot_product_attention; a device of one's own would get a matrix [heads, T, T]."""
+    """What CUDA does in scaled_dot_product_attention; a device of one's own would get a matrix [heads, T, T].
+
+    FlashAttention takes keys and values of fewer heads as they are; the kernel for masks does not.
+    """
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    if groups > 1 and attn_mask is not None:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if attn_mask is None:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention

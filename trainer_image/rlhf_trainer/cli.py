@@ -132,8 +132,12 @@ def plan(
         Path | None, typer.Option(metavar="RUN_DIR", help="Correct the prediction by the times of a run on such GPUs.")
     ] = None,
     response_tokens: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Lengths of past responses, one a line; default data.maxResponseTokens."),
+        str | None,
+        typer.Option(
+            metavar="FILE|fixed(TOKENS)|lognormal(MEAN,P99)",
+            help="Lengths of responses: of past ones, one a line, or how they are spread; default: all have "
+            "data.maxResponseTokens.",
+        ),
     ] = None,
     output: Finished = None,
     sets: Sets = None,

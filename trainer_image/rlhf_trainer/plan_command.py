@@ -17,6 +17,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_mapper.workload import lognormal
 from rlhf_planning.calibrate import Measured, measured
 from rlhf_planning.graph_svg import svg_of as graph_svg
 from rlhf_planning.graph_text import LEGEND, text_of
@@ -31,6 +32,8 @@ from rlhf_trainer.run.machine import gpus_here
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import written
 
+LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
+DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 COLUMNS = 100
 """Width of the text where no terminal has one."""
 
@@ -53,8 +56,8 @@ class PlanOptions:
     svg: Path | None
     calibrate: Path | None
     """Run folder whose times correct the prediction."""
-    lengths: Path | None
-    """File with the tokens of past responses, one a line; None: all are as long as may be."""
+    lengths: str | None
+    """Responses: a named distribution, or a file with the tokens of past ones; None: all are as long as may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +111,22 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
     return JobPlan(job=job, mapping=mapping, measured=found, prices=prices_of(cluster), networks=networks_of(cluster))
 
 
-def _lengths(file: Path, job: Job) -> tuple[float, ...]:
-    """Tokens of past responses. SpecError where they cannot be read or cannot be those of the job."""
-    path, most = f"--response-tokens {file}", job.spec.data.max_response_tokens
+def _lengths(text: str, job: Job) -> tuple[float, ...]:
+    """Tokens of responses, of a distribution or of past ones.
+
+    SpecError where they cannot be read or cannot be those of the job.
+    """
+    path, most = f"--response-tokens {text}", job.spec.data.max_response_tokens
+    if named := DISTRIBUTION.fullmatch(text):
+        mean, p99 = int(named["mean"]), int(named["p99"] or 0)
+        if mean > most or bool(p99) != (named["name"] == "lognormal"):
+            raise SpecError([Problem(path, f"is none of {LENGTHS}, of at most {most} tokens")])
+        try:
+            return lognormal(mean, p99, most=most) if p99 else (float(mean),)
+        except ValueError as error:
+            raise SpecError([Problem(path, f"cannot be: {error}")]) from None
     try:
-        lines = file.read_text(encoding="utf-8").split()
+        lines = Path(text).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)

@@ -1,15 +1,18 @@
 """Seconds of generation in p_g-t_g, and of the transition to it from the training layout.
 
-Generation is prefill, then decode steps bound by memory, in the waves that the cache allows. The transition is that of
-HybridFlow, section 5 and Table 2.
+Generation is prefill, then decode steps bound by memory, with as many sequences as the cache allows and, at the end, as
+are still running. The transition is that of HybridFlow, section 5 and Table 2.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from rlhf_mapper.simulate.layer import FUSED_KERNELS
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
-from rlhf_mapper.simulate.passes import KERNELS_OF_A_LAYER, Passes
+from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
 
@@ -25,28 +28,49 @@ def cached_bytes(passes: Passes, generator: Layouts, tokens: float) -> Numbers:
 
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Sequences that a generator decodes at once with so many bytes of cache on each of its GPUs."""
-    most = np.floor(cache / cached_bytes(passes, generator, load.most_tokens))
-    return np.clip(most, 0, passes.software.running_sequences)
+    """Sequences that a generator decodes at once with so many bytes of cache on each of its GPUs.
+
+    The cache grows by blocks with each sequence, but the longest one has to fit.
+    """
+    most = np.floor(cache / cached_bytes(passes, generator, load.held_tokens))
+    fits = cache >= cached_bytes(passes, generator, load.most_tokens)
+    return np.where(fits, np.clip(most, 1, passes.software.running_sequences), 0.0)
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Of all generation passes of a step; d of a generator layout counts its replicas. inf: not one sequence fits."""
+    """Of all generation passes of a step; d of a generator layout counts its replicas. inf: not one sequence fits.
+
+    What ends makes room for the next: all but the last wave run as many as there is room for, and then fewer and fewer.
+    """
     of_a_replica = np.ceil(work.generated / work.passes / generator.d)
     at_once = np.minimum(running(passes, load, generator, cache), of_a_replica)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        waves = np.ceil(of_a_replica / at_once)
-        seconds = _prefill(passes, load, generator, of_a_replica) + waves * load.response.longest * _step(
-            passes, generator, at_once
-        )
-        seconds = seconds + of_a_replica * load.response.mean * _sequence(passes, load, generator)
-    return np.where(at_once >= 1, work.passes * seconds, np.inf)
+    fits, at_once = at_once >= 1, np.maximum(at_once, 1)
+    full = np.ceil(of_a_replica / at_once) - 1
+    last = of_a_replica - full * at_once
+    seconds = _prefill(passes, load, generator, of_a_replica) + _last_wave(passes, load, generator, last)
+    seconds = seconds + np.where(full > 0, full * load.response.mean * _step(passes, generator, at_once), 0.0)
+    seconds = seconds + of_a_replica * _cache_reads(passes, load, generator)
+    return np.where(fits, work.passes * seconds, np.inf)
+
+
+def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Numbers) -> Numbers:
+    """Decode steps of `count` sequences that start together, as one after the other ends.
+
+    Of n sequences of which the share s is still running, one at least is there in 1 - (1 - s)^n of the cases.
+    """
+    seconds, before = 0.0 * count, 0.0
+    for tokens, share in load.response.still_running:
+        any_ = 1 - (1 - share) ** count
+        seconds = seconds + (tokens - before) * any_ * _step(passes, generator, count * share / any_)
+        before = tokens
+    return seconds
 
 
 def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
-    """All prompts; only the last token of each meets the output head."""
-    read = passes.layers(generator, sequences, load.prompt.mean) + passes.head(generator, sequences)
-    return generator.p * (read + passes.tensor_parallel(generator, sequences * load.prompt.mean))
+    """All prompts, by fused kernels; only the last token of each meets the output head."""
+    fused = replace(passes, software=replace(passes.software, is_eager=False))
+    read = fused.layers(generator, sequences, load.prompt.mean) + fused.head(generator, sequences)
+    return generator.p * (read + fused.tensor_parallel(generator, sequences * load.prompt.mean))
 
 
 def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
@@ -55,7 +79,7 @@ def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
     weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
     multiplied = model.active_layer_parameters * model.layers + model.head_parameters
     flops = 2 * at_once * multiplied / generator.t / passes.peak
-    started = model.layers * KERNELS_OF_A_LAYER * passes.nodes.gpu.launch_seconds
+    started = model.layers * FUSED_KERNELS * passes.nodes.gpu.launch_seconds
     stages = np.maximum(np.maximum(generator.p * weights, flops), started)
     reduces = generator.p * passes.tensor_parallel(generator, at_once)
     own = software.efficiency.decode_seconds + software.efficiency.sequence_seconds * at_once
@@ -63,13 +87,12 @@ def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
     return seconds
 
 
-def _sequence(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
-    """Reading the KV cache of one sequence in an average decode step."""
-    model = passes.model
+def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
+    """Reading the KV cache of a sequence in all its decode steps."""
+    model, response = passes.model, load.response
     copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
-    length = load.prompt.mean + load.response.mean / 2
-    bytes_ = cached_bytes(passes, generator, length) * generator.p * copies
-    return bytes_ / passes.memory_bandwidth
+    tokens = load.prompt.mean * response.mean + response.mean_square / 2
+    return cached_bytes(passes, generator, tokens) * generator.p * copies / passes.memory_bandwidth
 
 
 def received_bytes(passes: Passes, training: Layouts, generator: Layouts) -> Numbers:
@@ -79,8 +102,9 @@ def received_bytes(passes: Passes, training: Layouts, generator: Layouts) -> Num
     return np.maximum(weights_of_gpu(passes, generator) - whole / own, 0.0)
 
 
-def transition_seconds(passes: Passes, training: Layouts, generator: Layouts) -> Numbers:
+def transition_seconds(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
     """Seconds of a transition; the way back moves nothing."""
     span = training.gpus if passes.software.shards_weights else training.p * training.t
-    moved = received_bytes(passes, training, generator)
-    return moved / passes.network.of(span) + passes.software.efficiency.transition_seconds
+    moved = received_bytes(passes, training, generator) / passes.network.of(span)
+    brought = passes.to_or_from_host(training, passes.software.weight_bytes) * work.steps_in_host
+    return moved + brought + passes.software.efficiency.transition_seconds

@@ -1,39 +1,65 @@
-"""Bytes of a GPU: states of the models that live there, and what a phase adds."""
+"""Bytes of a GPU: states of the models that live there, and what a phase adds at its fullest moment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
+from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
-from rlhf_mapper.workload import Work
 
-STATE_SHARE = 0.8
-"""Of a GPU's memory, what states may fill: with 18 and 2 bytes a parameter it gives the published smallest clusters."""
 USABLE_SHARE = 0.92
 """Of a GPU's memory, what states, activations and the KV cache may fill together."""
 HOST_SHARE = 0.5
 """Of a GPU's part of the host memory, what states may fill that wait there; a prior: Ray and the programs need some."""
-
+ONE_UNIT = 32 * 2**20
+"""Bytes of a stage up to which FSDP2 gathers it at once (`rlhf_trainer.training.sharding`)."""
+LOGITS_AT_ONCE = 2**26
+"""The most logits of a chunk on a rank (`rlhf_trainer.training.head`)."""
+WHOLE_GRADIENTS = 0.1
+"""Of a GPU's memory, what whole gradients may take beyond their shards (`rlhf_trainer.training.accumulation`)."""
+RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
+"""A reshard holds so many buckets, of so many bytes or that part of the weights (`rlhf_trainer.hybrid_engine`)."""
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "generator", "kv_cache"]
 
-Kept = Literal["Everything", "LayerInputs", "Nothing"]
+
+class Moment(NamedTuple):
+    """One that may be the fullest of a phase: bytes of a GPU whatever the micro-batch, and for each token of it."""
+
+    fixed: Numbers
+    of_a_token: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """How a model is updated, as far as memory goes."""
+
+    recomputes: bool
+    """Whether only the inputs of layers are kept, and one layer at a time is computed again."""
+    accumulates: bool
+    """Whether an update has several micro-batches, so that gradients of the first wait for the last."""
+    in_host: bool = False
+    """Whether gradients leave the GPU as soon as they are summed (`OptimizerInHost`)."""
+    gpu_memory: float
+    """Bytes of the GPU, by which the trainer chooses whether whole gradients wait or their shards."""
 
 
 def states(model: Architecture, software: Software, *, trains: bool) -> dict[Part, float]:
-    """Bytes of a model's states over all GPUs of a replica."""
+    """Bytes of a model's states over all GPUs of a replica; gradients only where they are always there."""
     if not trains:
         return {"weights": model.parameters * software.frozen_bytes}
-    return {
+    held: dict[Part, float] = {
         "weights": model.parameters * software.weight_bytes,
-        "gradients": model.parameters * software.gradient_bytes,
         "optimizer": model.parameters * software.optimizer_bytes,
     }
+    return held if software.shards_weights else {**held, "gradients": model.parameters * software.gradient_bytes}
 
 
 def parts_of_gpu(
@@ -44,30 +70,153 @@ def parts_of_gpu(
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
 
-def gathered(model: Architecture, software: Software, layouts: Layouts) -> Numbers:
-    """Bytes of what FSDP gathers at a time: two layers, or the embedding and head."""
-    if not software.shards_weights:
-        return np.zeros_like(layouts.gpus)
-    widest = max(2 * model.layer_parameters, model.vocabulary * model.hidden + model.head_parameters)
-    return np.where(layouts.d > 1, widest * software.compute_bytes / layouts.t, 0.0)
+def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
+    """Bytes of host memory that a GPU's part of a model's matrices takes when it is offloaded.
 
-
-def activations(model: Architecture, software: Software, layouts: Layouts, tokens: Numbers, *, kept: Kept) -> Numbers:
-    """Bytes for micro-batches of so many tokens on the first stage (Korthikanti et al., arXiv 2205.05198).
-
-    With flash attention a layer has s b h (10 + 24/t) bytes in two-byte numbers, its input 2 s b h. A backward pass
-    needs them of all layers, or the inputs and one layer where layers are recomputed, for as many micro-batches as
-    there are stages; a forward pass alone needs one layer.
+    bytes_: of a parameter. Torch takes pinned memory in powers of two, for each matrix.
     """
-    layers = np.ceil(model.layers / layouts.p)
-    one = tokens * model.hidden * (10 + 24 / layouts.t)
-    inputs = 2 * tokens * model.hidden * layers
-    held = {"Nothing": one, "LayerInputs": inputs * layouts.p + one, "Everything": one * layers * layouts.p}[kept]
-    logits = tokens * (1 if model.scores else model.vocabulary) / layouts.t * 4 * 2  # and their gradient, in float32
-    bytes_: Numbers = software.compute_bytes / 2 * held + logits
-    return bytes_
+    parts = [(count, size * bytes_ / gpus) for count, size in model.matrices]
+    total: Numbers = sum((count * 2.0 ** np.ceil(np.log2(part)) for count, part in parts), start=0.0 * gpus)
+    return total
 
 
-def kept_of(work: Work, *, trains: bool) -> Kept:
-    """What a pass keeps for a backward pass."""
-    return "Nothing" if not trains else "LayerInputs" if work.recomputes else "Everything"
+def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:
+    """Bytes at the fullest of the moments, with micro-batches of so many tokens."""
+    return reduce(np.maximum, (each.fixed + each.of_a_token * tokens for each in moments))
+
+
+def most_tokens(moments: Sequence[Moment], room: Numbers | float) -> Numbers:
+    """The most tokens of a micro-batch with which every moment stays in the room; negative: not even one fits."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # to what no token is added, either none or any fit
+        return reduce(np.fmin, ((room - each.fixed) / each.of_a_token for each in moments))
+
+
+def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
+    """Of the buffers by which weights get from training to the generator."""
+    bucket = np.minimum(BUCKET, generator_bytes / BUCKETS_OF_A_MODEL)
+    return RESHARD_BUCKETS * bucket * software.shards_weights
+
+
+def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
+    """The moments of forward passes alone; longest: tokens of the largest micro-batch there may be."""
+    if not software.shards_weights:
+        return [_whole(model, layouts, layer.kept(model, software).of(model, layouts.t))]
+    found = []
+    for stage in _stages(model, software, layouts, longest):
+        busy = layer.forward_peak(software).of(model, layouts.t)
+        last = stage.has_head * stage.of_a_token
+        found += [
+            Moment(2 * (stage.root + stage.layer), 0 * busy),  # all-gathers, and copies of what they brought
+            Moment(stage.root + 2 * stage.layer, busy),
+            Moment(stage.root + stage.chunk, last),
+        ]
+    return found
+
+
+def updating(model: Architecture, software: Software, layouts: Layouts, longest: float, how: Update) -> list[Moment]:
+    """The moments of an update: backward passes of the last layers and of the first, of the head, and the root's sum.
+
+    1F1B: the first stage holds a micro-batch for each stage, the last one. FSDP2 gathers a layer while it computes with
+    another, and keeps the root (embedding and head) gathered; gradients of a layer are summed in float32 while the next
+    one has its backward pass.
+    """
+    of_layer = layer.kept(model, software).of(model, layouts.t)
+    inputs, layers = software.compute_bytes * model.hidden, np.ceil(model.layers / layouts.p)
+    if not software.shards_weights:
+        held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
+        return [_whole(model, layouts, held)]
+    found, ratio = [], software.gradient_bytes / software.compute_bytes
+    busy = layer.backward_peak(software).of(model, layouts.t)
+    for stage in _stages(model, software, layouts, longest):
+        gradients = _gradients(stage, software, layouts, how)
+        busy_with = stage.root + 2 * stage.layer + stage.head
+        at_head = gradients.waiting + stage.root + stage.layer + (ratio + 1) * stage.head + stage.chunk
+        of_root = (1 + ratio + ratio / layouts.d) * stage.root + ratio * stage.layer
+        each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
+        alive = stage.in_flight * layers * each
+        summed = np.maximum(gradients.waiting, gradients.shards) + gradients.in_sum
+        found += [
+            Moment(gradients.waiting + busy_with, alive + again + busy),
+            Moment(gradients.waiting + gradients.in_sum + busy_with, alive - each + again + busy),
+            Moment(summed + busy_with, inputs + of_layer + busy),
+            Moment(at_head, alive + stage.of_a_token),
+            Moment(gradients.shards + gradients.of_root + of_root, 0 * busy),
+        ]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """The first or the last stage of a pipeline; bytes in the type that is computed in, of weights gathered over d."""
+
+    root: Numbers
+    """What is gathered all the while: embedding and head, as far as they are on the stage; of a small one all."""
+    head: Numbers
+    """The head's weight, whose gradient waits for the embedding's."""
+    layer: Numbers
+    layers: Numbers
+    """All that are gathered one by one."""
+    has_head: Numbers
+    chunk: Numbers
+    """Logits of as many tokens as the head takes at once."""
+    of_a_token: float
+    """Final norm and what the head reads, of a token."""
+    in_flight: Numbers
+    """Micro-batches whose activations the stage holds."""
+
+
+def _stages(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[_Stage]:
+    size, alone = software.compute_bytes, (layouts.p == 1).astype(float)
+    embedding = model.vocabulary * model.hidden * size / layouts.t
+    head = model.head_parameters * size / (1 if model.scores else layouts.t)
+    tied = model.tied and not model.scores
+    one = model.layer_parameters * size / layouts.t
+    layers = one * np.ceil(model.layers / layouts.p)
+    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, LOGITS_AT_ONCE)
+    chunk = (2 * layer.FLOAT + size) * logits
+    found = []
+    for first in (True, False):
+        has_head = alone if first else 1 + 0 * alone
+        root = embedding * (1 if first else alone) + head * has_head * (1 - alone * tied)
+        large = root + layers > ONE_UNIT
+        found.append(
+            _Stage(
+                root=np.where(large, root, root + layers),
+                head=head * has_head,
+                layer=one * large,
+                layers=layers * large,
+                has_head=has_head,
+                chunk=chunk * has_head,
+                of_a_token=model.hidden * (layer.FLOAT + 4 * size),
+                in_flight=layouts.p if first else 1 + 0 * layouts.p,
+            )
+        )
+    return found
+
+
+class _Gradients(NamedTuple):
+    """Bytes of a stage's gradients in float32."""
+
+    waiting: Numbers
+    """Of earlier micro-batches."""
+    of_root: Numbers
+    """What of these are the root's."""
+    shards: Numbers
+    """Of all layers, once they are summed over the ranks."""
+    in_sum: Numbers
+    """Of a layer while it is summed, unless it was among those that wait."""
+
+
+def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
+    ratio = software.gradient_bytes / software.compute_bytes
+    whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.d
+    few = (1 - share) * whole <= WHOLE_GRADIENTS * how.gpu_memory
+    kept = np.where(few, 1.0, share) * how.accumulates
+    in_sum = ratio * stage.layer * (1 - few * how.accumulates)
+    return _Gradients(kept * whole, kept * ratio * stage.root, share * ratio * stage.layers, in_sum)
+
+
+def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:
+    """Of software whose replicas are whole: activations, and logits with their gradients in float32."""
+    logits = (1 if model.scores else model.vocabulary) / layouts.t * 2 * layer.FLOAT
+    return Moment(0.0 * layouts.gpus, of_a_token + logits + 0.0 * layouts.gpus)

@@ -12,13 +12,11 @@ import numpy as np
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
 
-KERNELS_OF_A_LAYER = 12
-TOUCHES_OF_A_LAYER = 14
-"""Times that a layer's forward pass reads or writes a hidden state outside its matrix products: norms, residuals."""
 TOUCHES_OF_A_LOGIT = 6
-"""The same of a logit: softmax and the log-probability of a token, in float32."""
+"""Times that a logit is read or written: softmax and the log-probability of a token, in float32."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,10 @@ class Passes:
         """Bytes/s that kernels reach."""
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
 
+    def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
+        """Seconds of so many bytes for each parameter of a GPU's shards, between GPU and host memory."""
+        return self.model.parameters / layouts.gpus * bytes_ / self.nodes.gpu.host_bandwidth
+
     def stage_layers(self, layouts: Layouts) -> Numbers:
         """Layers of the largest stage."""
         return np.ceil(self.model.layers / layouts.p)
@@ -65,12 +67,11 @@ class Passes:
         return both
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """A micro-batch's hidden states on their way to the next stage, 0 with one stage."""
+        """A micro-batch's hidden states on their way to the next stage, and the code of that; 0 with one stage."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
         replica = layouts.p * layouts.t
-        return np.where(
-            layouts.p > 1, self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts), 0.0
-        )
+        way = self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts)
+        return np.where(layouts.p > 1, way + self.software.efficiency.stage_seconds, 0.0)
 
     def _layer(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
         model, size = self.model, self.software.compute_bytes
@@ -78,11 +79,10 @@ class Passes:
         attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square
         flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
         weights = model.layer_parameters * size / layouts.t
-        touched = TOUCHES_OF_A_LAYER * count * model.hidden * size
+        moved = layer.moved(model, self.software).of(model, layouts.t) * count
         products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
-        return np.maximum(
-            products + touched / self.memory_bandwidth, KERNELS_OF_A_LAYER * self.nodes.gpu.launch_seconds
-        )
+        started = layer.kernels(model, self.software) * self.nodes.gpu.launch_seconds
+        return np.maximum(products + moved / self.memory_bandwidth, started)
 
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Output head, which the last stage has; logits in float32."""

@@ -26,14 +26,14 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     size = np.minimum(micro_batch, of_a_rank)
     tokens = _computed_tokens(load, size, work.trained_together)
     count = np.ceil(of_a_rank / size)
-    forwards = 1.0 + work.recomputes
+    forwards = 1.0 + bool(work.recomputes)
     compute = passes.compute(layouts, size, tokens) * (forwards + BACKWARD_OVER_FORWARD)
     reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
-    one = np.maximum(compute, _gathered_and_scattered(passes, layouts)) + reduces
+    one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
     one = one + 2 * passes.between_stages(layouts, size * tokens)
     filled = (count + layouts.p - 1) * one
     backward = BACKWARD_OVER_FORWARD * passes.compute(layouts, size, tokens)
-    update = filled + _synchronised(passes, layouts, backward) + _optimizer(passes, layouts)
+    update = filled + _synchronised(passes, layouts, backward) + _optimizer(passes, work, layouts)
     seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
     return seconds
 
@@ -46,7 +46,7 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     size = np.minimum(micro_batch, of_a_rank)
     tokens = _computed_tokens(load, size, work.read_together)
     count = np.ceil(of_a_rank / size)
-    compute = np.maximum(passes.compute(layouts, size, tokens), _gathered(passes, layouts))
+    compute = np.maximum(passes.compute(layouts, size, tokens), _gathered(passes, work, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
     seconds: Numbers = (count + layouts.p - 1) * one + passes.software.efficiency.call_seconds
     return seconds
@@ -63,20 +63,23 @@ def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
     return passes.model.parameters / (layouts.p * layouts.t)
 
 
-def _gathered(passes: Passes, layouts: Layouts) -> Numbers:
+def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """FSDP's all-gather of the weights for a pass of one micro-batch, which hides behind the computation."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     bytes_ = _shard_parameters(passes, layouts) * passes.software.compute_bytes
-    return ring(layouts.d) * bytes_ / passes.network.of_data_ranks(layouts)
+    gathered = ring(layouts.d) * bytes_ / passes.network.of_data_ranks(layouts)
+    return gathered + passes.to_or_from_host(layouts, passes.software.weight_bytes) * work.steps_in_host
 
 
-def _gathered_and_scattered(passes: Passes, layouts: Layouts) -> Numbers:
+def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """FSDP's all-gathers for the forward and the backward pass, and its reduce-scatter of the gradients."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     gradients = _shard_parameters(passes, layouts) * passes.software.gradient_bytes
-    return 2 * _gathered(passes, layouts) + ring(layouts.d) * gradients / passes.network.of_data_ranks(layouts)
+    scattered = ring(layouts.d) * gradients / passes.network.of_data_ranks(layouts)
+    back = passes.to_or_from_host(layouts, passes.software.gradient_bytes) * work.steps_in_host
+    return 2 * _gathered(passes, work, layouts) + scattered + back
 
 
 def _synchronised(passes: Passes, layouts: Layouts, backward: Numbers) -> Numbers:
@@ -91,5 +94,8 @@ def _synchronised(passes: Passes, layouts: Layouts, backward: Numbers) -> Number
     return np.maximum(shares * software.gradient_bytes - backward, 0.0) + shares * software.weight_bytes
 
 
-def _optimizer(passes: Passes, layouts: Layouts) -> Numbers:
+def _optimizer(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
+    """On the GPU; on the host, whose memory is taken to be as fast as the way to the GPU."""
+    if work.steps_in_host:
+        return passes.to_or_from_host(layouts, OPTIMIZER_BYTES)
     return passes.model.parameters / layouts.gpus * OPTIMIZER_BYTES / passes.memory_bandwidth

@@ -140,6 +140,9 @@ def _placed(roles: tuple[Role, ...]) -> tuple[PlacedRole, ...]:
 def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Prediction | None) -> MappedSizes:
     generates = role == "actor" and not job.spec.algorithm.offline
     unset = {} if generates else {"generation_pipeline": None, "generation_tensor": None}
-    offload = prediction.models[role].offload if prediction and job.models()[role].offload == "None" else None
-    document = {"role": role, "offload": offload, **asdict(sizes), **unset}
+    model, mapped = job.models()[role], prediction.models[role] if prediction else None
+    offload = mapped.offload if mapped and model.offload == "None" else None
+    is_open = model.optimizer is not None and model.gradient_checkpointing is None
+    again = mapped.recomputes if mapped and is_open else None
+    document = {"role": role, "offload": offload, "gradient_checkpointing": again, **asdict(sizes), **unset}
     return MappedSizes.model_validate(document, by_name=True)

@@ -63,6 +63,8 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
         model["parallelism"] = sizes.model_dump(include=set(Parallelism.model_fields))
         if sizes.offload is not None:
             model["offload"] = sizes.offload
+        if sizes.gradient_checkpointing is not None:
+            model["gradientCheckpointing"] = sizes.gradient_checkpointing
 
 
 def _entry(models: dict[str, Any], field: str, model: Model) -> dict[str, Any]:

@@ -6,6 +6,7 @@ run; 1024 prompts of 1024 tokens, responses of 1024 tokens, 8 mini-batches. The 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,25 +15,45 @@ from typing import Literal
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.coefficients import TRAINER, Correction
+from rlhf_mapper.coefficients import TRAINER, Correction, Efficiency
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.strategy import ModelRequest, Setting
 from rlhf_mapper.workload import Lengths, Work, Workload
 
 Size = Literal["7B", "13B", "34B", "70B"]
 Recipe = Literal["PPO", "ReMax", "SafeRLHF"]
 
-SOFTWARE = replace(  # Megatron-core 0.6 and vLLM 0.3.1
+EFFICIENCY = Efficiency(  # benchmarks/fit.py paper says what is left with these
+    kernel=0.64,
+    memory=0.8,
+    link=0.8,
+    network=0.8,
+    decode_seconds=5e-3,
+    sequence_seconds=6e-5,
+    update_seconds=0.25,
+    call_seconds=0.3,
+    stage_seconds=2.5e-3,
+    transition_seconds=2.7,  # the smallest published one (Figure 14)
+)
+SOFTWARE = replace(
     TRAINER,
+    name="Megatron-core 0.6 and vLLM 0.3.1",
+    is_eager=False,
     shards_weights=False,
     weight_bytes=2,  # bf16; gradients, master weights and moments are float32
     gradient_bytes=4,
     optimizer_bytes=12,
     frozen_bytes=2,
     rereads_kv=True,
+    running_sequences=256,
     may_offload=False,
+    state_share=0.8,  # with 18 and 2 bytes a parameter it gives the published smallest clusters
+    efficiency=EFFICIENCY,
 )
+PRETRAINING_SHARE = 1 / 8
+"""Of the batch, as many rows as Safe-RLHF's pretraining loss reads."""
 
 
 def _llama(layers: int, hidden: int, kv_heads: int, ffn: int) -> Architecture:
@@ -112,7 +133,7 @@ def machines(gpus: int) -> NodeGroup:
 def work_of(recipe: Recipe, sequences: int = 1024, mini_batches: int = 8) -> dict[Role, Work]:
     """What each model of an algorithm does in a step; log-probabilities come from generation (Table 4).
 
-    Safe-RLHF has one critic and a pretraining batch as large as the prompts' (Figure 1).
+    Safe-RLHF has one critic and a pretraining batch (Figure 1).
     """
     read = Work(read=sequences)
     trained = Work(read=sequences, trained=sequences, updates=mini_batches)
@@ -125,12 +146,19 @@ def work_of(recipe: Recipe, sequences: int = 1024, mini_batches: int = 8) -> dic
         }
     work: dict[Role, Work] = {"actor": actor, "critic": trained, "reference": read, "reward": read}
     if recipe == "SafeRLHF":
-        work |= {"actor": replace(actor, read=sequences, trained=2 * sequences), "cost": read}
+        rows = PRETRAINING_SHARE * sequences
+        work |= {"actor": replace(actor, read=rows, trained=sequences + rows), "cost": read}
     return work
 
 
 def costs_of(
-    size: Size, gpus: int, recipe: Recipe = "PPO", *, layout: bool = True, generation_tensor: int | None = None
+    size: Size,
+    gpus: int,
+    recipe: Recipe = "PPO",
+    *,
+    layout: bool = True,
+    generation_tensor: int | None = None,
+    efficiency: Efficiency = EFFICIENCY,
 ) -> PoolCosts:
     """Stage costs on so many GPUs; `layout`: trained models are cut as published, else as the mapper likes."""
     work = work_of(recipe)
@@ -146,8 +174,17 @@ def costs_of(
         )
         for role, each in work.items()
     }
-    nodes = machines(gpus)
-    return PoolCosts(wanted, [Setting(nodes, SOFTWARE, load, Correction())], [pool_sizes(nodes)])
+    nodes, software = machines(gpus), replace(SOFTWARE, efficiency=efficiency)
+    return PoolCosts(wanted, [Setting(nodes, software, load, Correction())], [pool_sizes(nodes)])
+
+
+def generation_seconds(size: Size, t_g: int, efficiency: Efficiency = EFFICIENCY) -> float:
+    """Of PPO on 16 GPUs, all models together and trained in the published layout; inf where it does not fit."""
+    costs = costs_of(size, 16, generation_tensor=t_g, efficiency=efficiency)
+    together = PLACEMENTS["colocate"][0]
+    if math.isinf(costs.seconds(together, 0, 16)[0]):
+        return math.inf
+    return cuts_of(costs, together, 0, 16)["actor"].predicted.seconds["generation"]
 
 
 def roles(recipe: Recipe) -> Iterable[Role]:

@@ -118,6 +118,31 @@ def test_pools_by_hand_are_predicted_as_they_are(manifest: Path) -> None:
     assert answer["predicted"]["step_seconds"] > 0
 
 
+@pytest.mark.parametrize(
+    ("lengths", "mean"), [("fixed(100)", 100), ("lognormal(300,1000)", 300), ("lognormal(300, 1000)", 300)]
+)
+def test_lengths_of_responses_may_be_named(manifest: Path, lengths: str, mean: float) -> None:
+    every, some = (planned(manifest, *TWO_NODES, *options) for options in ((), (f"--response-tokens={lengths}",)))
+    assert every["predicted"]["response_tokens"] == 1024
+    assert some["predicted"]["response_tokens"] == pytest.approx(mean, rel=0.05)
+    assert some["predicted"]["step_seconds"] < every["predicted"]["step_seconds"]
+    shown = plan(manifest, *TWO_NODES, f"--response-tokens={lengths}")[1]
+    assert "with coefficients of FSDP2, eager, and vLLM V1; responses of " in " ".join(shown.split())
+
+
+def test_lengths_of_past_responses_are_a_file(manifest: Path) -> None:
+    file = manifest.parent / "lengths.txt"
+    file.write_text("100\n300\n")
+    assert planned(manifest, *TWO_NODES, "--response-tokens", file)["predicted"]["response_tokens"] == 200
+
+
+@pytest.mark.parametrize(
+    "lengths", ["fixed(5000)", "fixed(10,20)", "lognormal(300)", "lognormal(300,200)", "lognormal(10,1000)", "nowhere"]
+)
+def test_lengths_that_cannot_be_are_refused(manifest: Path, lengths: str) -> None:
+    assert plan(manifest, *TWO_NODES, f"--response-tokens={lengths}")[0] == 2
+
+
 def test_what_fits_nowhere_is_an_answer_in_json_too(manifest: Path) -> None:
     code, shown = plan(manifest, "--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g", "--json")
     assert code == 4

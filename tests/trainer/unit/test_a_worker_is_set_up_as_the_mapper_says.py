@@ -17,6 +17,7 @@ from rlhf_trainer.workers.data import DataShape
 from tests.trainer.jobs import job
 
 ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward")
+RECOMPUTES = {"actor": True, "critic": True, "reference": False, "reward": False}
 OFFLOADS = {"actor": "All", "critic": "Optimizer", "reference": "Parameters", "reward": "None"}
 MICRO_BATCHES = {"actor": 3, "critic": 1, "reference": 1000, "reward": 2}
 SEQUENCE = 10 + 22
@@ -74,10 +75,19 @@ class Meter:
 
 
 def ppo(
-    folder: Path, *, offload: str | None = None, share: float | None = None, tokens: int | None = MOST_TOKENS
+    folder: Path,
+    *,
+    offload: str | None = None,
+    recomputes: bool | None = None,
+    share: float | None = None,
+    tokens: int | None = MOST_TOKENS,
 ) -> Job:
-    """A PPO job that says the critic's `offload`, generation's `share` of a GPU and a micro-batch's `tokens`."""
-    critic = {"uri": "hf://of/model", **({"offload": offload} if offload else {})}
+    """A PPO job that says the critic's `offload` and whether it recomputes, generation's `share` of a GPU and a
+    micro-batch's `tokens`.
+    """
+    critic: dict[str, Any] = {"uri": "hf://of/model", **({"offload": offload} if offload else {})}
+    if recomputes is not None:
+        critic["gradientCheckpointing"] = recomputes
     spec = {
         "algorithm": {"name": "PPO"},
         "models": {**{role: {"uri": "hf://of/model"} for role in ROLES}, "critic": critic},
@@ -94,7 +104,13 @@ def ppo(
 
 def mapping(device: Device) -> DeviceMapping:
     predictions = {
-        role: ModelPrediction(micro_batch=MICRO_BATCHES[role], offload=OFFLOADS[role], seconds={}, memory={})
+        role: ModelPrediction(
+            micro_batch=MICRO_BATCHES[role],
+            offload=OFFLOADS[role],
+            recomputes=RECOMPUTES[role],
+            seconds={},
+            memory={},
+        )
         for role in ROLES
     }
     return DeviceMapping(
@@ -126,19 +142,22 @@ def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder:
         return {role: Group.built[role].arguments["setting"] for role in ROLES}
 
 
-def test_micro_batch_offload_and_generations_share_are_the_mappers(
+def test_micro_batch_offload_recomputation_and_generations_share_are_the_mappers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = settings(ppo(tmp_path), mapping("GPU"), monkeypatch, tmp_path)
     tokens = {role: each.job.spec.training.micro_batch_tokens for role, each in found.items()}
     assert tokens == {"actor": 3 * SEQUENCE, "critic": SEQUENCE, "reference": MOST_TOKENS, "reward": 2 * SEQUENCE}
     assert {role: each.model.offload for role, each in found.items()} == OFFLOADS
+    assert {role: each.model.gradient_checkpointing for role, each in found.items()} == RECOMPUTES
     assert found["actor"].job.spec.rollout.gpu_memory_utilization == pytest.approx(0.35)
 
 
 def test_what_the_manifest_says_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = settings(ppo(tmp_path, offload="All", share=0.6), mapping("GPU"), monkeypatch, tmp_path)
+    said = ppo(tmp_path, offload="All", recomputes=False, share=0.6)
+    found = settings(said, mapping("GPU"), monkeypatch, tmp_path)
     assert found["critic"].model.offload == "All"
+    assert found["critic"].model.gradient_checkpointing is False
     assert found["actor"].job.spec.rollout.gpu_memory_utilization == 0.6
 
 
@@ -146,6 +165,7 @@ def test_on_cpu_nothing_of_the_prediction_is_used(tmp_path: Path, monkeypatch: p
     found = settings(ppo(tmp_path), mapping("CPU"), monkeypatch, tmp_path)
     assert {each.job.spec.training.micro_batch_tokens for each in found.values()} == {MOST_TOKENS}
     assert {each.model.offload for each in found.values()} == {"None"}
+    assert not any(each.model.gradient_checkpointing for each in found.values())
     assert found["actor"].job.spec.rollout.gpu_memory_utilization is None
 
 

@@ -116,7 +116,7 @@ class RayRuntime:
 
 
 def with_mapped_fields(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:
-    """The setting with the micro-batch, offload and cache that the mapper chose for the model on GPUs.
+    """The setting with the micro-batch, offload, recomputation and cache that the mapper chose for the model on GPUs.
 
     What the manifest says itself stays; micro-batches only become smaller, so that they fit.
     """
@@ -128,8 +128,10 @@ def with_mapped_fields(setting: WorkerSetting, placed: DeviceMapping) -> WorkerS
     share = {"gpu_memory_utilization": gpu_memory_utilization(job, prediction)}
     fields = {"training": training.model_copy(update=tokens), "rollout": rollout.model_copy(update=share)}
     offload = mapped.offload if setting.model.offload == "None" else setting.model.offload
+    asked = setting.model.gradient_checkpointing
+    again = mapped.recomputes if asked is None else asked
     return replace(
         setting,
         job=job.model_copy(update={"spec": job.spec.model_copy(update=fields)}),
-        model=setting.model.model_copy(update={"offload": offload}),
+        model=setting.model.model_copy(update={"offload": offload, "gradient_checkpointing": again}),
     )

@@ -114,7 +114,7 @@ class WorkerSetting:
                 model,
                 self.layout,
                 compute_dtype=self.compute_dtype,
-                recompute_activations=self.model.gradient_checkpointing,
+                recompute_activations=bool(self.model.gradient_checkpointing),
                 steps_in_host=self.model.offload == "OptimizerInHost",
                 compile_layers=self.job.spec.training.compile,
             ),

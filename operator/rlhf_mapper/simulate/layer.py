@@ -1,0 +1,103 @@
+"""What one decoder layer costs beside its matrix products: bytes kept for the backward pass, bytes moved, kernels.
+
+Of transformers' own modules as the trainer runs them, each operation a kernel. `python -m tests.real_size.layer` counts
+them on the meta device; `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` holds these figures against that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import Software
+from rlhf_mapper.simulate.layouts import Numbers
+
+FUSED_KERNELS, FUSED_TOUCHES = 12, 14
+"""Of a layer in Megatron or vLLM: kernels of a forward pass, and times that it reads or writes a hidden state."""
+FLOAT = 4
+"""Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
+HALF = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Bytes of a token: so many for each unit of a layer's widths."""
+
+    hidden: float
+    """Of the hidden state, which every tensor-parallel rank has whole; the others are cut over them."""
+    ffn: float
+    queries: float
+    """Of heads x head size."""
+    keys: float
+    """Of KV heads x head size."""
+    heads: float = 0.0
+
+    def of(self, model: Architecture, t: Numbers) -> Numbers:
+        """Bytes of a token on one of t ranks."""
+        cut = (
+            self.ffn * model.experts_per_token * model.ffn
+            + self.queries * model.heads * model.head_size
+            + self.keys * model.kv_heads * model.head_size
+            + self.heads * model.heads
+        )
+        return self.hidden * model.hidden + cut / t
+
+
+def kept(model: Architecture, software: Software) -> Widths:
+    """What the backward pass of a layer reads.
+
+    Eager: of a norm its input in float32, what it normalised, and its output; of the MLP gate, silu(gate), up and their
+    product; queries, keys, values and the attention's output. Rotary embeddings keep nothing. SDPA joins the outputs of
+    documents to a copy. Else those of Megatron, whose queries are as wide as hidden states (Korthikanti et al.,
+    arXiv 2205.05198, with flash attention: 34 h).
+    """
+    size = software.compute_bytes
+    if not software.is_eager:
+        return Widths(hidden=5 * size, ffn=0.0, queries=12 * size, keys=0.0)
+    own = FLOAT + size if model.norms_heads else 0.0
+    copied = size * (software.attention == "SDPA")
+    return Widths(
+        hidden=2 * (FLOAT + 2 * size),
+        ffn=4 * size,
+        queries=2 * size + copied + own,
+        keys=2 * size + own,
+        heads=FLOAT,
+    )
+
+
+def moved(model: Architecture, software: Software) -> Widths:
+    """What a forward pass reads and writes outside matrix products and attention."""
+    size = software.compute_bytes
+    if not software.is_eager:
+        return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
+    norm = 28.0 + (8.0 if size == HALF else 0.0)  # to float32, square, mean, scale, back, times the weight
+    own = norm if model.norms_heads else 0.0
+    return Widths(
+        hidden=2 * norm + 6 * size,  # two norms, two residuals
+        ffn=5 * size,  # silu, and the product with up
+        queries=10 * size + own,  # rotary embedding
+        keys=10 * size + own,
+    )
+
+
+def kernels(model: Architecture, software: Software) -> int:
+    """Kernels that a forward pass of a layer starts."""
+    if not software.is_eager:
+        return FUSED_KERNELS
+    norms, of_a_norm = (4 if model.norms_heads else 2), (8 if software.compute_bytes == HALF else 6)
+    return of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
+
+
+def forward_peak(software: Software) -> Widths:
+    """The most that a forward pass alone holds at once: in the MLP, beside the residual."""
+    size = software.compute_bytes
+    return Widths(hidden=2 * size, ffn=3 * size, queries=0.0, keys=0.0)
+
+
+def backward_peak(software: Software) -> Widths:
+    """The most that a layer's backward pass holds beside what was kept: gradients in the MLP, and of norms in float32.
+
+    Read off counted peaks (docs/real-sizes.md), which tests hold it against.
+    """
+    size = software.compute_bytes
+    return Widths(hidden=8 * size, ffn=3 * size, queries=0.0, keys=0.0)
