@@ -37,13 +37,34 @@ METRICS_PORT: Final = 8491
 """Of the trainer's /metrics in the head pod."""
 
 
-GPU_PRODUCTS: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
-"""Labels of nodes in which vendors' discovery says what GPU they have."""
+GPU_PRODUCTS: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+"""Labels of nodes in which vendors' discovery, GKE or Karpenter says what GPU they have; the first holds."""
 
 
-def gpu_product(labels: Mapping[str, str]) -> str:
-    """What a node says of its GPUs; empty where it says nothing."""
-    return next((labels[label] for label in GPU_PRODUCTS if label in labels), "")
+GPU_SHARING: Final = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy")
+"""Labels of nodes that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
+NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaws.com/instance-network-bandwidth")
+"""Labels of nodes in which Karpenter and EKS say their network in Mb/s."""
+
+
+def gpu_label(labels: Mapping[str, str]) -> str:
+    """The label in which a node says what GPU it has; empty where none does."""
+    return next((label for label in GPU_PRODUCTS if label in labels), "")
+
+
+def gpu_product(labels: Mapping[str, str], resource: str) -> str:
+    """What a node says of its GPUs; empty where it says nothing.
+
+    With a resource such as nvidia.com/mig-1g.10gb it is the slices for which that stands.
+    """
+    product = labels.get(gpu_label(labels), "")
+    _, is_slice, profile = resource.partition("/mig-")
+    return f"{product}-MIG-{profile}" if product and is_slice else product
 
 
 def rayjob(job: str, attempt: int) -> str:

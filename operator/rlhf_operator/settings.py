@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -9,10 +10,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.contract import Spec
+from rlhf_api.contract import Labels, Spec, Text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.runtime import Cpus, Memory, Runtime
+from rlhf_mapper.hardware import Gpu, gpu_of_product
+from rlhf_mapper.inventory import GpuType, NodeFigures
 
 
 class Size(Spec):
@@ -31,6 +34,19 @@ class Storage(Spec):
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
 
 
+class ClusterGpu(GpuType):
+    """A type of GPU that the mapper's table lacks, or has other figures for."""
+
+    product: Text
+    """What the label of a node with such GPUs says: NVIDIA-A100-SXM4-80GB."""
+
+
+class LabelledNodes(NodeFigures):
+    """What links nodes with these labels and their GPUs."""
+
+    match_labels: Labels
+
+
 class Settings(Spec):
     """What holds for all jobs; a job's own spec.runtime and spec.checkpoint come first."""
 
@@ -42,6 +58,9 @@ class Settings(Spec):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"
+    gpus: Annotated[tuple[ClusterGpu, ...], Field(strict=False)] = ()
+    node_groups: Annotated[tuple[LabelledNodes, ...], Field(strict=False)] = ()
+    """The first whose labels a node has holds for it."""
     controller: Size = Size(cpu="4", memory="16Gi")
     worker: Size = Size(cpu="8", memory="64Gi")
     """Of a worker pod with one slot; more slots take as many times."""
@@ -59,6 +78,18 @@ class Settings(Spec):
     def gpu_resource_of(self, runtime: Runtime) -> str:
         """What Kubernetes calls a GPU of a job."""
         return runtime.gpu_resource_name or self.gpu_resource_name
+
+    def gpu_of(self, product: str) -> Gpu | None:
+        """The figures of a product, as nodes name it: these settings' own, else those of the mapper's table."""
+        for each in self.gpus:
+            if each.product == product:
+                return each.gpu("the operator's settings")
+        return gpu_of_product(product)
+
+    def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
+        """What is said of the links of a node with these labels."""
+        found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())
+        return next(found, NodeFigures())
 
     @classmethod
     def read(cls, file: Path) -> Self:

@@ -93,6 +93,8 @@ class ObservedPod:
     not_ready_since: datetime | None = None
     deleting_since: datetime | None = None
     grace_seconds: int = 30
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of memory and numbers of devices that it holds on its node; none once it has ended."""
     containers: tuple[ObservedContainer, ...] = ()
 
     @property
@@ -193,6 +195,8 @@ class Snapshot:
     heartbeat: Heartbeat | None = None
     nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
+    taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What pods of others request on each node: bytes of memory and numbers of devices."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     """What the cluster offers and the operator may use."""
     refused: Refusal | None = None

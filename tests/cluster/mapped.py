@@ -39,6 +39,8 @@ NODES: Mapping[str, tuple[int, int, str, str]] = {
 }
 """Value of the label `pool` -> nodes, GPUs of each, what their label says, and what `rlhf plan` calls them."""
 POOL = "pool"
+MEMORY = 64
+"""GiB of a worker pod: too little for models to wait there."""
 
 
 def ppo(pool: str) -> Document:
@@ -54,7 +56,7 @@ def ppo(pool: str) -> Document:
         },
         "training": {"totalSteps": 1000, "promptBatchSize": 1024, "miniBatchSize": 128},
         "resources": {"device": "GPU", "maxNodes": NODES[pool][0]},
-        "runtime": {"nodeSelector": {POOL: pool}},
+        "runtime": {"nodeSelector": {POOL: pool}, "worker": {"memory": f"{MEMORY}Gi"}},
     }
     metadata = {"name": f"ppo-{pool}"}
     return {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec}
@@ -68,8 +70,10 @@ def planned(pool: str) -> Document:
         write_model(folder)
         (folder / "job.yaml").write_text(kubectl_yaml.write(ppo(pool)))
         uris = [f"--set=models.{role}.uri={(folder / FOLDER).as_uri()}" for role in ROLES]
-        nodes = (f"--nodes={count}", f"--gpus-per-node={gpus}", f"--gpu={gpu}")
-        command = [Path(sys.executable).with_name("rlhf"), "plan", folder / "job.yaml", "--json", *nodes, *uris]
+        nodes = {"gpu": gpu, "count": count, "gpusPerNode": gpus, "hostMemoryGB": MEMORY * 2**30 / 1e9}
+        (folder / "nodes.yaml").write_text(kubectl_yaml.write({"nodes": [nodes]}))
+        told = ("--json", "--inventory", folder / "nodes.yaml")
+        command = [Path(sys.executable).with_name("rlhf"), "plan", folder / "job.yaml", *told, *uris]
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=False)
     document: Document = json.loads(done.stdout)
     return document

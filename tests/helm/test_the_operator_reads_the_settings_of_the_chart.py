@@ -26,6 +26,21 @@ OTHER: Values = {
         "storage": {"size": "4Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce"},
         "statusIntervalSeconds": 0.5,
     },
+    "cluster": {
+        "gpus": [
+            {
+                "name": "mine-96g",
+                "product": "NVIDIA-X9000",
+                "memoryGB": 96,
+                "bf16Tflops": 148.5,
+                "fp32Tflops": 44,
+                "memoryGBps": 4000,
+                "linkGBps": 900,
+                "hostGBps": 64,
+            }
+        ],
+        "nodeGroups": [{"matchLabels": {"pool": "a"}, "intraNodeGBps": 600, "interNodeGbps": 100}],
+    },
     "fullnameOverride": "other",
 }
 
@@ -62,6 +77,7 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
         "trainerImage": trainer["image"],
         "imagePullPolicy": trainer["pullPolicy"],
         **{name: value for name, value in trainer.items() if name not in ("image", "pullPolicy")},
+        **{name: tuple(value) for name, value in OTHER["cluster"].items()},
         "leaseName": "other",
         "leaseNamespace": NAMESPACE,
     }

@@ -211,7 +211,11 @@ def growing(seed: int) -> tuple[Job, list[Cluster], dict[Role, Architecture]]:
     network = draw.choice([None, None, 12.5 * GB, 100 * GB])
     gpu = GPUS[draw.choice(["a100-80g", "h100-80g", "l40s-48g", "l4-24g"])]
     nodes = NodeGroup(
-        gpu=gpu, count=draw.randint(1, 4), gpus_per_node=draw.choice([1, 2, 3, 4, 6]), node_bandwidth=network
+        gpu=gpu,
+        count=draw.randint(1, 4),
+        gpus_per_node=draw.choice([1, 2, 3, 4, 6]),
+        node_bandwidth=network,
+        host_memory=draw.choice([None, 64 * GB, 250 * GB]),
     )
     clusters = [Cluster((nodes,))]
     for _ in range(2):

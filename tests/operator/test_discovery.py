@@ -6,6 +6,7 @@ import pytest
 
 from rlhf_operator.cluster.client import ApiError, NoClusterError
 from rlhf_operator.cluster.discovery import discover
+from rlhf_operator.cluster.resources import OURS
 from rlhf_operator.settings import Settings
 from tests.operator.test_writes_to_a_failing_server import Parts, run
 
@@ -33,7 +34,24 @@ def test_what_is_not_installed_is_not_offered(tmp_path: Path) -> None:
         parts.server.will("GET", "/apis/kueue.x-k8s.io", 404)
         offer = await discover(parts.client, SETTINGS)
         assert not offer.capabilities
-        assert [kind.name for kind in offer.kinds] == ["jobs", "pods", "claims"]
+        assert [kind.name for kind in offer.kinds] == ["jobs", "claims", "pods"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("status", "selector"), [(200, ""), (403, OURS)])
+def test_pods_of_others_are_watched_where_nodes_may_be_read(
+    status: int, selector: str, tmp_path: Path, pauses: list[float]
+) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", JOBS, 200, {"resources": [{"name": "rlhfjobs"}]})
+        parts.server.will("GET", "/apis/ray.io/v1", 404)
+        parts.server.will("GET", "/apis/kueue.x-k8s.io", 404)
+        parts.server.will("GET", "/api/v1/nodes", status, {"items": []})
+        offer = await discover(parts.client, Settings())
+        (pods,) = (kind for kind in offer.kinds if kind.name == "pods")
+        assert pods.selector == selector
+        assert not pauses
 
     run(tmp_path, test)
 

@@ -52,7 +52,7 @@ class Server:
         return Listing(items=self.rayjobs if resource.plural == "rayjobs" else (), version=9)
 
 
-def looked(server: Server, cache: Cache) -> Snapshot:
+def looked(server: Server, cache: Cache, *, fresh: bool = True) -> Snapshot:
     async def look() -> Snapshot:
         heartbeats = Heartbeats(lambda: NOW)
         offer = Offer(capabilities=frozenset({"kuberay"}), kinds=())
@@ -60,7 +60,7 @@ def looked(server: Server, cache: Cache) -> Snapshot:
         observer = Observer(client, cache, heartbeats, Settings(), lambda _: None)
         observer.offer = offer
         try:
-            seen = await observer.observe(("n", "a"), fresh=True, since=NOW)
+            seen = await observer.observe(("n", "a"), fresh=fresh, since=NOW)
         finally:
             await heartbeats.close()
         assert seen is not None
@@ -90,3 +90,14 @@ def test_a_job_whose_status_was_lost_is_listed_where_the_cache_knows_of_an_attem
     cache.put("rayjobs", rayjob("7"))
     assert [each.name for each in looked(server, cache).rayjobs] == ["a-a1"]
     assert "list rayjobs" in server.asked
+
+
+def test_what_others_hold_on_a_node_is_seen_and_not_what_the_job_itself_holds() -> None:
+    cache = Cache()
+    cache.put("jobs", job({"attempt": 1}))
+    labels = {names.JOB_NAME: "a", names.JOB_UID: "u", names.ATTEMPT: "1"}
+    requests = {"resources": {"requests": {"nvidia.com/gpu": "2"}}}
+    for name, own in (("mine", labels), ("other", {})):
+        metadata = {"namespace": "n", "name": name, "uid": name, "resourceVersion": "3", "labels": own}
+        cache.put("pods", {"metadata": metadata, "spec": {"nodeName": "node", "containers": [requests]}})
+    assert looked(Server({"attempt": 1}), cache, fresh=False).taken == {"node": {"nvidia.com/gpu": 2}}

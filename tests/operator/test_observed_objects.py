@@ -29,12 +29,14 @@ KEYS = [
         "exitCode",
     ),
     *("reason", "message", "phase", "podIP", "taints", "allocatable", "accessModes", "attempt", "attempts", "progress"),
+    *("nodeName", "containers", "initContainers", "resources", "requests", "memory", "nvidia.com/gpu", "overhead"),
     *("lastTransitionTime", "terminationGracePeriodSeconds", "models", "uri", "suspend", names.ATTEMPT, names.JOB_NAME),
 ]
 VALUES = [
     *("True", "False", "Ready", "PodScheduled", "Evicted", "job://x", "pvc://c/p", "RayJob", "RLHFJob"),
     "2026-01-31T12:00:00Z",
 ]
+VALUES += ["1", "2Gi", "1e999"]
 VALUES += ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "12:00", "²", "-1", "9" * 5000, "Running", "\ud800"]
 CONDITION = {"status": "True"}
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(VALUES)
@@ -52,6 +54,7 @@ def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
     parse.job(document)
     parse.rayjob(document, "uid")
     parse.pod(document)
+    parse.pod(parse.slim_pod(document))
     parse.node(document)
     parse.quota(document)
     cache = Cache()
@@ -279,6 +282,61 @@ def test_what_nothing_depends_on_is_no_news() -> None:
     assert cache.put("nodes", node) == {("n", "a"), ("n", "m")}
     claim = {"metadata": {"namespace": "n", "name": "r-output", "uid": "k", "resourceVersion": "9"}}
     assert cache.put("claims", claim) == {("n", "r")}
+
+
+def holding(name: str, version: int, phase: str = "Running", **spec: Any) -> dict[str, Any]:
+    """A pod of somebody else on a node."""
+    metadata = {"namespace": "x", "name": name, "uid": name, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"nodeName": "node", **spec}, "status": {"phase": phase}}
+
+
+def container(gpu: str = "0", **requests: str) -> dict[str, Any]:
+    return {"resources": {"requests": {"nvidia.com/gpu": gpu, **requests}}}
+
+
+def test_a_pod_holds_what_its_containers_request_together_or_one_before_them() -> None:
+    before = [container(memory="9Gi"), {**container(memory="1Gi"), "restartPolicy": "Always"}]
+    document = holding(
+        "a",
+        1,
+        containers=[container(gpu="2", memory="4Gi", cpu="8"), container(gpu="1", memory="1.5Gi")],
+        initContainers=before,
+        overhead={"memory": "1Mi"},
+    )
+    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 9 * 2**30 + 2**20}
+    document["spec"]["initContainers"] = before[1:]
+    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 6.5 * 2**30 + 2**20}
+    document["status"]["phase"] = "Succeeded"
+    assert parse.pod(document).requests == {}
+
+
+def test_what_the_pods_of_a_node_hold_is_known_whoever_they_belong_to() -> None:
+    cache = Cache()
+    two = [container(gpu="2", memory="1Gi")]
+    assert cache.put("pods", holding("a", 1, containers=two)) == set()
+    cache.put("pods", holding("b", 2, containers=two))
+    assert cache.pods.requested == {"node": {"nvidia.com/gpu": 4, "memory": 2**31}}
+    cache.put("pods", holding("a", 3, phase="Failed", containers=two))
+    assert cache.pods.requested == {"node": {"nvidia.com/gpu": 2, "memory": 2**30}}
+    cache.remove("pods", holding("b", 4, containers=two))
+    cache.put("pods", holding("waits", 5, containers=two, nodeName=None))
+    assert cache.pods.requested == {}
+    cache.put("pods", holding("c", 6, containers=two))
+    cache.put_list("pods", Listing(items=(), version=7), cache.keys("pods", None))
+    assert cache.pods.requested == {}
+
+
+def test_of_a_pod_that_is_of_no_job_little_is_kept() -> None:
+    containers = [{"name": "x", "image": "y", "env": [{"name": "Z", "value": "secret"}], **container(gpu="2")}]
+    document = holding("a", 1, containers=containers, volumes=[{"name": "data"}])
+    document["status"] |= {"podIP": "10.0.0.1", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+    slim = parse.slim_pod(document)
+    assert parse.slim_pod(slim) == slim
+    assert not {"secret", "data", "10.0.0.1"} & set(json.dumps(slim).replace('"', " ").split())
+    assert parse.pod(slim).requests == parse.pod(document).requests == {"nvidia.com/gpu": 2}
+    assert (parse.pod(slim).node, parse.pod(slim).phase) == ("node", "Running")
+    document["metadata"]["labels"] = {names.JOB_NAME: "j"}
+    assert parse.slim_pod(document) is document
 
 
 def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:

@@ -6,6 +6,7 @@ one that has been deleted never comes back, whatever the order in which lists, w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
@@ -115,6 +116,28 @@ class Table(Generic[T]):
             self._entries[key] = now
 
 
+class Pods(Table[ObservedPod]):
+    """The pods, and what those of each node request together."""
+
+    def __init__(self) -> None:
+        super().__init__(_pod)
+        self.requested: dict[str, Counter[str]] = {}
+        """By node; an entry is replaced, never changed."""
+
+    def _set(self, key: Key, before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> None:
+        super()._set(key, before, now)
+        for entry, sign in ((before, -1), (now, 1)):
+            if entry and entry.value.node and entry.value.requests:
+                self._add(entry.value, sign)
+
+    def _add(self, pod: ObservedPod, sign: int) -> None:
+        together = Counter(self.requested.get(pod.node, {}))
+        together.update({name: sign * number for name, number in pod.requests.items()})
+        self.requested[pod.node] = +together
+        if not self.requested[pod.node]:
+            del self.requested[pod.node]
+
+
 def _identity(document: Document) -> tuple[Key, str, int]:
     version = raw.text(document, "metadata", "resourceVersion")
     key = (raw.text(document, "metadata", "namespace"), raw.text(document, "metadata", "name"))
@@ -134,7 +157,8 @@ def _rayjob(document: Document) -> tuple[ObservedRayJob, str, frozenset[str]]:
 
 def _pod(document: Document) -> tuple[ObservedPod, str, frozenset[str]]:
     # KubeRay's RayCluster owns it.
-    return parse.pod(document), raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
+    pod = parse.pod(parse.slim_pod(document))
+    return pod, raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
 
 
 def _job_names(document: Document) -> frozenset[str]:
@@ -162,7 +186,7 @@ class Cache:
     def __init__(self) -> None:
         self.jobs = Table(_job)
         self.rayjobs = Table(_rayjob)
-        self.pods = Table(_pod)
+        self.pods = Pods()
         self.nodes = Table(_node)
         self.claims = Table(_claim)
         self.quotas = Table(_quota)

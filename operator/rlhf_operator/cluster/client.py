@@ -137,8 +137,14 @@ class Client:
         """An object; None where there is none."""
         return await self.find(resource.path(namespace, name), resource.plural)
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
-        """All objects, in pages; what the server says now."""
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        selector: str = "",
+        slim: Callable[[Document], Document] | None = None,
+    ) -> Listing:
+        """All objects, in pages; what the server says now. slim: what is kept of an object, of each page at once."""
         items: list[Document] = []
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         while True:
@@ -155,7 +161,7 @@ class Client:
                 raise ApiError(0, f"GET {resource.path(namespace)}: the answer is no list")
             for item in page["items"] or []:
                 item.get("metadata", {}).pop("managedFields", None)  # half of its bulk, and nobody reads it
-                items.append(item)
+                items.append(slim(item) if slim else item)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return Listing(items=tuple(items), version=int(metadata.get("resourceVersion") or 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rlhf_operator.cluster import raw
@@ -20,7 +20,7 @@ class Kind:
     name: KindName
     resource: Resource
     selector: str = ""
-    """Label selector: the server sends only the objects of our jobs."""
+    """Label selector: the server sends only the objects of our jobs. Empty: all."""
     namespaced: bool = True
 
 
@@ -41,8 +41,7 @@ async def discover(client: Client, settings: Settings) -> Offer:
     if not await _serves(client, JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
         raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
-    kinds = [Kind(name="jobs", resource=JOBS), Kind(name="pods", resource=PODS, selector=OURS)]
-    kinds.append(Kind(name="claims", resource=CLAIMS))
+    kinds = [Kind(name="jobs", resource=JOBS), Kind(name="claims", resource=CLAIMS)]
     capabilities: set[Capability] = set()
     if await _serves(client, RAYJOBS):
         capabilities.add("kuberay")
@@ -50,9 +49,12 @@ async def discover(client: Client, settings: Settings) -> Offer:
     if (kueue := await _kueue(client)) and await _may_list(client, kueue, next(iter(settings.namespaces), None)):
         capabilities.add("kueue")
         kinds.append(Kind(name="quotas", resource=kueue))
+    pods = Kind(name="pods", resource=PODS, selector=OURS)
     if settings.read_nodes and await _may_list(client, NODES, None):
         capabilities.add("nodes")
         kinds.append(Kind(name="nodes", resource=NODES, namespaced=False))
+        pods = replace(pods, selector="")  # those of others hold GPUs of the nodes
+    kinds.append(pods)
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 
 

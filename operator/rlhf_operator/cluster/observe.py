@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -73,7 +74,8 @@ class Observer:
         self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
-        listing = await self._client.list(kind.resource, namespace, kind.selector)
+        slim = parse.slim_pod if kind.name == "pods" else None
+        listing = await self._client.list(kind.resource, namespace, kind.selector, slim)
         self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
@@ -161,6 +163,7 @@ class Observer:
             quota=self._quota(job),
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             nodes=nodes,
+            taken=self._taken(job),
             capabilities=self.offer.capabilities,
             watching_since=since,
             fresh=fresh,
@@ -174,6 +177,14 @@ class Observer:
         for _, each in self._cache.pods.find(job.namespace, job.name):
             if each.owner == job.uid:
                 yield each.value
+
+    def _taken(self, job: ObservedJob) -> dict[str, Counter[str]]:
+        """What the pods of others request on each node."""
+        taken = dict(self._cache.pods.requested)
+        for pod in self._pods(job):
+            if pod.node in taken:
+                taken[pod.node] = taken[pod.node] - Counter(pod.requests)
+        return taken
 
     def _inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
         """Of the job, of those, and so on; each once."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rlhf_api.quantities import amount
 from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.cluster import raw
@@ -130,8 +134,59 @@ def pod(document: Document) -> ObservedPod:
         # Kubernetes writes when the grace period will be over.
         deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
         grace_seconds=grace,
+        requests=_requests(document),
         containers=tuple(_containers(document)),
     )
+
+
+def slim_pod(document: Document) -> Document:
+    """Of a pod that is of no job what counts: where it is and what it requests; a pod of a job as it is."""
+    if raw.text(document, "metadata", "labels", names.JOB_NAME):
+        return document
+    identity = ("namespace", "name", "uid", "resourceVersion")
+    return {
+        "metadata": {name: raw.text(document, "metadata", name) for name in identity},
+        "spec": {
+            "nodeName": raw.text(document, "spec", "nodeName"),
+            "overhead": raw.texts(document, "spec", "overhead"),
+            **{
+                part: [
+                    {
+                        "resources": {"requests": raw.texts(each, "resources", "requests")},
+                        "restartPolicy": raw.text(each, "restartPolicy"),
+                    }
+                    for each in raw.entries(document, "spec", part)
+                ]
+                for part in ("containers", "initContainers")
+            },
+        },
+        "status": {"phase": raw.text(document, "status", "phase")},
+    }
+
+
+def _requests(document: Document) -> dict[str, int]:
+    """Memory and devices that a pod holds: what its containers request together, or one before them if that is more."""
+    if raw.text(document, "status", "phase") in ("Succeeded", "Failed"):
+        return {}
+    before = list(raw.entries(document, "spec", "initContainers"))
+    beside = [each for each in before if each.get("restartPolicy") == "Always"]
+    together: Counter[str] = Counter()
+    for each in (*raw.entries(document, "spec", "containers"), *beside):
+        together.update(_amounts(raw.texts(each, "resources", "requests")))
+    for each in before:
+        together |= Counter(_amounts(raw.texts(each, "resources", "requests")))
+    together.update(_amounts(raw.texts(document, "spec", "overhead")))
+    return dict(together)
+
+
+def _amounts(quantities: Mapping[str, str]) -> dict[str, int]:
+    """Whole numbers of memory and devices, rounded up."""
+    found = {}
+    for name, quantity in quantities.items():
+        if name == "memory" or "/" in name:
+            with suppress(ValueError):
+                found[name] = math.ceil(amount(quantity))
+    return found
 
 
 def _grace_seconds(document: Document) -> int:

@@ -86,7 +86,7 @@ def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Se
         return False
     if have.device == "CPU" or not capacity.nodes_known:  # one node may have several worker pods
         return bool(capacity.machines)
-    return have_room(capacity, [(pool.nodes, pool.slots_per_node, pool.gpu) for pool in have.pools])
+    return have_room(capacity, [(pool.nodes, pool.slots_per_node, pool.gpu) for pool in have.pools], settings)
 
 
 def _digest(matters: object) -> str:

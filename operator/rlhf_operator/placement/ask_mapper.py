@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import auto_map, predict
-from rlhf_mapper.hardware import Cluster, gpu_of_product
+from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
@@ -63,7 +63,7 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
     answers = [(auto_map(job, cluster, shapes.known, device=capacity.device), machines) for cluster, machines in known]
     best, machines = min(answers, key=lambda each: _seconds(each[0]))
     if isinstance(best, Infeasible):
-        raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best)}")
+        raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best, settings)}")
     return MapperAnswer(best)
 
 
@@ -73,9 +73,9 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     pools = job.spec.placement.pools
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
     if not capacity.machines:
-        raise NoPlaceError(nodes_too_small(job, snapshot, settings).as_clause)
+        raise NoPlaceError(f"{nodes_too_small(job, snapshot, settings).as_clause}{capacity.note}")
     asked = [(pool.nodes, pool.slots_per_node, None) for pool in pools]
-    if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked):
+    if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
     by_hand = place(_with_device(job, capacity), (slots if capacity.device == "GPU" else 0,))
@@ -141,11 +141,11 @@ def _does_not_fit(capacity: Capacity, machines: Sequence[MachineGroup], why: Inf
     return f"no mapping onto {replace(capacity, machines=tuple(machines))} fits: {why}"
 
 
-def _more_nodes(capacity: Capacity, infeasible: Infeasible) -> str:
+def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) -> str:
     """A clause that says how a job may have more of the nodes that there are; empty where they are too few."""
     for gpu, gpus in infeasible.smallest:
         for group in capacity.machines:
-            known, nodes = gpu_of_product(group.product), -(-gpus // max(group.slots, 1))
+            known, nodes = settings.gpu_of(group.product), -(-gpus // max(group.slots, 1))
             if known and known.name == gpu and group.count >= nodes:
                 return f"; spec.resources.maxNodes {nodes} lets it have {gpus} x {gpu}"
     return ""
@@ -157,14 +157,14 @@ def _with_device(job: Job, capacity: Capacity) -> Job:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
-def have_room(capacity: Capacity, pools: Iterable[tuple[int, int, str | None]]) -> bool:
+def have_room(capacity: Capacity, pools: Iterable[tuple[int, int, str | None]], settings: Settings) -> bool:
     """Whether the nodes have room for pools, the widest first; a pod takes its slots on one node.
 
     pools: (pods, slots of each, the mapper's name of their GPUs or None for any).
     """
     free = Counter[tuple[int, str]]()
     for group in capacity.machines:
-        known = gpu_of_product(group.product)
+        known = settings.gpu_of(group.product)
         free[group.slots, known.name if known else ""] += group.count
     return all(_take(free, *pool) for pool in sorted(pools, key=lambda pool: -pool[1]))
 
@@ -202,7 +202,7 @@ def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         there = (
             f"{capacity.as_clause} and {small}"
             if capacity.machines
-            else f"{small.as_clause}, none with {wanted or 'any'}"
+            else f"{small.as_clause}{capacity.note}, none with {wanted or 'any'}"
         )
         largest = max(group.slots for group in small.machines)
         less = [f"spec.resources.slotsPerNode to {largest}"] * (largest > 0)

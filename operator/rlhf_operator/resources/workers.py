@@ -11,7 +11,6 @@ from rlhf_api.names import POOL_RESOURCE
 from rlhf_api.quantities import amount, times
 from rlhf_api.runtime import Runtime
 from rlhf_api.status import MappedPool
-from rlhf_mapper.hardware import gpu_of_product
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.resources import identity
@@ -110,17 +109,23 @@ def _where(pods: Pods, pool: MappedPool) -> dict[str, Any]:
 
 
 def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
-    """Nodes of the type of GPU that the mapper chose; a user who places by hand chooses nodes too."""
+    """Nodes of the type of GPU that the mapper chose, not shared; a user who places by hand chooses nodes too."""
     if pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
     by_label: dict[str, set[str]] = {}
-    for node in pods.snapshot.nodes or ():
-        for label in names.GPU_PRODUCTS:
-            known = gpu_of_product(node.labels.get(label, ""))
-            if known and known.name == pool.gpu:
-                by_label.setdefault(label, set()).add(node.labels[label])
+    nodes = pods.snapshot.nodes or ()
+    for node in nodes:
+        label = names.gpu_label(node.labels)
+        known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
+        if known and known.name == pool.gpu:
+            by_label.setdefault(label, set()).add(node.labels[label])
+    unshared = [
+        {"key": label, "operator": "NotIn", "values": sorted(ways)}
+        for label in names.GPU_SHARING
+        if (ways := {node.labels.get(label, "none") for node in nodes} - {"none"})
+    ]
     terms = [
-        {"matchExpressions": [{"key": label, "operator": "In", "values": sorted(products)}]}
+        {"matchExpressions": [{"key": label, "operator": "In", "values": sorted(products)}, *unshared]}
         for label, products in sorted(by_label.items())
     ]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

@@ -1,6 +1,7 @@
 """The operator as the chart's service account lives whole lives of jobs with just the rights that the chart gives."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,30 @@ def test_a_whole_life_needs_no_right_that_the_chart_does_not_give(
         refused = [line for line in (process.get("/metrics") or "").splitlines() if 'code="403"' in line]
         assert refused == []
         assert "forbidden" not in process.log().lower()
+
+
+def test_gpus_that_another_pod_holds_are_seen(rlhf_server: Cluster, namespace: str, tmp_path: Path) -> None:
+    job = small_job("large", namespace)
+    job["spec"]["resources"] = {"device": "GPU", "slotsPerNode": 4}
+    with (
+        gpus_held(rlhf_server, namespace, 6),  # of the node's 8, before the operator lists the pods
+        stage(rlhf_server, namespace, tmp_path) as (lives, _),
+    ):
+        lives.apply(job)
+        told = rlhf_server.until(lambda: lives.jobs.condition("large", "Mapped"), SECONDS, "the mapper is asked")
+    assert (told["status"], told["reason"]) == ("False", "NoFeasiblePlacement")
+    assert "pods of others hold 6 GPUs" in told["message"]
+
+
+@contextmanager
+def gpus_held(server: Cluster, namespace: str, number: int) -> Iterator[None]:
+    """A pod of somebody else on the node meanwhile, with so many of its GPUs."""
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    holds = {"name": "one", "image": "none", "resources": {"limits": {"nvidia.com/gpu": str(number)}}}
+    server.expect("POST", pods, {"metadata": {"name": "holder"}, "spec": {"containers": [holds]}})
+    server.until(lambda: server.expect("GET", f"{pods}/holder")["spec"].get("nodeName"), SECONDS, "it is on the node")
+    yield
+    server.expect("DELETE", f"{pods}/holder", {"gracePeriodSeconds": 0})
 
 
 def suspend_and_resume(lives: Lives, job: str) -> None:

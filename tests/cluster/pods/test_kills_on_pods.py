@@ -113,6 +113,7 @@ def test_a_job_is_mapped_onto_the_gpus_that_nodes_have(operated: Cluster, pods_n
     operated.offer_volumes()
     jobs = golden_path.shortened({SFT: STEPS}, every_steps=SAVED_EVERY)
     jobs[SFT]["spec"]["resources"] = {"device": "GPU", "nodes": 2}
+    jobs[SFT]["spec"].setdefault("runtime", {})["worker"] = {"memory": "1Gi"}  # as the nodes have
     with invented_gpus(operated):
         golden_path.apply(operated, pods_namespace, jobs)
         found = golden_path.until(operated, pods_namespace, SFT, lambda found: found.get("rayJobName"), 60)
