@@ -297,7 +297,8 @@ def _infeasible(writer: Writer, answer: Infeasible) -> None:
     writer.line(f"nothing fits: {answer.reason}")
     if answer.short_bytes:
         writer.line(f"  short: {answer.short_bytes / GB:,.1f} GB of memory (1 GB = 1e9 bytes)")
-    if would_do := [*answer.options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
+    options = (option.replace(" x ", TIMES) for option in answer.options)  # GPUs are one word, as those of _slots
+    if would_do := [*options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
         writer.line(f"  would do: {' or '.join(would_do)}")
 
 

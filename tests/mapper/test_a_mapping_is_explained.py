@@ -219,7 +219,7 @@ def test_what_is_short_and_what_would_do_is_said() -> None:
     words = " ".join(text_of(TOO_BIG, 80).split())
     assert TOO_BIG.reason in words
     assert "412.5 GB" in words
-    assert f"24{TIMES}a100-80g or 16{TIMES}h200-141g" in words
+    assert f"16{TIMES}b200-180g or spec.training.batchSize: 128 or 24{TIMES}a100-80g or 16{TIMES}h200-141g" in words
 
 
 @each_mapping
