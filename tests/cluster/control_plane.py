@@ -163,6 +163,7 @@ class ControlPlane:
             f"--secure-port={self.settings.ports['controllers']}",
             f"--cert-dir={self.folder}/controllers",
             "--node-monitor-grace-period=20s",
+            "--pvclaimbinder-sync-period=1s",  # a claim that is made with its volume may have missed it
             "--profiling=false",
             "--v=1",
             environment=MEMORY_FOR_TIME,
