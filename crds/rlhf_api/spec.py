@@ -13,7 +13,6 @@ from rlhf_api.contract import (
     DataUri,
     Identifier,
     ModelUri,
-    Name,
     NodeCount,
     SlotCount,
     Spec,
@@ -25,8 +24,9 @@ from rlhf_api.contract import (
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.model_shape import Shape
-from rlhf_api.names import PlacedRole, Role
+from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
+from rlhf_api.placement import Placement
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.runtime import Runtime
 
@@ -345,26 +345,6 @@ class Resources(Spec):
         SlotCount | None,
         Field(description="Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."),
     ] = None
-
-
-class Pool(Spec):
-    """Slots that some models share."""
-
-    name: Annotated[Name, Field(description="Name of the pool.")]
-    models: Annotated[
-        tuple[PlacedRole, ...], Field(strict=False, min_length=1, max_length=5, description="Roles that live here.")
-    ]
-    nodes: Annotated[NodeCount, Field(description="Nodes of the pool.")] = 1
-    slots_per_node: Annotated[SlotCount, Field(description="Slots of each node.")]
-
-
-class Placement(Spec):
-    """Which models share which slots."""
-
-    mode: Annotated[Literal["Auto", "Manual"], Field(description="Auto lets the mapper decide.")] = "Auto"
-    pools: Annotated[
-        tuple[Pool, ...], Field(strict=False, max_length=8, description="The pools; with Manual only.")
-    ] = ()
 
 
 class Checkpoint(Spec):

@@ -1,0 +1,28 @@
+"""Which models share which slots: `placement` of a spec."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
+from rlhf_api.names import PlacedRole
+
+
+class Pool(Spec):
+    """Slots that some models share."""
+
+    name: Annotated[Name, Field(description="Name of the pool.")]
+    models: Annotated[
+        tuple[PlacedRole, ...], Field(strict=False, min_length=1, max_length=5, description="Roles that live here.")
+    ]
+    nodes: Annotated[NodeCount, Field(description="Nodes of the pool.")] = 1
+    slots_per_node: Annotated[SlotCount, Field(description="Slots of each node.")]
+
+
+class Placement(Spec):
+    """Which models share which slots."""
+
+    mode: Annotated[Literal["Auto", "Manual"], Field(description="Auto lets the mapper decide.")] = "Auto"
+    pools: Annotated[
+        tuple[Pool, ...], Field(strict=False, max_length=8, description="The pools; with Manual only.")
+    ] = ()
