@@ -26,3 +26,7 @@ class Placement(Spec):
     pools: Annotated[
         tuple[Pool, ...], Field(strict=False, max_length=8, description="The pools; with Manual only.")
     ] = ()
+    remap: Annotated[
+        Literal["Never", "AtCheckpoint"],
+        Field(description="When a running job takes a placement that measured steps show to be better; on a cluster."),
+    ] = "Never"

@@ -235,6 +235,7 @@ def _placement() -> Iterator[Rule]:
     yield Rule("resources.maxNodes", most.given.implies(auto), "is for placement.mode Auto only")
     yield Rule("placement.pools", auto.implies(pools.size() == 0), "is for mode Manual only")
     yield Rule("placement.pools", auto | (pools.size() > 0), "is missing, mode Manual needs it")
+    yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
     modelled = ~REWARD | REWARD_MODEL
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)

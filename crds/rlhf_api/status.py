@@ -42,6 +42,7 @@ ConditionType = Literal[
 ]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]
 Step = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Condition(Spec):
@@ -53,6 +54,25 @@ class Condition(Spec):
     message: Annotated[str, Field(description="A sentence for a person.")] = ""
     last_transition_time: Annotated[Timestamp, Field(description="When status last changed (RFC 3339).")]
     observed_generation: Annotated[int, Field(ge=0, description="Generation of the spec that it is about.")]
+
+
+class PhaseSeconds(Spec):
+    """What a phase of a step took."""
+
+    phase: Annotated[
+        Literal["reshard", "generation", "scoring", "update"], Field(description="As time/<phase> in metrics.jsonl.")
+    ]
+    seconds: Annotated[Seconds, Field(description="As measured.")]
+
+
+class Pace(Spec):
+    """What a step takes: medians over the latest steps of an attempt, without its first two."""
+
+    step_seconds: Annotated[Seconds, Field(description="Duration of a step.")]
+    response_tokens: Annotated[float | None, Field(ge=0, le=1e9, description="Mean length of its responses.")] = None
+    phases: Annotated[
+        tuple[PhaseSeconds, ...], Field(strict=False, max_length=4, description="Those that are predicted, too.")
+    ] = ()
 
 
 class Progress(Spec):
@@ -71,6 +91,7 @@ class Progress(Spec):
     last_step_time: Annotated[
         Timestamp | None, Field(description="When the latest step ended, on a cluster when the operator heard of it.")
     ] = None
+    pace: Annotated[Pace | None, Field(description="Of the attempt, once it has made a few steps.")] = None
 
 
 class Metric(Spec):
@@ -166,6 +187,29 @@ class MappedPlacement(Spec):
     micro_batch_tokens: Annotated[int | None, Field(ge=1, description="Of one forward pass, as mapped.")] = None
     predicted_step_seconds: Annotated[float | None, Field(gt=0, description="Unset where shapes are unknown.")] = None
     predicted_tokens_per_second: Annotated[float | None, Field(gt=0, description="The same in tokens.")] = None
+    measured_step_seconds: Annotated[
+        Seconds | None, Field(description="Median of the latest steps; by phase in attempts[].measured.")
+    ] = None
+
+
+class MeasuredPhase(PhaseSeconds):
+    """What a phase of a step took, beside what the mapper says of it."""
+
+    predicted_seconds: Annotated[
+        float, Field(gt=0, le=1e9, description="For responses of the measured length, without any correction.")
+    ]
+
+
+class Measured(Pace):
+    """The pace of an attempt beside predictions; it corrects those for jobs with the same models."""
+
+    step: Annotated[Step, Field(description="Steps finished then.")]
+    models: Annotated[str, Field(description="Digest of the models' shapes and of how the mapper predicts.")] = ""
+    gpus: Annotated[tuple[str, ...], Field(strict=False, max_length=8, description="Types of its GPUs.")] = ()
+    phases: Annotated[
+        tuple[MeasuredPhase, ...],
+        Field(strict=False, max_length=4, description="Those that were measured and predicted."),
+    ] = ()
 
 
 class Attempt(Spec):
@@ -176,7 +220,8 @@ class Attempt(Spec):
     end_time: Annotated[Timestamp | None, Field(description="When it ended (RFC 3339).")] = None
     slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots it was given.")]
     outcome: Annotated[
-        Literal["Running", "Succeeded", "Failed", "Suspended"], Field(description="How it ended, if it has.")
+        Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped"],
+        Field(description="How it ended, if it has."),
     ] = "Running"
     counted: Annotated[bool, Field(description="Whether its failure counts against backoffLimit.")] = False
     reason: Annotated[Reason | None, Field(description="Why it failed.")] = None
@@ -185,6 +230,7 @@ class Attempt(Spec):
     node: Annotated[str | None, Field(description="The node it was on.")] = None
     first_step: Annotated[Step | None, Field(description="Steps that were finished when it began to train.")] = None
     last_step: Annotated[Step | None, Field(description="Steps finished when it ended, as far as was heard.")] = None
+    measured: Annotated[Measured | None, Field(description="What its steps took, once it had made a few.")] = None
 
 
 class Status(Spec):

@@ -264,11 +264,12 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
 
 
 def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
-    """A node group for each pool, the largest pools first; None where one has no room left."""
+    """A node group for each pool, of its type of GPU if it says one, the largest pools first; None without room."""
     left = [group.gpus for group in cluster.groups]
     groups: dict[str, int] = {}
     for pool in sorted(pools, key=lambda pool: -pool.size):
-        group = next((place for place, gpus in enumerate(left) if gpus >= pool.size), None)
+        suits = [pool.gpu in ("", group.gpu.name) for group in cluster.groups]
+        group = next((place for place, gpus in enumerate(left) if suits[place] and gpus >= pool.size), None)
         if group is None:
             return None
         left[group] -= pool.size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from rlhf_api.status import Status
+from rlhf_api.status import Attempt, Status
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
@@ -193,6 +193,8 @@ class Snapshot:
     """By name; the claims that exist, of those that the spec or an input's output names and the job's own."""
     quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
+    measured: tuple[Attempt, ...] = ()
+    """Of each other job of the namespace the newest attempt that was measured; read with `fresh` only."""
     nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -141,6 +141,7 @@ RIGHT: dict[str, Case] = {
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
     "manual placement": Case("PPO", (POOLS,)),
+    "a better placement at a checkpoint": Case("PPO", ("placement.remap=AtCheckpoint",)),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
     ),
@@ -415,6 +416,7 @@ WRONG: dict[str, Case] = {
         "SFT", (_pools(_pool("a", "actor", 1025)),), "spec.placement.pools.0.slotsPerNode"
     ),
     "manual placement without pools": Case("PPO", ("placement.mode=Manual",), "spec.placement.pools"),
+    "another placement than by hand": Case("PPO", (POOLS, "placement.remap=AtCheckpoint"), "spec.placement.remap"),
     "pools with automatic placement": Case(
         "SFT", (f"placement.pools=[{_pool('a', 'actor')}]",), "spec.placement.pools"
     ),

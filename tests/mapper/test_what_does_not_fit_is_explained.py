@@ -291,6 +291,19 @@ def test_a_pool_on_parts_of_several_nodes_pays_for_their_network() -> None:
     assert halves.prediction.step_seconds > whole.prediction.step_seconds
 
 
+def test_a_mapping_is_predicted_on_the_gpus_that_it_names() -> None:
+    job, both = job_of("PPO"), cluster_of(("h100-80g", 1, 8), ("a100-80g", 1, 8))
+    for gpu in ("h100-80g", "a100-80g"):
+        best = auto_map(job, cluster_of((gpu, 1, 8)), shapes_of(job), device="GPU")
+        assert isinstance(best, DeviceMapping)
+        again = predict(job, best, both, shapes_of(job))
+        assert isinstance(again, DeviceMapping)
+        assert {pool.gpu for pool in again.pools} == {gpu}
+        assert again.prediction
+        assert best.prediction
+        assert again.prediction.step_seconds == pytest.approx(best.prediction.step_seconds)
+
+
 def test_models_that_do_not_fit_in_a_pool_made_by_hand_are_refused() -> None:
     job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 1))
     found = prediction_of(job, TWO_NODES, size="34B")

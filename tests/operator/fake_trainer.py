@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rlhf_api.status import Failure, Metric, Progress, SavedState, Status
+from rlhf_api.status import Failure, Metric, Pace, Progress, SavedState, Status
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer, ObservedPod
 from rlhf_operator.times import timestamp
@@ -33,10 +33,10 @@ def containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     return (ObservedContainer(name=own, running=True),)
 
 
-def words(trainer: Trainer, saved: int, saved_at: datetime) -> Status:
+def words(trainer: Trainer, saved: int, saved_at: datetime, pace: Pace | None) -> Status:
     made = trainer.step - trainer.first
     stepped = timestamp(trainer.stepped)
-    progress = Progress(step=trainer.step, total_steps=TOTAL_STEPS, stage="SFT", last_step_time=stepped)
+    progress = Progress(step=trainer.step, total_steps=TOTAL_STEPS, stage="SFT", last_step_time=stepped, pace=pace)
     told = trainer.message or "it broke"
     failed = 0 < (trainer.exit_code or 0) <= 8
     return Status.model_construct(

@@ -30,6 +30,7 @@ def check_step(before: Status, after: Status, generation: int) -> None:
     check(numbers == sorted(set(numbers)), "attempts are listed in order, once")
     running = [each.attempt for each in after.attempts if each.outcome == "Running"]
     check(running in ([], [after.attempt]), "only the current attempt runs")
+    check(sum(each.outcome == "Remapped" for each in after.attempts) <= 1, "a better placement is taken once")
     ended = {each.attempt: each for each in before.attempts if each.outcome != "Running"}
     check(all(each == ended.get(each.attempt, each) for each in after.attempts), "history is not rewritten")
     if len(after.attempts) == (after.attempt or 0):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from rlhf_api.status import Status
+from rlhf_api.status import Attempt, Pace, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, Delete, Event, Plan, ReadLive
 from rlhf_operator.reconcile import decide
@@ -70,6 +70,8 @@ class World:
     has_kueue: bool = True
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     trainer: Trainer | None = None
+    pace: Pace | None = None
+    others: tuple[Attempt, ...] = ()
     saved_step: int = 0
     saved_at: datetime = START
     beat: Heartbeat | None = None
@@ -114,6 +116,7 @@ class World:
             claims=dict(self.claims),
             quota=self.seen_quota,
             heartbeat=self.beat,
+            measured=self.others if fresh else (),
             nodes=self.nodes,
             capabilities=self.capabilities,
             watching_since=self.watching_since,
@@ -395,7 +398,7 @@ class World:
         self.beat = Heartbeat(
             attempt=rayjob.attempt,
             received=self.now,
-            status=words(trainer, self.saved_step, self.saved_at),
+            status=words(trainer, self.saved_step, self.saved_at, self.pace),
             exit_code=trainer.exit_code,
             complete=trainer.exit_code is not None,
         )

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from rlhf_api.status import Pace, PhaseSeconds
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
 from tests.operator.fake_trainer import START
@@ -48,11 +49,17 @@ POLICIES: tuple[dict[str, Any], ...] = (
 class Life(RuleBasedStateMachine):
     """One job from its creation on, with everything that can happen to it."""
 
-    @initialize(policy=st.sampled_from(POLICIES), is_queued=st.booleans(), knows_nodes=st.booleans())
-    def begin(self, policy: dict[str, object], is_queued: bool, knows_nodes: bool) -> None:
+    @initialize(
+        policy=st.sampled_from(POLICIES), is_queued=st.booleans(), knows_nodes=st.booleans(), may_grow=st.booleans()
+    )
+    def begin(self, policy: dict[str, object], is_queued: bool, knows_nodes: bool, may_grow: bool) -> None:
         labels = {names.QUEUE: "team"} if is_queued else {}
-        nodes = NODES if knows_nodes else None
-        self.world = World(spec={**SFT, "runPolicy": policy}, labels=labels, nodes=nodes)
+        nodes = NODES[:1] if may_grow else NODES
+        spec: dict[str, Any] = {**SFT, "runPolicy": policy}
+        if may_grow:
+            resources = {**SFT["resources"], "nodes": 1, "maxNodes": 4}
+            spec |= {"placement": {"remap": "AtCheckpoint"}, "resources": resources}
+        self.world = World(spec=spec, labels=labels, nodes=nodes if knows_nodes else None)
 
     @rule(dies_after=st.sampled_from([None, None, None, -1, 0, 1, 2]))
     def the_operator_passes(self, dies_after: int | None) -> None:
@@ -114,6 +121,14 @@ class Life(RuleBasedStateMachine):
         self.world.take_down()
         self.world.admit()
         self.world.make_pods()
+        self.world.operate()
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 1.0, 1e9]))
+    def nodes_come_and_steps_are_measured(self, seconds: float) -> None:
+        if self.world.nodes is not None:
+            self.world.nodes = NODES
+        self.world.pace = Pace(step_seconds=seconds, phases=(PhaseSeconds(phase="update", seconds=seconds),))
+        self.world.train(3)
         self.world.operate()
 
     @rule(steps=st.integers(0, 30))

@@ -24,6 +24,20 @@ def job(status: Document) -> Document:
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
+def measured_job(name: str, namespace: str, *steps: int) -> Document:
+    """Another job, each of whose attempts was measured after so many steps, or never (0)."""
+    attempts = [
+        {"attempt": number, "startTime": "2026-01-31T12:00:00Z", "slots": 1, "outcome": "Failed"}
+        | ({"measured": {"step": step, "stepSeconds": 1.5}} if step else {})
+        for number, step in enumerate(steps, 1)
+    ]
+    made = job({"attempts": attempts})
+    return {
+        **made,
+        "metadata": {**made["metadata"], "name": name, "namespace": namespace, "uid": f"{namespace}-{name}"},
+    }
+
+
 def rayjob(version: str) -> Document:
     owner = {"kind": "RLHFJob", "name": "a", "uid": "u", "controller": True}
     labels = {names.JOB_NAME: "a", names.ATTEMPT: "1"}
@@ -101,3 +115,16 @@ def test_what_others_hold_on_a_node_is_seen_and_not_what_the_job_itself_holds() 
         metadata = {"namespace": "n", "name": name, "uid": name, "resourceVersion": "3", "labels": own}
         cache.put("pods", {"metadata": metadata, "spec": {"nodeName": "node", "containers": [requests]}})
     assert looked(Server({"attempt": 1}), cache, fresh=False).taken == {"node": {"nvidia.com/gpu": 2}}
+
+
+def test_what_other_jobs_of_the_namespace_measured_is_seen() -> None:
+    cache = Cache()
+    for other in (
+        measured_job("b", "n", 7, 12, 0),
+        measured_job("c", "n", 0),
+        measured_job("d", "other", 7),
+        measured_job("e", "n", 9),
+    ):
+        cache.put("jobs", other)
+    measured = [each.measured for each in looked(Server({}), cache).measured]
+    assert sorted(each.step for each in measured if each) == [9, 12]

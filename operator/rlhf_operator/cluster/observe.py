@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from rlhf_api.status import Attempt
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key
@@ -162,6 +163,7 @@ class Observer:
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=self._quota(job),
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
+            measured=tuple(self._measured(job)) if fresh else (),
             nodes=nodes,
             taken=self._taken(job),
             capabilities=self.offer.capabilities,
@@ -197,6 +199,11 @@ class Observer:
             if entry is not None:
                 yield _input(entry.value)
                 waiting += sorted(inputs_of(entry.value.spec))
+
+    def _measured(self, job: ObservedJob) -> Iterator[Attempt]:
+        for (namespace, name), entry in self._cache.jobs:
+            if namespace == job.namespace and name != job.name:
+                yield from [each for each in entry.value.status.attempts if each.measured][-1:]
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         outputs = (each.output_uri for each in inputs.values())

@@ -19,6 +19,7 @@ from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for
+from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import origins_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -27,6 +28,8 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
 FORMAT = 1
 """Of what input_hash covers; another one makes every job be mapped anew on its next attempt."""
+WORSE = 1.15
+"""A step that takes so many times as long as with another placement is worth a new attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
     matters = {
         "format": FORMAT,
         "spec": {
-            name: getattr(spec, name).model_dump(mode="json")
+            name: getattr(spec, name).model_dump(mode="json", exclude={"remap"})
             for name in ("algorithm", "models", "data", "rollout", "training", "resources", "placement")
         },
         "worker": spec.runtime.worker.memory or settings.worker.memory,
@@ -89,6 +92,17 @@ def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Se
     return have_room(capacity, [(pool.nodes, pool.slots_per_node, pool.gpu) for pool in have.pools], settings)
 
 
+def better(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings) -> str:
+    """In words the placement of today, if by what was measured it is much faster than the one in use; else empty."""
+    if job.spec.placement.mode == "Manual" or not still_fits(job, have, snapshot, settings):
+        return ""
+    mapped, now = map_job(job, snapshot, settings), predicted(job, have, snapshot, settings)
+    seconds = mapped.mapping.predicted_step_seconds if mapped.mapping else None
+    if not (seconds and now and now.prediction and now.prediction.step_seconds > WORSE * seconds):
+        return ""
+    return f"{mapped.message}, instead of {now.prediction.step_seconds:.3g} s"
+
+
 def _digest(matters: object) -> str:
     return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -99,7 +113,8 @@ def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) ->
     if why_unpredicted:
         return f"{pools}{unseen}; not predicted: {why_unpredicted}"
     assert answer.prediction, "the mapper was asked"
-    return f"{pools}{unseen}; a step is predicted to take {answer.prediction.step_seconds:.3g} s"
+    corrected = ", as corrected by measured steps," * bool(answer.prediction.correction)
+    return f"{pools}{unseen}; a step is predicted{corrected} to take {answer.prediction.step_seconds:.3g} s"
 
 
 def _status_mapping(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
+from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.lower_bound import short_of_states
@@ -22,6 +25,7 @@ from rlhf_operator.placement.capacity import (
     machine_choices,
     nodes_too_small,
 )
+from rlhf_operator.placement.past import Past
 from rlhf_operator.placement.shapes import Shapes, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -60,7 +64,9 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
             f"the figures of GPU {product} are not known" if product else "the nodes do not say which GPUs they have"
         )
         return MapperAnswer(_together(job, offers, capacity), figures)
-    answers = [(auto_map(job, cluster, shapes.known, device=capacity.device), machines) for cluster, machines in known]
+    past = Past.of(job, shapes.known, capacity.device, snapshot)
+    search = partial(auto_map, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
+    answers = [(search(cluster, correction=past.correction(cluster)), machines) for cluster, machines in known]
     best, machines = min(answers, key=lambda each: _seconds(each[0]))
     if isinstance(best, Infeasible):
         raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best, settings)}")
@@ -82,14 +88,29 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown:
         return MapperAnswer(by_hand, shapes.why_unknown)
-    most = max(pool.slots_per_node for pool in pools)
+    past = Past.of(job, shapes.known, capacity.device, snapshot)
+    kept = predict_placed(job, by_hand, shapes.known, past, capacity, settings)
+    return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
+
+
+def predict_placed(
+    job: Job,
+    placed: DeviceMapping,
+    shapes: Mapping[Role, Architecture],
+    past: Past,
+    capacity: Capacity,
+    settings: Settings,
+) -> DeviceMapping | Infeasible:
+    """A mapping with its prediction on the machines of a job, or why there is none."""
+    most = max(max(pool.slots_per_machine) for pool in placed.pools)
+    slots = sum(pool.size for pool in placed.pools)
     equal = (MachineGroup(product=capacity.machines[0].product, count=-(-slots // most), slots=most),)
     machines = capacity.machines if capacity.device == "GPU" and capacity.nodes_known else equal
     cluster = cluster_of(machines, capacity.device, job, settings)
     if cluster is None:
-        return MapperAnswer(by_hand, "the figures of the GPUs are not known")
-    kept = predict(job, by_hand, cluster, shapes.known)
-    return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
+        return Infeasible(reason="the figures of the GPUs are not known")
+    correction = past.correction(cluster)
+    return predict(job, placed, cluster, shapes, correction=correction, responses=past.responses)
 
 
 def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:

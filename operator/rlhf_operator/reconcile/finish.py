@@ -111,6 +111,16 @@ def suspend(ctx: ReconcileContext) -> None:
     cleanup.delete_rayjobs(ctx, but=None)
 
 
+def remap(ctx: ReconcileContext) -> None:
+    """An attempt ends because another placement is better: its pods save a checkpoint when they are told to end."""
+    ctx.require_live("the job takes another placement")
+    _end_attempt(ctx, "Remapped")
+    message = "The attempt saves a checkpoint; the next one has the placement that measured steps show to be better."
+    ctx.set_status(mapping=None, next_attempt_time=None)
+    ctx.set_condition("Training", "False", conditions.RESTARTING, message)
+    cleanup.delete_rayjobs(ctx, but=None)
+
+
 def active_seconds(ctx: ReconcileContext) -> float:
     """How long the current attempt has had its slots; time in a queue does not count."""
     if ctx.record is None or not ctx.holds("QuotaReserved"):
@@ -119,7 +129,7 @@ def active_seconds(ctx: ReconcileContext) -> float:
     return min((ctx.age(each) for each in (began, reserved) if each), default=0.0)
 
 
-def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended"]) -> None:
+def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped"]) -> None:
     ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
     record, progress = ctx.record, ctx.status.progress
     has_trained = record is not None and record.first_step is not None

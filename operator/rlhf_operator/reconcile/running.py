@@ -7,7 +7,7 @@ from typing import Final
 
 from rlhf_api.status import Failure
 from rlhf_operator import failure
-from rlhf_operator.reconcile import attempt_status, cleanup, finish
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.times import parsed, timestamp
 
@@ -39,6 +39,8 @@ def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
         left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
         if left is not None and left > 0:
             ctx.requeue_after(left)
+        if left is None or left > 0:
+            review.look(ctx)
     elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
         finish.fail_attempt(ctx, found)
 

@@ -8,8 +8,9 @@ import pytest
 
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.lifecycle import Jobs, Trainer, example, is_head
+from tests.cluster.lifecycle import SECONDS, Jobs, Trainer, example, is_head
 from tests.cluster.operator_process import OperatorProcess, operator
+from tests.cluster.stage import small_job
 
 JOB = "helpful-sft"
 
@@ -92,6 +93,31 @@ def test_the_status_loses_what_no_longer_holds(operated: Jobs, job: str, trainer
     del trainer.document["status"]["progress"]["stepSeconds"]
     operated.server.until(lambda: operated.status(job)["progress"]["step"] == 4)
     assert "stepSeconds" not in operated.status(job)["progress"]
+
+
+def test_a_job_is_predicted_as_another_one_with_the_same_models_was_measured(operated: Jobs, trainer: Trainer) -> None:
+    first, second = (f"measured-{secrets.token_hex(2)}" for _ in range(2))
+    operated.server.offer_volumes(2)
+    operated.apply(small_job(first, operated.namespace))
+    operated.provision(first)
+    operated.initialize(first, trainer)
+    operated.train(first, trainer, step=7)
+    seconds = 3 * operated.status(first)["mapping"]["predictedStepSeconds"]
+    pace = {"stepSeconds": seconds, "phases": [{"phase": "update", "seconds": seconds}]}
+    trainer.trains(1, 8)
+    trainer.document["status"]["progress"]["pace"] = pace
+    (attempt,) = operated.server.until(
+        lambda: [each for each in operated.status(first)["attempts"] if "measured" in each], SECONDS, "it is measured"
+    )
+    status = operated.status(first)
+    assert (attempt["measured"]["step"], status["progress"]["pace"]) == (8, pace)
+    assert status["mapping"]["measuredStepSeconds"] == seconds
+    operated.apply(small_job(second, operated.namespace))
+    operated.wait_for(second, "Provisioning")
+    assert operated.status(second)["mapping"]["predictedStepSeconds"] == pytest.approx(seconds)
+    for each in (first, second):
+        operated.delete(each)
+        operated.bury_pods_until_gone(each)
 
 
 def test_an_operator_that_is_killed_in_every_phase_goes_on(

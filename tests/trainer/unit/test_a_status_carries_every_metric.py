@@ -1,10 +1,11 @@
-"""The status of a job has the latest value of every metric of metrics.jsonl."""
+"""The status of a job has the latest value of every metric of metrics.jsonl, and what its steps take."""
 
 import json
 from pathlib import Path
 
 from rlhf_api.files import load
 from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.run_folder.pace import LATEST, Steps
 from tests.examples.test_every_example_is_right import EXAMPLES
 
 RECORD = {"step": 3, "reward/mean": 0.5, "entropy": 1.25, "clip_fraction": 0.125, "time/step": 2.0}
@@ -18,3 +19,31 @@ def test_a_metric_is_in_the_status_whether_or_not_its_name_has_a_slash(tmp_path:
     shown = {metric["name"]: float(metric["value"]) for metric in status["metrics"]}
     assert shown == {name: value for name, value in RECORD.items() if name != "step"}
     assert status["progress"]["step"] == RECORD["step"], "the step is no metric"
+
+
+def steps(*seconds: float) -> list[dict[str, float]]:
+    lengths = {"response_length/mean": 20.0, "time/transfer": 1.0}
+    return [{"step": n, "time/step": each, "time/update": each / 2, **lengths} for n, each in enumerate(seconds, 1)]
+
+
+def test_what_steps_take_is_the_median_of_the_latest_without_the_first_two() -> None:
+    taken = Steps()
+    first = [taken.pace(record) for record in steps(90.0, 80.0, 4.0, 1.0, 2.0, 70.0, 3.0)]
+    assert first[:-1] == [None] * 6
+    pace = first[-1]
+    assert pace
+    assert (pace.step_seconds, pace.response_tokens) == (3.0, 20.0)
+    assert [(each.phase, each.seconds) for each in pace.phases] == [("update", 1.5)]
+    later = [taken.pace(record) for record in steps(*[6.0] * LATEST)][-1]
+    assert later
+    assert later.step_seconds == 6.0
+
+
+def test_the_status_tells_what_steps_take(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, next(job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo"))
+    folder.begin(None, inputs={})
+    for record in steps(*[2.0] * 7):
+        folder.record(record, total_steps=9, stage="PPO")
+    status = json.loads((folder.path / "status.json").read_text())
+    expected = {"stepSeconds": 2.0, "responseTokens": 20.0, "phases": [{"phase": "update", "seconds": 1.0}]}
+    assert status["progress"]["pace"] == expected

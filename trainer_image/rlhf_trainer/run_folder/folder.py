@@ -17,7 +17,7 @@ from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.resume import identity
-from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
+from rlhf_api.status import Failure, Metric, Output, Pace, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
@@ -25,6 +25,7 @@ from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.lock import require_newest
+from rlhf_trainer.run_folder.pace import Steps
 
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
@@ -98,8 +99,8 @@ def load_with_finished(output: Path, manifest: Path, overrides: Sequence[str]) -
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
 
-def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str) -> Progress:
-    """How far the job is after the step of a record, and its pace as far as that was measured."""
+def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str, pace: Pace | None) -> Progress:
+    """How far the job is after the step of a record, and what that took as far as it was measured."""
     step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
     return Progress(
         step=step,
@@ -109,6 +110,7 @@ def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str) ->
         tokens_per_second=None if tokens is None else round(tokens, 1),
         remaining_seconds=None if seconds is None else round(seconds * (total_steps - step)),
         last_step_time=now(),
+        pace=pace,
     )
 
 
@@ -159,6 +161,7 @@ class JobFolder:
         self.model = self.path / "model"
         self._job = job
         self._status = Status(phase="Pending", attempt=own_number())
+        self._steps = Steps()
 
     def finished(self) -> bool:
         """Whether a job of this name has succeeded here before."""
@@ -251,7 +254,7 @@ class JobFolder:
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
-        progress = progress_of(record, total_steps=total_steps, stage=stage)
+        progress = progress_of(record, total_steps=total_steps, stage=stage, pace=self._steps.pace(record))
         self._write_status(progress=progress, metrics=shown)
 
     @writes

@@ -1,0 +1,59 @@
+"""What attempts have measured, as the mapper takes it: how far predictions were off, and how long responses are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.status import Measured
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.calibration import KIND_OF
+from rlhf_mapper.coefficients import Correction, software_for
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import Device
+from rlhf_operator.snapshot import Snapshot
+
+MOST: Final = 1e3
+"""Measured over predicted seconds beyond this, or below its inverse, are no matter of speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What is known to a job from its own attempts, and from those of other jobs with the same models."""
+
+    measured: tuple[Measured, ...] = ()
+    """Of models of these shapes, beside predictions by the same software; the newest last."""
+    responses: tuple[float, ...] = ()
+    """Mean length in its own newest attempt, in tokens; none before that."""
+
+    @classmethod
+    def of(cls, job: Job, shapes: Mapping[Role, Architecture], device: Device, snapshot: Snapshot) -> Self:
+        """All that the snapshot shows."""
+        own, models = snapshot.job.status.attempts, models_digest(job, shapes, device)
+        tokens = [each.measured.response_tokens for each in own if each.measured]
+        attempts = sorted((*own, *snapshot.measured), key=lambda attempt: attempt.start_time)
+        known = tuple(each.measured for each in attempts if each.measured and each.measured.models == models)
+        return cls(measured=known, responses=lengths(job, tokens[-1] if tokens else None))
+
+    def correction(self, cluster: Cluster) -> Correction:
+        """By the newest attempt on such GPUs; where there is none, on others: most of it is the software's."""
+        types = {group.gpu.name for group in cluster.groups}
+        alike = [each for each in self.measured if set(each.gpus) == types]
+        newest = (alike or self.measured)[-1:]
+        ratios = {KIND_OF[each.phase]: each.seconds / each.predicted_seconds for of in newest for each in of.phases}
+        return Correction({kind: ratio for kind, ratio in ratios.items() if 1 / MOST <= ratio <= MOST})
+
+
+def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:
+    """The same for jobs whose predictions are off by the same factors, on GPUs of one type."""
+    matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision))
+    return hashlib.sha256(repr(matters).encode()).hexdigest()[:32]
+
+
+def lengths(job: Job, tokens: float | None) -> tuple[float, ...]:
+    """A sample of responses for the mapper, by their mean length."""
+    return (min(max(tokens, 1.0), float(job.spec.data.max_response_tokens)),) if tokens else ()
