@@ -30,6 +30,7 @@ SERVICE_URL = (
     r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
     r"(/[!\"$->A-~]*)?$"
 )
+OBJECTIVE = r"^(throughput|lowest-cost|fewest-gpus=[0-9]{1,9}(\.[0-9]{1,9})?)$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 
 FORMS = {
@@ -48,6 +49,7 @@ FORMS = {
     MODEL_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
     DATA_URI: "a URI that starts with hf://, package://, file:// or pvc://claim/",
     SERVICE_URL: "an http or https URL",
+    OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
 }
 """What a user is told about each pattern."""

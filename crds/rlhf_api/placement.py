@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
+from rlhf_api.contract import OBJECTIVE, Name, NodeCount, SlotCount, Spec
 from rlhf_api.names import PlacedRole
 
 
@@ -26,6 +26,14 @@ class Placement(Spec):
     pools: Annotated[
         tuple[Pool, ...], Field(strict=False, max_length=8, description="The pools; with Manual only.")
     ] = ()
+    objective: Annotated[
+        str,
+        Field(
+            pattern=OBJECTIVE,
+            max_length=32,
+            description="Of a step: least time, fewest GPUs for this time, or least price.",
+        ),
+    ] = "throughput"
     remap: Annotated[
         Literal["Never", "AtCheckpoint"],
         Field(description="When a running job takes a placement that measured steps show to be better; on a cluster."),

@@ -235,6 +235,8 @@ def _placement() -> Iterator[Rule]:
     yield Rule("resources.maxNodes", most.given.implies(auto), "is for placement.mode Auto only")
     yield Rule("placement.pools", auto.implies(pools.size() == 0), "is for mode Manual only")
     yield Rule("placement.pools", auto | (pools.size() > 0), "is missing, mode Manual needs it")
+    any_speed = Field("placement.objective") == "throughput"
+    yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
     modelled = ~REWARD | REWARD_MODEL
     for role in ROLES:

@@ -69,10 +69,11 @@ class GpuType(Spec):
 
 
 class NodeFigures(Spec):
-    """What links GPUs and nodes; what is unset is usual with the GPU type."""
+    """What links GPUs and nodes, and their price; links that are unset are usual with the GPU type."""
 
     intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
     inter_node: Annotated[GigabitsPerSecond | None, Field(alias="interNodeGbps")] = None
+    price_per_gpu_hour: Price | None = None
 
     @property
     def link(self) -> float | None:
@@ -92,7 +93,6 @@ class Nodes(NodeFigures):
     count: NodeCount
     gpus_per_node: SlotCount
     host_memory: Annotated[Memory | None, Field(alias="hostMemoryGB")] = None
-    price_per_gpu_hour: Price | None = None
 
     def group(self, gpu: Gpu) -> NodeGroup:
         """The same in bytes and bytes/s."""

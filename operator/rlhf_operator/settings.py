@@ -42,7 +42,7 @@ class ClusterGpu(GpuType):
 
 
 class LabelledNodes(NodeFigures):
-    """What links nodes with these labels and their GPUs."""
+    """What links nodes with these labels and their GPUs, and what these cost."""
 
     match_labels: Labels
 
@@ -87,7 +87,7 @@ class Settings(Spec):
         return gpu_of_product(product)
 
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
-        """What is said of the links of a node with these labels."""
+        """What is said of the links and the price of a node with these labels."""
         found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())
         return next(found, NodeFigures())
 

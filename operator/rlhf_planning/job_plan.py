@@ -33,15 +33,16 @@ def plan_job(
 ) -> DeviceMapping | Infeasible:
     """The best mapping of a job onto a cluster, or the one that its manifest says, with what a step would take.
 
-    objective: throughput, unless said otherwise. responses: lengths of past responses in tokens; without any, all are
-    as long as may be. Raises SpecError.
+    objective: that of the manifest, unless said otherwise. responses: lengths of past responses in tokens; without any,
+    all are as long as may be. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
         placed = place(job, _gpus_per_machine(cluster, device))
         return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
+    objective = objective or objective_for(job, cluster)
     search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
     mapping = search(objective=objective)
-    if isinstance(mapping, Infeasible) and objective and objective.kind == "fewest_gpus":
+    if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
         return _too_slow(search(), objective.most_seconds)
     return mapping
 
@@ -79,30 +80,46 @@ def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infea
     )
 
 
-def objective_of(text: str, cluster: Cluster) -> Objective:
-    """What `--objective` asks for. Raises SpecError."""
+def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tuple[float, float]:
+    """By which the mappings of a job onto several clusters are compared, the less the better."""
+    if isinstance(mapping, Infeasible):
+        return math.inf, math.inf
+    assert mapping.prediction, "the mapper predicts what it maps"
+    seconds, kind, prices = mapping.prediction.step_seconds, objective_for(job, cluster).kind, prices_of(cluster)
+    gpus = sum(pool.size for pool in mapping.pools)
+    if kind == "lowest_cost" and prices:
+        return seconds * sum(pool.size * prices[pool.gpu] for pool in mapping.pools), seconds
+    return (gpus, seconds) if kind == "fewest_gpus" else (seconds, gpus)
+
+
+def objective_for(job: Job, cluster: Cluster) -> Objective:
+    """What the manifest asks for. Raises SpecError."""
+    return objective_of(job.spec.placement.objective, cluster, f"{job.name}: spec.placement.objective")
+
+
+def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Objective:
+    """What `--objective`, or another place, asks for. Raises SpecError."""
     name, equals, value = text.partition("=")
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:
         case "throughput" if not equals:
             return Objective.throughput()
         case "fewest-gpus":
-            return Objective.fewest_gpus(_seconds(text, value))
+            return Objective.fewest_gpus(_seconds(text, value, path))
         case "lowest-cost" if not equals:
             known = tuple(price for price in prices if price is not None)
             if len(known) < len(prices):
-                message = "lowest-cost needs the pricePerGpuHour of all nodes of an --inventory"
-                raise SpecError([Problem("--objective", message)])
+                raise SpecError([Problem(path, "lowest-cost needs the pricePerGpuHour of all nodes")])
             return Objective.lowest_cost(known)
-    raise SpecError([Problem("--objective", f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
+    raise SpecError([Problem(path, f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
 
 
-def _seconds(text: str, value: str) -> float:
+def _seconds(text: str, value: str, path: str) -> float:
     try:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         message = f"is {text}, expected the seconds that a step may take, such as fewest-gpus=60"
-        raise SpecError([Problem("--objective", message)])
+        raise SpecError([Problem(path, message)])
     return seconds

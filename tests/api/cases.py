@@ -141,6 +141,8 @@ RIGHT: dict[str, Case] = {
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
     "manual placement": Case("PPO", (POOLS,)),
+    "the least price": Case("PPO", ("placement.objective=lowest-cost",)),
+    "the fewest GPUs for a step of so many seconds": Case("PPO", ("placement.objective=fewest-gpus=2.5",)),
     "a better placement at a checkpoint": Case("PPO", ("placement.remap=AtCheckpoint",)),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
@@ -416,6 +418,8 @@ WRONG: dict[str, Case] = {
         "SFT", (_pools(_pool("a", "actor", 1025)),), "spec.placement.pools.0.slotsPerNode"
     ),
     "manual placement without pools": Case("PPO", ("placement.mode=Manual",), "spec.placement.pools"),
+    "an objective without a meaning": Case("PPO", ("placement.objective=fastest",), "spec.placement.objective"),
+    "the least price by hand": Case("PPO", (POOLS, "placement.objective=lowest-cost"), "spec.placement.objective"),
     "another placement than by hand": Case("PPO", (POOLS, "placement.remap=AtCheckpoint"), "spec.placement.remap"),
     "pools with automatic placement": Case(
         "SFT", (f"placement.pools=[{_pool('a', 'actor')}]",), "spec.placement.pools"

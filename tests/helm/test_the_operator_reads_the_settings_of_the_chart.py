@@ -39,7 +39,9 @@ OTHER: Values = {
                 "hostGBps": 64,
             }
         ],
-        "nodeGroups": [{"matchLabels": {"pool": "a"}, "intraNodeGBps": 600, "interNodeGbps": 100}],
+        "nodeGroups": [
+            {"matchLabels": {"pool": "a"}, "intraNodeGBps": 600, "interNodeGbps": 100, "pricePerGpuHour": 2}
+        ],
     },
     "fullnameOverride": "other",
 }

@@ -279,7 +279,7 @@ def test_a_fault_of_the_mapper_does_not_stop_the_job(monkeypatch: pytest.MonkeyP
 
     world = trained(spec=GROWS, pace=None)
     monkeypatch.setattr("rlhf_operator.placement.ask_mapper.predict", fail)
-    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.auto_map", fail)
+    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.plan_job", fail)
     world.pace = pace(2.0)
     world.train(1)
     world.settle()

@@ -19,6 +19,7 @@ PPO = "helpful-ppo"
 GPUS = nodes(2, 8, A100)
 H100 = "NVIDIA-H100-80GB-HBM3"
 MOST = 100_000
+OBJECTIVES = ("throughput", "fewest-gpus=1000")
 
 
 @pytest.mark.parametrize("name", sorted(example_jobs()))
@@ -55,6 +56,29 @@ def test_without_slots_per_node_a_job_takes_all_gpus_of_a_node() -> None:
     job = changed(PPO, {"resources.slotsPerNode": None, "resources.nodes": 2})
     assert mapped(job, GPUS).slots in (8, 12, 16)
     assert not mapped(changed(PPO, {"resources.slotsPerNode": None}), nodes(1)).slots > 1
+
+
+def test_the_objective_of_a_job_is_followed() -> None:
+    wide = {"resources.slotsPerNode": None, "resources.nodes": 2}
+    fast, small = (mapped(changed(PPO, wide | {"placement.objective": text}), GPUS) for text in OBJECTIVES)
+    assert small.slots == 1 < fast.slots
+    late = place(changed(PPO, wide | {"placement.objective": "fewest-gpus=0.001"}), GPUS)
+    assert late.reason == "NoFeasiblePlacement"
+    assert "no mapping takes 1 ms a step or less; the fastest takes" in late.message
+    unpriced = place(changed(PPO, wide | {"placement.objective": "lowest-cost"}), GPUS)
+    assert unpriced.reason == "InvalidPlacement"
+    assert unpriced.message.startswith("spec.placement.objective: lowest-cost needs the pricePerGpuHour of all nodes")
+
+
+@pytest.mark.parametrize(("price", "expected"), [(1, "a100-80g"), (1000, "h100-80g")])
+def test_the_least_price_is_that_of_the_chart(price: float, expected: str) -> None:
+    there = [node("a", gpus=8, product=A100, labels={"type": "a"}), node("h", gpus=8, product=H100)]
+    groups = [{"matchLabels": {"type": "a"}, "pricePerGpuHour": price}, {"matchLabels": {}, "pricePerGpuHour": 30}]
+    priced = Settings.model_validate({"nodeGroups": groups}, by_alias=True, by_name=False)
+    cheap = {"placement.objective": "lowest-cost", "resources.slotsPerNode": None}
+    assert {pool.gpu for pool in mapped(changed(PPO, cheap), there, priced).pools} == {expected}
+    fast = {"resources.slotsPerNode": None}
+    assert {pool.gpu for pool in mapped(changed(PPO, fast), there, priced).pools} == {"h100-80g"}
 
 
 @pytest.mark.parametrize(
@@ -344,7 +368,7 @@ def test_a_fault_of_the_mapper_is_one_job_s_trouble(monkeypatch: pytest.MonkeyPa
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.auto_map", fail)
+    monkeypatch.setattr("rlhf_operator.placement.ask_mapper.plan_job", fail)
     answer = map_job(example_jobs()[PPO], snapshot(example_jobs()[PPO], nodes(1)), SETTINGS)
     assert (answer.reason, answer.message) == ("MapperError", "ZeroDivisionError: of the test")
 

@@ -115,9 +115,9 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Plan for the cluster that this file describes.")
     ] = None,
     objective: Annotated[
-        str,
-        typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="SECONDS: those a step may take."),
-    ] = "throughput",
+        str | None,
+        typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="Default placement.objective."),
+    ] = None,
     in_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: of one job an object, of several a list as they run.")
     ] = False,

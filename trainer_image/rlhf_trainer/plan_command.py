@@ -48,8 +48,8 @@ class PlanOptions:
     gpus_per_node: int | None
     gpu: str | None
     inventory: Path | None
-    objective: str
-    """As `--objective` says it."""
+    objective: str | None
+    """As `--objective` says it; None: as the manifest does."""
     in_json: bool
     graph: bool
     """Whether to draw the calls of a step instead of explaining the mapping."""
@@ -96,7 +96,7 @@ def tell_plan(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
 
 def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
     """The device mapping of a job by what the command line, the manifest and config.json say."""
-    device, objective = device_of(job, cluster), objective_of(options.objective, cluster)
+    device, said = device_of(job, cluster), options.objective
     run = options.calibrate
     found = measured(run, read_run(run).jobs, job, cluster) if run else None
     mapping = plan_job(
@@ -104,7 +104,7 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
         cluster,
         shapes_of(jobs, job, output),
         device=device,
-        objective=objective,
+        objective=None if said is None else objective_of(said, cluster),
         correction=found.correction if found else None,
         responses=_lengths(options.lengths, job) if options.lengths else (),
     )

@@ -93,8 +93,9 @@ def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Se
 
 
 def better(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings) -> str:
-    """In words the placement of today, if by what was measured it is much faster than the one in use; else empty."""
-    if job.spec.placement.mode == "Manual" or not still_fits(job, have, snapshot, settings):
+    """The fastest placement of today, in words; empty if by what was measured it is not much faster than this one."""
+    asked = job.spec.placement
+    if asked.mode == "Manual" or asked.objective != "throughput" or not still_fits(job, have, snapshot, settings):
         return ""
     mapped, now = map_job(job, snapshot, settings), predicted(job, have, snapshot, settings)
     seconds = mapped.mapping.predicted_step_seconds if mapped.mapping else None

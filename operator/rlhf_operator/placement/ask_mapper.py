@@ -12,7 +12,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.auto_map import auto_map, predict
+from rlhf_mapper.auto_map import predict
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
@@ -29,6 +29,7 @@ from rlhf_operator.placement.past import Past
 from rlhf_operator.placement.shapes import Shapes, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
+from rlhf_planning.job_plan import merit, plan_job
 
 
 class NoPlaceError(Exception):
@@ -65,9 +66,9 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         )
         return MapperAnswer(_together(job, offers, capacity), figures)
     past = Past.of(job, shapes.known, capacity.device, snapshot)
-    search = partial(auto_map, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
-    answers = [(search(cluster, correction=past.correction(cluster)), machines) for cluster, machines in known]
-    best, machines = min(answers, key=lambda each: _seconds(each[0]))
+    search = partial(plan_job, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
+    answers = [(search(cluster, correction=past.correction(cluster)), cluster, each) for cluster, each in known]
+    best, _, machines = min(answers, key=lambda each: merit(job, each[0], each[1]))
     if isinstance(best, Infeasible):
         raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best, settings)}")
     return MapperAnswer(best)
@@ -230,10 +231,3 @@ def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         less += ["spec.resources.device to CPU"] * (resources.device == "Auto")
         would_do = f"add nodes, or set {' or '.join(less)}" if less else would_do
     return f"spec.resources asks for {asked}, but {there}; {would_do}"
-
-
-def _seconds(answer: DeviceMapping | Infeasible) -> float:
-    if isinstance(answer, Infeasible):
-        return float("inf")
-    assert answer.prediction, "the mapper predicts what it maps"
-    return answer.prediction.step_seconds

@@ -37,6 +37,8 @@ class MachineGroup:
     """Bytes/s between the GPUs of a node, both directions together, where the settings say it."""
     network: float | None = None
     """Bytes/s of each GPU's part of the node's network, where the settings or a label say it."""
+    price: float | None = None
+    """Of a GPU for an hour, where the settings say it."""
 
     def can_be(self, other: MachineGroup) -> bool:
         """Whether these machines differ from those of the other group in their count and in more slots at most."""
@@ -182,6 +184,7 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
             link_bandwidth=group.link,
             node_bandwidth=None if group.network is None else group.network * group.slots,
             host_memory=float(worker_memory(job, group.slots, settings)) / group.slots,
+            gpu_hour_price=group.price,
         )
         groups.append(nodes)
     return Cluster(merged(groups))
@@ -206,7 +209,7 @@ def _parts(node: ObservedNode, job: Job, snapshot: Snapshot, settings: Settings)
 
 
 def _part(node: ObservedNode, slots: int, resource: str, settings: Settings) -> MachineGroup:
-    """So many GPUs of a node, with what is known of its links."""
+    """So many GPUs of a node, with what is known of its links and its price."""
     said = settings.node_figures(node.labels)
     network = said.network or _labelled_network(node)
     return MachineGroup(
@@ -215,6 +218,7 @@ def _part(node: ObservedNode, slots: int, resource: str, settings: Settings) -> 
         slots=slots,
         link=said.link,
         network=network / _held(node, resource) if network else None,
+        price=said.price_per_gpu_hour,
     )
 
 

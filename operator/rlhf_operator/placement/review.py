@@ -41,9 +41,12 @@ def predicted(
 ) -> DeviceMapping | None:
     """A mapping of the status with its prediction, by this past or by all that is known; None where there is none."""
     try:
-        shapes, capacity = shapes_of(job, snapshot).known, capacity_for(job, snapshot, settings)
-        past = past or Past.of(job, shapes, have.device, snapshot)
-        answer = predict_placed(job, _placed(job, have), shapes, past, _used(capacity, have, settings), settings)
+        shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
+        if shapes.why_unknown:
+            return None
+        past = past or Past.of(job, shapes.known, have.device, snapshot)
+        used = _used(capacity, have, settings)
+        answer = predict_placed(job, _placed(job, have), shapes.known, past, used, settings)
     except Exception:  # noqa: BLE001 - a fault of the mapper is no reason to look after the attempt no longer
         return None
     return answer if isinstance(answer, DeviceMapping) else None

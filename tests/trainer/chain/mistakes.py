@@ -235,8 +235,8 @@ PLAN: dict[str, Mistake] = {
         how="plan",
         options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=lowest-cost"),
         code=SPEC,
-        sentence="--objective: lowest-cost needs the pricePerGpuHour of all nodes of an --inventory",
-        remedy="Give an `--inventory` with prices.",
+        sentence="--objective: lowest-cost needs the pricePerGpuHour of all nodes",
+        remedy="Give an `--inventory` with prices; on a cluster, prices in the chart's `cluster.nodeGroups`.",
     ),
     "a step that cannot be so fast": Mistake(
         how="plan",

@@ -166,6 +166,11 @@ def test_objectives_differ(manifest: Path) -> None:
     assert fewest < most
     assert fastest < slowest
     assert cheapest[0] * cheapest[1] <= min(most * fastest, fewest * slowest)
+    written = manifest.read_text()
+    manifest.write_text(written.replace("spec:\n", "spec:\n  placement: {objective: lowest-cost}\n"))
+    assert manifest.read_text() != written
+    told = planned(manifest, "--inventory", inventory)
+    assert (sum(pool["gpus"] for pool in told["pools"]), told["predicted"]["step_seconds"]) == cheapest
 
 
 def test_where_prices_are_known_a_step_has_one(manifest: Path) -> None:

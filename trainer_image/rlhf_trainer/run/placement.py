@@ -9,10 +9,11 @@ from typing import NamedTuple
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec import Model
-from rlhf_mapper.auto_map import auto_map, predict
+from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
+from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.machine import gpus_here
@@ -55,7 +56,7 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     if job.spec.placement.mode == "Manual":
         kept = predict(job, together, cluster, shapes)
         return Placed(kept) if isinstance(kept, DeviceMapping) else Placed(together, str(kept))
-    best = auto_map(job, cluster, shapes, device=together.device)
+    best = plan_job(job, cluster, shapes, device=together.device)
     if isinstance(best, Infeasible):
         raise EnvironmentProblem(f"{job.name}: {best}")
     return Placed(best)
