@@ -1,11 +1,15 @@
 """Mistakes in a manifest: the path of each one, and what is wrong there."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
 from rlhf_api.exit_codes import ExitCode
+
+CREDENTIALS = re.compile(r"//[^/\s]*@")
+"""Of a URL: `//user:password@`."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,9 @@ def suggestion(wrong: str, names: Iterable[str]) -> str:
     known = sorted(names)
     near = [name for name in known if name.lower() == wrong.lower()] or get_close_matches(wrong, known, n=1)
     return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"
+
+
+def one_line(text: str, most: int) -> str:
+    """Words of others for a status: printable, without credentials of URLs, at most so many bytes."""
+    words = "".join(each if each.isprintable() else " " for each in text).split()
+    return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")

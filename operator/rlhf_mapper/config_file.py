@@ -33,6 +33,8 @@ MOST = 10_000_000
 """No size of a model is larger."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
 """How the architectures of transformers that the trainer takes are named."""
+OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "roberta", "t5", "umt5", "xlm-roberta")
+"""Families that are no decoders, for a shape that names no architecture."""
 
 
 class ConfigError(Exception):
@@ -117,7 +119,8 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
     encodes = config.get("is_encoder_decoder") or "type_vocab_size" in config  # T5, BERT and their kin
-    if encodes or (names and not any(name.endswith(DECODERS) for name in names)):
+    is_other = not any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") in OTHERS
+    if encodes or is_other:
         kind = ", ".join(names) or str(config.get("model_type", "this model"))
         raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     for name in SIZES:

@@ -72,9 +72,9 @@ def rayjob(job: str, attempt: int) -> str:
     return f"{job}-a{attempt}"
 
 
-def reader(job: str, models: str) -> str:
-    """The Job that reads the shapes of these models; the names of its pods are longer by a dash and a word."""
-    return f"{job}-shapes-{sha256(models.encode()).hexdigest()[:8]}"
+def reader(job: str, attempt: int, models: str) -> str:
+    """The Job that reads shapes of models after an attempt; the names of its pods are longer by a dash and a word."""
+    return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 
 
 def config_map(job: str, job_file: str) -> str:

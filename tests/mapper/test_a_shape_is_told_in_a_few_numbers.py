@@ -68,8 +68,9 @@ def test_a_config_without_a_shape_gives_none(config: str) -> None:
         ({"num_attention_heads": 3}, "num_attention_heads is 3, which does not divide hidden_size, 4096"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide num_attention_heads, 32"),
         ({"num_hidden_layers": 20_000_000}, "num_hidden_layers is beyond 10,000,000, which no model has"),
+        ({"model_type": "t5"}, "t5 is no decoder"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(numbers: dict[str, int], sentence: str) -> None:
+def test_numbers_that_cannot_be_are_refused(numbers: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         architecture_in(Shape.model_validate({"name": "llama-2-7b", **numbers}, by_name=True), "actor")

@@ -181,9 +181,10 @@ class World:
                 if name in self.rayjobs and self.rayjobs[name].uid == uid:
                     self.rayjobs[name] = replace(self.rayjobs[name], deleting=True)
             case Delete(kind="Pod", name=name, uid=uid):
-                if name in self.pods and self.pods[name].uid == uid:
-                    check(self._is_dead(self.pods[name]), "only dead pods are forced")
-                    del self.pods[name]
+                for pods in (self.pods, self.readers):
+                    if name in pods and pods[name].uid == uid:
+                        check(self._is_dead(pods[name]), "only dead pods are forced")
+                        del pods[name]
             case Delete(kind="RLHFJob", uid=uid):
                 check(uid == UID and self.status.phase in ("Succeeded", "Failed"), "only a finished job is deleted")
                 self.is_deleted = True
@@ -230,8 +231,10 @@ class World:
     def told(self, words: str, **fields: Any) -> None:
         """The pod of the reader ends with these last words; `fields` are others of the pod."""
         (pod,) = self.readers.values()
-        said = ObservedContainer(name=names.READER, exit_code=0, last_words=words)
-        self.readers[pod.name] = replace(pod, **{"phase": "Succeeded", "containers": (said,), **fields})
+        ended = {"phase": "Succeeded", **fields}
+        code = 0 if ended["phase"] == "Succeeded" else 1
+        said = ObservedContainer(name=names.READER, exit_code=code, last_words=words)
+        self.readers[pod.name] = replace(pod, **{"containers": (said,), **ended})
 
     # Time and users
 

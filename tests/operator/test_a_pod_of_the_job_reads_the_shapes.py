@@ -102,17 +102,40 @@ def test_what_cannot_be_read_is_told_and_the_job_runs() -> None:
     assert f"spec.models.actor.uri: {HUB}: its config.json cannot be fetched: 401" in message(world, "Mapped")
 
 
+def test_on_gpus_nothing_is_placed_without_a_shape_which_is_read_again() -> None:
+    job = {**SFT, "models": {"actor": {"uri": HUB}}, "resources": {"device": "GPU", "slotsPerNode": 8}}
+    world = World(spec=job, nodes=nodes(1, 8, A100))
+    world.settle()
+    world.told(json.dumps([{"problem": "its config.json cannot be fetched: 503 Service Unavailable"}]))
+    world.settle()
+    world.wait(60)
+    world.settle()
+    assert (world.phase, reason(world, "Mapped"), world.made) == ("Mapping", "ShapesUnknown", [])
+    assert message(world, "Mapped") == (
+        f"spec.models.actor.uri: {HUB}: its config.json cannot be fetched: 503 Service Unavailable; "
+        "put that right, or write spec.models.actor.shape, or place by hand"
+    )
+    assert len(world.asked) == 1, "the Job is still there"
+    world.readers.clear()
+    world.settle()
+    assert (reason(world, "Mapped"), len(world.asked)) == ("ReadingShapes", 2)
+    world.told(READ)
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("Mapped", ["job-a1"])
+
+
 def test_what_could_not_be_read_is_tried_again_for_another_mapping() -> None:
     world = reading()
     world.edit(runPolicy={"failureRules": [{"name": "all", "action": "Remap"}]})
     world.told(json.dumps([{"problem": "the hub does not answer"}]))
     world.run_to(12)
-    world.readers.clear()
+    (before,) = world.readers
     world.end(5)
     world.ray_tells()
     world.settle()
     world.start_again()
-    assert (reason(world, "Mapped"), len(world.asked)) == ("ReadingShapes", 2)
+    assert (reason(world, "Mapped"), len(world.asked)) == ("ReadingShapes", 2), "another Job, while the first is there"
+    del world.readers[before]
     world.told(READ)
     world.settle()
     assert (reason(world, "Mapped"), len(world.made)) == ("Mapped", 2)
@@ -133,6 +156,9 @@ def test_what_could_not_be_read_is_tried_again_for_another_mapping() -> None:
         json.dumps([{"shape": {**SMALL, "unheardOf": 1}}]),
         json.dumps([{"problem": "", "weightBytes": 10**30}]),
         json.dumps([{"problem": "\ud800"}]),
+        json.dumps([{"shape": {}}]),
+        json.dumps([{"shape": {**SMALL, "numAttentionHeads": 3}}]),
+        json.dumps([{"shape": {**SMALL, "modelType": "t5"}}]),
     ],
 )
 def test_whatever_the_pod_says_the_job_goes_on(words: str) -> None:
@@ -157,6 +183,47 @@ def test_a_pod_that_fails_leaves_the_shapes_unknown(words: str, fields: dict[str
     world.settle()
     assert reason(world, "Mapped") == "ShapesUnknown"
     assert f"failed: {why}" in message(world, "Mapped").replace("ModuleNotFoundError: ", "")
+
+
+def test_what_others_put_beside_the_reader_neither_hides_nor_holds_up_its_words() -> None:
+    world = reading()
+    (pod,) = world.readers
+    beside = ObservedContainer(name="istio-proxy", running=True)
+    said = ObservedContainer(name=names.READER, exit_code=0, last_words=READ)
+    world.readers[pod] = replace(world.readers[pod], phase="Running", containers=(beside, said))
+    world.settle()
+    assert reason(world, "Mapped") == "Mapped"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_a_pod_says_is_told_in_one_line_without_credentials(fails: bool) -> None:
+    why = "GET https://me:secret@hub.example.com/org\0 failed"
+    world = reading()
+    if fails:
+        world.told(f"Traceback\n{why}", phase="Failed")
+    else:
+        world.told(json.dumps([{"problem": f"first\n{why} {'ü' * 300}"}]))
+    world.settle()
+    assert "GET https://hub.example.com/org failed" in message(world, "Mapped")
+    assert "secret" not in str(world.status.document())
+    assert message(world, "Mapped").isprintable()
+    assert message(world, "Mapped").count("ü") < 150, "it is cut by its bytes"
+
+
+def test_a_reader_on_a_lost_node_does_not_hold_up_the_job() -> None:
+    world = World(spec={**SFT, "models": {"actor": {"uri": HUB}}}, nodes=nodes(1))
+    world.settle()
+    (pod,) = world.readers
+    world.readers[pod] = replace(world.readers[pod], node="lost", deleting_since=world.now)
+    world.settle()
+    assert (reason(world, "Mapped"), len(world.asked)) == ("ReadingShapes", 2)
+
+
+def test_a_reader_in_a_queue_waits_for_it() -> None:
+    world = World(spec={**SFT, "models": {"actor": {"uri": HUB}}}, labels={names.QUEUE: "team"})
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    (mapped,) = (each for each in plan.status.conditions if each.type == "Mapped")
+    assert mapped.message.endswith("Queue team has to admit it first.")
 
 
 def test_a_pod_whose_node_was_taken_has_said_nothing() -> None:
@@ -214,11 +281,11 @@ def test_models_of_the_hub_are_mapped_or_refused_as_any_other() -> None:
 @pytest.mark.parametrize(("size", "fits"), [(140_000_000_000, False), (2_000_000_000, True), (None, True)])
 def test_what_could_not_fit_by_its_weights_alone_is_not_placed(size: int | None, fits: bool) -> None:
     shape = ReadShape(uri=HUB, problem="config.json has no hidden_size", weight_bytes=size)
-    answer = map_job(changed("helpful-ppo", PPO_70B), read(shape), SETTINGS)
+    on_cpu = PPO_70B | {"resources.device": "CPU", "resources.slotsPerNode": 1}
+    answer = map_job(changed("helpful-ppo", on_cpu), read(shape, **on_cpu), SETTINGS)
     assert answer.reason == ("ShapesUnknown" if fits else "NoFeasiblePlacement")
     assert "has no hidden_size" in answer.message
-    bound = "take at least 980.0 GB, but 8 x a100-80g hold 588.8 GB; no fewer than 16 x a100-80g could"
-    assert (bound in answer.message) is not fits
+    assert ("take at least 1,120.0 GB, but 1 x cpu-slot hold 63.2 GB" in answer.message) is not fits
 
 
 def test_a_shape_that_cannot_be_is_the_manifest_s_mistake() -> None:
@@ -235,6 +302,7 @@ def test_a_reader_has_the_rights_of_the_job_s_pods_and_no_others() -> None:
         "image": "example.com/trainer:1",
         "imagePullSecrets": ["registry"],
         "serviceAccountName": "trainer",
+        "rdmaResourceName": "rdma/hca",
         "env": [{"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}}],
     }
     job = changed("helpful-ppo", {"models.actor.uri": "pvc://models/llama", "runtime": runtime})

@@ -267,9 +267,12 @@ def test_a_product_that_the_table_lacks_is_used_without_a_prediction() -> None:
     assert "the figures of GPU NVIDIA-X9000 are not known" in answer.message
 
 
+CPU_SLOTS = {"resources.device": "CPU", "resources.slotsPerNode": 2}
+
+
 def test_models_of_the_hub_live_together() -> None:
-    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.nodes": 2})
-    answer = place(job, nodes(2, 2, A100))
+    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.nodes": 2} | CPU_SLOTS)
+    answer = place(job, nodes(2))
     assert answer.reason == "ShapesUnknown"
     assert answer.mapping
     assert answer.mapping.slots == 4
@@ -277,10 +280,10 @@ def test_models_of_the_hub_live_together() -> None:
 
 
 def test_with_unknown_shapes_the_most_nodes_that_divide_the_batch_are_taken() -> None:
-    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.maxNodes": 3})
-    assert mapped(job, nodes(3, 2, A100)).slots == 4, "6 slots do not divide the batch of 32"
+    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.maxNodes": 3} | CPU_SLOTS)
+    assert mapped(job, nodes(3)).slots == 4, "6 slots do not divide the batch of 32"
     odd = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.slotsPerNode": 3})
-    answer = place(odd, nodes(1, 8, A100))
+    answer = place(odd, nodes(1))
     assert answer.reason == "InvalidPlacement"
     assert answer.message.startswith("spec.training.batchSize: gives 32 sequences, which do not divide by the 3 slots")
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rlhf_api.problems import one_line
 from rlhf_mapper.config_file import ConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.run.shapes import CONFIG, config_file
@@ -25,14 +26,15 @@ from rlhf_trainer.run_folder.folder import HUB, model_folder
 OUTPUT = Path("/")
 """No model is the output of this run."""
 LONGEST_PROBLEM = 300
-"""Characters: the kubelet keeps 4,096 bytes of a termination message."""
+"""Bytes: the kubelet keeps 4,096 bytes of a termination message."""
 WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
     """Answer for all models of the command line."""
     models, file = json.loads(sys.argv[1]), Path(sys.argv[2])
-    file.write_text(json.dumps([answer(uri, revision) for uri, revision in models]))
+    answers = [answer(uri, revision) for uri, revision in models]
+    file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")
 
 
 def answer(uri: str, revision: str | None) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def answer(uri: str, revision: str | None) -> dict[str, Any]:
     else:
         return {"shape": shape.model_dump(mode="json", by_alias=True, exclude_none=True)}
     size = _bytes_of_weights(uri)
-    return {"problem": problem[:LONGEST_PROBLEM], **({"weightBytes": size} if size else {})}
+    return {"problem": one_line(problem, LONGEST_PROBLEM), **({"weightBytes": size} if size else {})}
 
 
 def _bytes_of_weights(uri: str) -> int:

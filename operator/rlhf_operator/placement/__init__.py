@@ -20,7 +20,7 @@ from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for
 from rlhf_operator.placement.review import predicted
-from rlhf_operator.placement.shapes import origins_of
+from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
@@ -51,6 +51,8 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
         mapping = _status_mapping(job, answer, input_hash(job, snapshot, settings))
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
+    except UnknownShapeError as error:
+        return MappingResult(mapping=None, reason="ShapesUnknown", message=str(error))
     except SpecError as error:
         message = "; ".join(str(problem).removeprefix(f"{job.name}: ") for problem in error.problems)
         return MappingResult(mapping=None, reason="InvalidPlacement", message=message)

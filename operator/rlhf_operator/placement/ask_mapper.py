@@ -26,7 +26,7 @@ from rlhf_operator.placement.capacity import (
     nodes_too_small,
 )
 from rlhf_operator.placement.past import Past
-from rlhf_operator.placement.shapes import Shapes, shapes_of
+from rlhf_operator.placement.shapes import Shapes, UnknownShapeError, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.job_plan import merit, plan_job
@@ -47,7 +47,7 @@ class MapperAnswer(NamedTuple):
 def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
     """The fastest mapping; if none can be predicted, one pool of all models, but none of models that are too large.
 
-    Raises NoPlaceError and SpecError.
+    Raises NoPlaceError and SpecError; UnknownShapeError on GPUs, where a guess is dear.
     """
     _require_device(job, capacity)
     offers = machine_choices(capacity, job)
@@ -56,6 +56,10 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
     clusters = [cluster_of(machines, capacity.device, job, settings) for machines in offers]
     known = [(cluster, machines) for cluster, machines in zip(clusters, offers, strict=True) if cluster]
     shapes = shapes_of(job, snapshot)
+    if shapes.why_unknown and capacity.device == "GPU":
+        fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
+        remedy = ", ".join(f"spec.models.{field}.shape" for field in dict.fromkeys(fields))
+        raise UnknownShapeError(f"{shapes.why_unknown}; put that right, or write {remedy}, or place by hand")
     if shapes.why_unknown:
         large_enough = _large_enough(job, offers, clusters, shapes, capacity)
         return MapperAnswer(_together(job, large_enough, capacity), shapes.why_unknown)

@@ -18,7 +18,7 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 def clear(ctx: ReconcileContext) -> bool:
     """Deletes all RayJobs of the job, and pods on dead nodes; True once nothing is left."""
     delete_rayjobs(ctx, but=None)
-    for pod in ctx.snapshot.pods:
+    for pod in (*ctx.snapshot.pods, *ctx.snapshot.readers):
         wait = _until_forced(ctx, pod)
         if wait is not None and wait <= 0:
             ctx.require_live(f"pod {pod.name} is deleted by force")

@@ -85,6 +85,8 @@ def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
     result = placement.map_job(job, ctx.snapshot, ctx.settings)
     if result.mapping is None:
         ctx.set_status(mapping=None)
+        if not ctx.snapshot.readers:
+            shapes.forget_problems(ctx)  # the Job that met them has gone; another one reads
         ctx.set_condition("Mapped", "False", result.reason, result.message)
         ctx.requeue_after(REMAP_SECONDS)
         return None
@@ -110,10 +112,10 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
     start = ctx.record.start_time if was_named and ctx.record else timestamp(ctx.now)
     ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
+    shapes.forget_problems(ctx)
     ctx.set_status(
         start_time=ctx.status.start_time or start,
         failed_attempts=ctx.status.failed_attempts or 0,
-        shapes=tuple(each for each in ctx.status.shapes if each.shape),  # the rest is tried again for another mapping
         next_attempt_time=None,
         ray_job_name=None,
         head_pod=None,

@@ -9,7 +9,10 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlhf_api.job import Job
+from rlhf_api.problems import one_line
 from rlhf_api.status import ReadShape
+from rlhf_mapper.config_file import ConfigError, architecture_in
+from rlhf_operator import names
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.shapes import Unread, unread
 from rlhf_operator.reconcile import attempt_status
@@ -21,6 +24,7 @@ LOOK_AGAIN_SECONDS: Final = 60.0
 """No event tells that a Job has gone that had no pod."""
 MOST_KEPT: Final = 16
 LONGEST_PROBLEM: Final = 300
+"""Bytes."""
 TOLD: Final = ("shape", "problem", "weightBytes")
 """What a reader says of a model."""
 
@@ -42,6 +46,8 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     elif not pods:
         ctx.require_live("shapes are read")
         ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, models)))
+        if queue := ctx.snapshot.job.labels.get(names.QUEUE):
+            message = f"{message} Queue {queue} has to admit it first."
         message = ctx.snapshot.refused.message if ctx.snapshot.refused else message
     elif problem := attempt_status.start_problem(pods[0]):
         message = f"{message} {problem[1]}"
@@ -50,15 +56,25 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     return False
 
 
+def forget_problems(ctx: ReconcileContext) -> None:
+    """What could not be read is read again for the next mapping."""
+    ctx.set_status(shapes=tuple(each for each in ctx.status.shapes if each.shape))
+
+
 def _has_ended(pod: ObservedPod) -> bool:
     """Whether it will say no more; one whose node was taken from it comes again."""
-    return pod.phase == "Succeeded" or (pod.phase == "Failed" and not pod.disruption)
+    return _has_read(pod) or (pod.phase == "Failed" and not pod.disruption)
+
+
+def _has_read(pod: ObservedPod) -> bool:
+    """Containers that others put beside the reader may still run."""
+    return any(each.name == names.READER and each.exit_code == 0 for each in pod.containers)
 
 
 def _told(pod: ObservedPod, wanted: Sequence[Unread]) -> list[ReadShape]:
     """What a pod that has ended said of each model."""
-    words = pod.containers[0].last_words.strip() if pod.containers else ""
-    if pod.phase == "Failed":
+    words = next((each.last_words.strip() for each in pod.containers if each.name == names.READER), "")
+    if not _has_read(pod):
         why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"
         return [_unknown(each, f"pod {pod.name} failed: {why}") for each in wanted]
     try:
@@ -78,12 +94,14 @@ def _of_one(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
     try:
         document = {"uri": model.uri, "revision": model.revision, **told}
         read = ReadShape.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError:
+        if read.shape:
+            architecture_in(read.shape, "actor")
+    except (ValidationError, ConfigError):
         read = None
     if read is None or (read.shape is None and not read.problem):
         return _unknown(model, f"what pod {pod.name} says of it cannot be read")
-    return read.model_copy(update={"problem": read.problem and read.problem[:LONGEST_PROBLEM]})
+    return read.model_copy(update={"problem": read.problem and one_line(read.problem, LONGEST_PROBLEM)})
 
 
 def _unknown(model: Unread, problem: str) -> ReadShape:
-    return ReadShape(uri=model.uri, revision=model.revision, problem=problem[:LONGEST_PROBLEM])
+    return ReadShape(uri=model.uri, revision=model.revision, problem=one_line(problem, LONGEST_PROBLEM))

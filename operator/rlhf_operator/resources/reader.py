@@ -27,7 +27,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 def name(snapshot: Snapshot, job: Job, models: Models) -> str:
     """That of the Job for these models."""
-    return names.reader(job.name, _argument(snapshot, models))
+    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, models))
 
 
 def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -> Manifest:
@@ -51,7 +51,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -
     pod = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": job.spec.run_policy.startup_deadline_seconds,
-        **identity.of_pod(job.spec.runtime),
+        **identity.of_pod(job.spec.runtime.model_copy(update={"rdma_resource_name": None})),  # which would need root
         "containers": [container],
         "volumes": [{"name": "scratch", "emptyDir": {}}, *storage.of_pod(mounts)],
     }

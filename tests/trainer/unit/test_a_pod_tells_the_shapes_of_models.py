@@ -71,11 +71,25 @@ def test_a_hub_that_cannot_be_reached_is_no_crash(monkeypatch: pytest.MonkeyPatc
     assert "its config.json cannot be fetched" in told["problem"]
 
 
+def test_credentials_of_the_hub_s_address_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> str:
+        raise OSError("503 for url:\nhttps://me:secret@hub.example.com/org/llama")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert answer("hf://org/llama", None)["problem"].endswith("503 for url: https://hub.example.com/org/llama")
+
+
 def test_the_last_words_of_all_models_of_a_job_are_kept(folder: Path) -> None:
     config: dict[str, Any] = json.loads(LLAMA_7B)
     sizes = dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size", "head_dim"), 9_999_999)
     (folder / "config.json").write_text(json.dumps({**config, **sizes, "model_type": "m" * 500}))
-    told = [answer(folder.as_uri(), None), answer(f"file:///{'nowhere/' * 200}", None)]
+    told = [
+        answer(folder.as_uri(), None),
+        answer(f"file:///{'nowhere/' * 200}", None),
+        answer("file:///" + "ü" * 200, None),
+    ]
     assert "shape" in told[0]
     for each in told:
-        assert 5 * len(json.dumps(each)) + 10 < KEPT_BYTES, "SafeRLHF has five models that may differ"
+        assert 5 * len(json.dumps(each, ensure_ascii=False).encode()) + 10 < KEPT_BYTES, (
+            "SafeRLHF has five models that may differ"
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import one_line
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.config_file import ConfigError, made_from, shape_of, told_by
 from rlhf_trainer.errors import DataError, EnvironmentProblem
@@ -69,5 +70,4 @@ def _from_hub(name: str, revision: str | None) -> Path:
     try:
         return Path(hf_hub_download(name, CONFIG, revision=revision))
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{HUB}{name}: its {CONFIG} cannot be fetched: {reason}") from error
+        raise DataError(f"{HUB}{name}: its {CONFIG} cannot be fetched: {one_line(str(error), 300)}") from error
