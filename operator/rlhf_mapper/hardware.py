@@ -15,11 +15,15 @@ USUAL_NETWORK = 50.0
 """Gb/s of a GPU's share of its node's network, where neither the table nor anybody says: 400 Gb/s for eight."""
 SAME_MEMORY = 0.1
 """Two figures of a GPU's memory, of its product name and of the table, differ by a smaller share than this."""
-NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "sxm", "sxm4", "sxm5", "sxm6", "ac", "oam", "vf", "hbm3", "hbm3e"}
+NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "ac", "mega", "oam", "vf", "hbm3", "hbm3e"} | {
+    f"sxm{version}" for version in ("", 4, 5, 6)
+}
 """Words of a product name that make no difference; a GPU in an SXM or OAM socket is the one that vendors name first.
 
 Words that are not here, such as shared (a GPU that pods use in turn) or laptop, are of other products.
 """
+ALIASES = {"nvidia-tesla-a100": "a100-40g"}
+"""GKE's name of a GPU that others call by words of several rows -> its row."""
 MIG = re.compile(r"(.+)[- ]mig[- ]([1-7])g\.(\d+)gb([.+].*)?")
 """A product name's end for a slice of a GPU: its sevenths of the multiprocessors, and its memory in GB."""
 
@@ -101,15 +105,15 @@ GPUS: Mapping[str, Gpu] = {
         gpu_row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, 200, "NVIDIA A100 datasheet, SXM4 80GB"),
         gpu_row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 40GB"),
         gpu_row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 80GB"),
-        gpu_row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, 200, "an A100 with less NVLink; aiwiki.ai"),
-        gpu_row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "as the A100 PCIe; siliconcat.net"),
+        gpu_row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, 200, "estimate: an A100 with less NVLink"),
+        gpu_row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "estimate: as the A100 PCIe"),
         gpu_row("a800-pcie-80g", "a800 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "as the A100 PCIe; Lenovo LP1813"),
         gpu_row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, 400, "NVIDIA H100 datasheet, SXM5"),
         gpu_row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, 50, "NVIDIA H100 datasheet, PCIe"),
         gpu_row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, 50, "NVIDIA H100 datasheet, NVL"),
-        gpu_row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, 400, "an H100 with less NVLink; philisun.com"),
-        gpu_row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, 50, "as the H100 PCIe"),
-        gpu_row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, 400, "resellers; no public datasheet"),
+        gpu_row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, 400, "estimate: an H100 with less NVLink"),
+        gpu_row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, 50, "estimate: as the H100 PCIe"),
+        gpu_row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, 400, "estimate: resellers; no datasheet"),
         gpu_row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, 400, "NVIDIA H200 datasheet, SXM5"),
         gpu_row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, 50, "NVIDIA H200 datasheet, NVL"),
         gpu_row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, 400, "NVIDIA DGX B200 datasheet"),
@@ -137,6 +141,8 @@ def gpu_of_product(product: str) -> Gpu | None:
     if found := MIG.fullmatch(product.lower()):
         whole = gpu_of_product(found[1])
         return whole and _slice(whole, int(found[2]), int(found[3]))
+    if alias := ALIASES.get(product.lower()):
+        return GPUS[alias]
     words = set(re.split(r"[^a-z0-9.]+", product.lower())) - NEUTRAL - {""}
     sizes = {word: int(word[:-2]) * GB for word in words if re.fullmatch(r"\d+gb", word)}
     rows = [

@@ -1,4 +1,4 @@
-"""What would make a job fit that fits nowhere: larger GPUs in as many nodes, recomputed layers, another batch."""
+"""What would make a job fit that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Each would do alone."""
     return (
         *_larger_type(job, cluster, fits),
+        *_more_host_memory(job, cluster, fits),
         *_recomputed_layers(job, cluster, fits),
         *_larger_batch(job, cluster, fits),
     )
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """The type with the least memory with which as many nodes would do; none for CPU slots."""
+    """The type of the same vendor with the least memory with which as many nodes would do; none for CPU slots."""
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
         return ()
     most = max(group.gpu.memory for group in cluster.groups)
-    larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > most), key=lambda gpu: gpu.memory)
+    amd = {_is_amd(group.gpu) for group in cluster.groups}
+    larger = sorted(
+        (gpu for gpu in GPUS.values() if gpu.memory > most and _is_amd(gpu) in amd), key=lambda gpu: gpu.memory
+    )
 
     def would_do(gpu: Gpu) -> bool:
         nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
@@ -37,6 +41,19 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
     place = bisect_left(larger, True, key=would_do)
     return [f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1]]
+
+
+def _is_amd(gpu: Gpu) -> bool:
+    """Whether it needs another image than those of NVIDIA."""
+    return gpu.source.startswith("AMD")
+
+
+def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
+    """The memory of worker pods, or of an inventory's nodes, where models could wait in more of it."""
+    enough = Cluster(merged(replace(group, host_memory=None) for group in cluster.groups))
+    if enough == cluster or not fits(job, enough):
+        return ()
+    return ["more host memory (spec.runtime.worker.memory)"]
 
 
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:

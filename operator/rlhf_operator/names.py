@@ -46,6 +46,13 @@ GPU_PRODUCTS: Final = (
 """Labels of nodes in which vendors' discovery, GKE or Karpenter says what GPU they have; the first holds."""
 
 
+GPU_SLICE: Final = "cloud.google.com/gke-gpu-partition-size"
+"""In which GKE says, as in a pod's nodeSelector, that nvidia.com/gpu are slices (MIG) here, such as 1g.5gb."""
+GPU_MEMORY: Final = "karpenter.k8s.aws/instance-gpu-memory"
+"""In which Karpenter says the memory of a GPU in MiB; by its name both A100 of AWS are a100."""
+GPU_DETAILS: Final = (GPU_SLICE, GPU_MEMORY)
+"""Labels besides the product that tell GPUs of one product apart."""
+
 GPU_SHARING: Final = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy")
 """Labels of nodes that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
 NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaws.com/instance-network-bandwidth")
@@ -60,11 +67,14 @@ def gpu_label(labels: Mapping[str, str]) -> str:
 def gpu_product(labels: Mapping[str, str], resource: str) -> str:
     """What a node says of its GPUs; empty where it says nothing.
 
-    With a resource such as nvidia.com/mig-1g.10gb it is the slices for which that stands.
+    With a resource such as nvidia.com/mig-1g.10gb, or GKE's label, it is the slices for which that stands.
     """
     product = labels.get(gpu_label(labels), "")
-    _, is_slice, profile = resource.partition("/mig-")
-    return f"{product}-MIG-{profile}" if product and is_slice else product
+    if product == "a100" and (memory := labels.get(GPU_MEMORY, "")).isdecimal():
+        product += f"-{round(int(memory) / 1024)}gb"
+    profile = resource.partition("/mig-")[2] or labels.get(GPU_SLICE, "")
+    is_told = not profile or "-MIG-" in product.upper()
+    return product if is_told or not product else f"{product}-MIG-{profile}"
 
 
 def rayjob(job: str, attempt: int) -> str:

@@ -36,6 +36,10 @@ LABELS = {
     "NVIDIA-GeForce-RTX-4090": "rtx-4090-24g",
     # amd.com/gpu.product-name
     "AMD_Instinct_MI300X_OAM": "mi300x-192g",
+    # cloud.google.com/gke-accelerator
+    "nvidia-tesla-a100": "a100-40g",
+    "nvidia-a100-80gb": "a100-80g",
+    "nvidia-h100-mega-80gb": "h100-80g",
     # as torch and its driver name a device
     "NVIDIA A100-SXM4-80GB": "a100-80g",
     "NVIDIA A100 80GB PCIe": "a100-pcie-80g",
@@ -94,6 +98,7 @@ def test_a_product_that_the_table_lacks_is_not_taken_for_one_like_it(product: st
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a100-80g-mig-1g.10gb", 10e9, 1),
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb.me", "a100-80g-mig-1g.10gb", 10e9, 1),
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.20gb", "a100-80g-mig-1g.20gb", 20e9, 1),
+        ("nvidia-tesla-a100-MIG-1g.5gb", "a100-40g-mig-1g.5gb", 5e9, 1),
         ("NVIDIA-A100-PCIE-40GB-MIG-3g.20gb", "a100-pcie-40g-mig-3g.20gb", 20e9, 3),
         ("NVIDIA-H100-80GB-HBM3-MIG-7g.80gb", "h100-80g-mig-7g.80gb", 80e9, 7),
         ("NVIDIA A100-SXM4-80GB MIG 7g.80gb", "a100-80g-mig-7g.80gb", 80e9, 7),

@@ -93,6 +93,22 @@ def test_states_wait_in_host_memory_as_far_as_there_is_room() -> None:
     )
 
 
+def test_more_host_memory_is_named_where_models_could_wait_there() -> None:
+    (nodes,) = cluster_of(("h100-80g", 1, 2)).groups
+    job = job_of("PPO", models={role: {"gradientCheckpointing": True} for role in ("actor", "critic")})
+    short = auto_map(job, Cluster((replace(nodes, host_memory=100e9),)), shapes_of(job, MODELS["7B"]), device="GPU")
+    assert isinstance(short, Infeasible)
+    assert "more host memory (spec.runtime.worker.memory)" in short.options
+    assert not any(
+        "host memory" in option for option in refused(recomputed(960), cluster_of(("a10-24g", 1, 1))).options
+    )
+
+
+def test_larger_gpus_are_of_the_vendor_that_is_there() -> None:
+    """The trainer's image is for one vendor: four B300 would do, but not with it."""
+    assert refused(recomputed(960), cluster_of(("mi300x-192g", 1, 4))).options == ()
+
+
 def test_models_on_cpu_slots_stay_all_at_once() -> None:
     job, slots = job_of("DPO"), cluster_of(("cpu-slot", 1, 1))
     found = auto_map(job, slots, shapes_of(job, MODELS["7B"]), device="CPU")

@@ -251,3 +251,22 @@ def test_slices_are_gpus_of_their_own_size(resource: str, product: str) -> None:
     (container,) = pod_of(worker)["containers"]
     assert container["resources"]["limits"][resource]
     assert expressions(made(job, there)) == [{**PRODUCT, "values": [product]}]
+
+
+def test_gpus_of_one_name_are_told_apart_by_other_labels_and_pods_keep_to_theirs() -> None:
+    """GKE cuts GPUs into slices beside whole ones; Karpenter calls both A100 of AWS a100."""
+    accelerator, name = "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name"
+    size, memory = "cloud.google.com/gke-gpu-partition-size", "karpenter.k8s.aws/instance-gpu-memory"
+    whole, part = {accelerator: "nvidia-tesla-a100"}, {accelerator: "nvidia-tesla-a100", size: "3g.20gb"}
+    small, large = {name: "a100", memory: "40960"}, {name: "a100", memory: "81920"}
+    job = changed(PPO, {"resources.device": "GPU"})
+    for labels, other, gpu, detail in (
+        (whole, part, "a100-40g", {"key": size, "operator": "DoesNotExist"}),
+        (part, whole, "a100-40g-mig-3g.20gb", {"key": size, "operator": "In", "values": ["3g.20gb"]}),
+        (small, large, "a100-40g", {"key": memory, "operator": "In", "values": ["40960"]}),
+        (large, small, "a100-80g", {"key": memory, "operator": "In", "values": ["81920"]}),
+    ):
+        there = [node("n", gpus=8, labels=labels), node("full", labels=other)]
+        (found,) = nodes_of(there)
+        assert found.gpu.name == gpu
+        assert detail in expressions(made(job, there))

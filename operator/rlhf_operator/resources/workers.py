@@ -112,22 +112,31 @@ def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
     """Nodes of the type of GPU that the mapper chose, not shared; a user who places by hand chooses nodes too."""
     if pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
-    by_label: dict[str, set[str]] = {}
+    alike: dict[tuple[str, ...], set[str]] = {}
     nodes = pods.snapshot.nodes or ()
     for node in nodes:
         label = names.gpu_label(node.labels)
         known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
         if known and known.name == pool.gpu:
-            by_label.setdefault(label, set()).add(node.labels[label])
+            values = [node.labels.get(detail, "") for detail in names.GPU_DETAILS]
+            alike.setdefault((label, *values), set()).add(node.labels[label])
     unshared = [
         {"key": label, "operator": "NotIn", "values": sorted(ways)}
         for label in names.GPU_SHARING
         if (ways := {node.labels.get(label, "none") for node in nodes} - {"none"})
     ]
-    terms = [
-        {"matchExpressions": [{"key": label, "operator": "In", "values": sorted(products)}, *unshared]}
-        for label, products in sorted(by_label.items())
-    ]
+    used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
+    terms = []
+    for (label, *told), products in sorted(alike.items()):
+        details = [
+            {"key": detail, "operator": "In", "values": [value]}
+            if value
+            else {"key": detail, "operator": "DoesNotExist"}
+            for detail, value in zip(names.GPU_DETAILS, told, strict=True)
+            if detail in used
+        ]
+        product = {"key": label, "operator": "In", "values": sorted(products)}
+        terms.append({"matchExpressions": [product, *details, *unshared]})
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": required} if terms else {}
 
