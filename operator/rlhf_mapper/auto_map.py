@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -77,34 +78,35 @@ def auto_map(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """The best mapping of a job's models onto a cluster, or why there is none.
 
     shapes: of every model of the job; responses: tokens of a sample of responses, without which all are as long as
-    may be. Raises SpecError for sizes of the manifest that a model cannot be cut into.
+    may be; explains: whether to look for what would do where nothing fits, which takes many searches. Raises SpecError
+    for sizes of the manifest that a model cannot be cut into.
     """
     task = task_of(job, shapes, device=device, correction=correction, responses=responses)
-    answer = mapping_of(task, cluster, device=device, objective=objective)
-    if isinstance(answer, DeviceMapping):
+    if answer := mapping_of(task, cluster, device=device, objective=objective):
         return answer
+    if not explains:
+        return Infeasible(reason="nothing fits")
 
     def fits(other: Job, machines: Cluster) -> bool:
         asked = task_of(other, shapes, device=device, correction=correction, responses=responses)
         return bool(asked.search(asked.costs(machines)))
 
-    return replace(answer, options=(*answer.options, *remedies_of(job, cluster, fits)))
+    return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
 
 
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
-) -> DeviceMapping | Infeasible:
-    """The same for what is to be mapped."""
+) -> DeviceMapping | None:
+    """The same for what is to be mapped; None where nothing fits."""
     costs = task.costs(cluster)
     goal = (objective or Objective.throughput()).on(costs.hosts)
     found = task.search(costs, goal)
-    if not found:
-        return _infeasible(task, costs, cluster)
-    return _mapping(costs, found, device, goal)
+    return _mapping(costs, found, device, goal) if found else None
 
 
 def predict(
@@ -277,11 +279,12 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
     return [groups[pool.name] for pool in pools]
 
 
-def _infeasible(task: MappingProblem, costs: PoolCosts, cluster: Cluster) -> Infeasible:
+def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
     """What is short on a cluster where no mapping was found, and what would do.
 
     Models that may wait in host memory, and have room there, need GPUs for the largest of them only.
     """
+    costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.wanted]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
     waits = task.software.may_offload and sum(states) <= room
@@ -316,7 +319,10 @@ def _short_of(
     """Why nothing fits; needed, have: bytes for the states of the models; waits: host memory has room for all."""
     models = ", ".join(task.wanted)
     if needed > have:
-        names = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
+        gpus = Counter[str]()
+        for group in cluster.groups:
+            gpus[group.gpu.name] += group.gpus
+        names = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
         one = "the largest of " * (waits and len(task.wanted) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
         return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB{full}"

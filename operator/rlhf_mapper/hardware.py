@@ -290,3 +290,8 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return sum(group.gpus for group in self.groups)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of all GPUs."""
+        return sum(group.gpus * group.gpu.memory for group in self.groups)

@@ -126,7 +126,7 @@ class Infeasible:
     """Choices of the manifest with which it would fit on what there is."""
 
     def __str__(self) -> str:
-        would_do = " or ".join([*self.options, *(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)])
+        would_do = " or ".join(dict.fromkeys([*self.options, *(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)]))
         return f"{self.reason}; {would_do} would do" if would_do else self.reason
 
 

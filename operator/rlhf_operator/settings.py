@@ -7,10 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.contract import Labels, Spec, Text
+from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.runtime import Cpus, Memory, Runtime
@@ -44,7 +44,7 @@ class ClusterGpu(GpuType):
 class LabelledNodes(NodeFigures):
     """What links nodes with these labels and their GPUs, and what these cost."""
 
-    match_labels: Labels
+    match_labels: dict[LabelKey, LabelValue]
 
 
 class Settings(Spec):
@@ -74,6 +74,15 @@ class Settings(Spec):
     lease_name: str = "rlhf-operator"
     lease_namespace: str | None = None
     """None: no election; the only replica leads."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _names_are_of_one_type(cls, gpus: tuple[ClusterGpu, ...]) -> tuple[ClusterGpu, ...]:
+        """Several products may have one name, but not with different figures: pods are bound to the name's nodes."""
+        types = {each.gpu("") for each in gpus}
+        if len(types) > len({each.name for each in gpus}):
+            raise ValueError("has one name for GPUs with different figures")
+        return gpus
 
     def gpu_resource_of(self, runtime: Runtime) -> str:
         """What Kubernetes calls a GPU of a job."""

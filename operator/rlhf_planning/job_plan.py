@@ -30,19 +30,20 @@ def plan_job(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """The best mapping of a job onto a cluster, or the one that its manifest says, with what a step would take.
 
     objective: that of the manifest, unless said otherwise. responses: lengths of past responses in tokens; without any,
-    all are as long as may be. Raises SpecError.
+    all are as long as may be. explains: whether to look for what would do where nothing fits. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
         placed = place(job, _gpus_per_machine(cluster, device))
         return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
     objective = objective or objective_for(job, cluster)
     search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
-    mapping = search(objective=objective)
-    if isinstance(mapping, Infeasible) and objective.kind == "fewest_gpus":
+    mapping = search(objective=objective, explains=explains)
+    if isinstance(mapping, Infeasible) and explains and objective.kind == "fewest_gpus":
         return _too_slow(search(), objective.most_seconds)
     return mapping
 

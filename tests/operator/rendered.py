@@ -50,7 +50,7 @@ def changed(name: str, changes: Mapping[str, object]) -> Job:
 def node(name: str, *, gpus: int = 0, product: str = "", resource: str = "nvidia.com/gpu", **more: Any) -> ObservedNode:
     """A node that is ready; `more`: fields of ObservedNode."""
     labels = {**more.pop("labels", {}), **({"nvidia.com/gpu.product": product} if product else {})}
-    allocatable = {"cpu": "64", "memory": "512Gi", **({resource: str(gpus)} if gpus else {})}
+    allocatable = {"cpu": "64", "memory": "528Gi", **({resource: str(gpus)} if gpus else {})}
     fields: dict[str, Any] = {"ready": True, "schedulable": True, **more}
     return ObservedNode(name=name, labels=labels, allocatable=allocatable, **fields)
 

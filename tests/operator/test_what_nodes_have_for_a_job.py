@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_operator.placement import MappingResult, map_job
 from rlhf_operator.placement.capacity import Capacity, capacity_for, cluster_of, machine_choices
 from rlhf_operator.settings import Settings
@@ -88,7 +88,8 @@ def expressions(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
 def test_settings_a_label_or_the_gpu_type_say_what_network_a_node_has(
     labels: dict[str, str], said: list[dict[str, Any]], gigabits: float
 ) -> None:
-    (found,) = nodes_of([node("n", gpus=8, product=A100, labels=labels)], settings(nodeGroups=said))
+    there = [node(name, gpus=8, product=A100, labels=labels) for name in ("a", "b")]
+    (found,) = nodes_of(there, settings(nodeGroups=said))
     assert found.network == pytest.approx(gigabits * 1e9 / 8)
 
 
@@ -185,21 +186,79 @@ def test_nodes_with_more_free_gpus_are_used_as_those_with_fewer() -> None:
 @pytest.mark.parametrize(
     ("free", "slots", "parts"),
     [
-        ("512Gi", None, [(1, 8)]),
-        ("200Gi", None, [(1, 3)]),
-        ("32Gi", None, []),
-        ("300Gi", 2, [(2, 2)]),
+        ("528Gi", None, [(1, 8)]),
+        ("512Gi", None, [(1, 7)]),
+        ("216Gi", None, [(1, 3)]),
+        ("12Gi", None, []),
+        ("316Gi", 2, [(2, 2)]),
         (None, 2, [(4, 2)]),
     ],
 )
 def test_a_node_needs_memory_for_worker_pods(free: str | None, slots: int | None, parts: list[tuple[int, int]]) -> None:
-    """64Gi a slot, unless the job or the settings say something else."""
+    """64Gi a slot and 16Gi for the head pod, which has no other node, unless job or settings say something else."""
     job = changed(PPO, {"resources.slotsPerNode": slots})
     allocatable = {GPU: "8", **({"memory": free} if free else {})}
     capacity = seen(job, [dataclasses.replace(node("n", product=A100), allocatable=allocatable)])
     assert [(group.count, group.slots) for group in capacity.machines] == parts
     short = "1 node short of memory for workers on all free GPUs" in str(capacity)
     assert short == (sum(count * slots for count, slots in parts) < 8)
+
+
+def test_the_head_pod_goes_to_another_node_where_there_is_one() -> None:
+    job, full = changed(PPO, ALL_OF_A_NODE), {GPU: "8", "memory": "512Gi"}
+    there = [dataclasses.replace(node("n", product=A100), allocatable=full), node("other")]
+    (group,) = seen(job, there).machines
+    assert group.slots == 8
+
+
+def test_a_mapping_says_which_gpus_were_left_out() -> None:
+    job, there = changed(PPO, ALL_OF_A_NODE), [node("n", gpus=8, product=A100)]
+    assert " (pods of others hold 6 GPUs); a step is predicted" in answer(job, there, {"n": {GPU: 6}}).message
+
+
+def test_nodes_that_differ_in_their_network_only_are_told_of_together() -> None:
+    labels = {"karpenter.k8s.aws/instance-network-bandwidth": "400000"}
+    there = [node("a", gpus=8, product=A100), node("b", gpus=8, product=A100, labels=labels)]
+    assert str(seen(changed(PPO, ALL_OF_A_NODE), there)) == f"2 nodes with 8 {A100}"
+
+
+def test_what_would_do_is_looked_for_once_however_many_kinds_of_nodes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes many searches, and the job asks again every minute."""
+    asked: list[Cluster] = []
+
+    def watched(_: Job, cluster: Cluster, __: Any) -> tuple[str, ...]:
+        asked.append(cluster)
+        return ()
+
+    monkeypatch.setattr("rlhf_mapper.auto_map.remedies_of", watched)
+    large = {f"models.{role}.shape": {"name": "llama-3-70b"} for role in ("actor", "critic", "reference", "reward")}
+    there = [
+        node(product, gpus=8, product=product) for product in (A100, "NVIDIA-A100-SXM4-40GB", "NVIDIA-A10", "Tesla-T4")
+    ]
+    assert answer(changed(PPO, {**ALL_OF_A_NODE, **large}), there, {}).reason == "NoFeasiblePlacement"
+    assert [group.gpu.name for cluster in asked for group in cluster.groups] == ["a100-80g"], "the largest"
+
+
+def test_the_network_of_a_single_node_makes_no_difference() -> None:
+    (found,) = nodes_of(
+        [node("a", gpus=8, product=A100, labels={"karpenter.k8s.aws/instance-network-bandwidth": "100"})]
+    )
+    assert found.node_bandwidth is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"gpus": [OWN, {**OWN, "product": "other", "memoryGB": 48}]}, "one name for GPUs with different figures"),
+        ({"nodeGroups": [{"matchLabels": {"a": None}, "interNodeGbps": 100}]}, "valid string"),
+    ],
+)
+def test_settings_that_would_mean_other_nodes_than_they_say_are_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        settings(**wrong)
+    assert settings(gpus=[OWN, {**OWN, "product": "other"}]).gpus
 
 
 def test_memory_that_pods_of_others_asked_for_does_not_count() -> None:

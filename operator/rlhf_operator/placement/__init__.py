@@ -111,7 +111,7 @@ def _digest(matters: object) -> str:
 
 
 def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) -> str:
-    pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools)
+    pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools) + capacity.note
     unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
     if why_unpredicted:
         return f"{pools}{unseen}; not predicted: {why_unpredicted}"

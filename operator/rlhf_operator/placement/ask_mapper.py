@@ -54,7 +54,10 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
     if not offers:
         raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
     clusters = [cluster_of(machines, capacity.device, job, settings) for machines in offers]
-    known = [(cluster, machines) for cluster, machines in zip(clusters, offers, strict=True) if cluster]
+    known: dict[Cluster, tuple[MachineGroup, ...]] = {}
+    for cluster, machines in zip(clusters, offers, strict=True):
+        if cluster:
+            known.setdefault(cluster, machines)
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown and capacity.device == "GPU":
         fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
@@ -71,11 +74,14 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         return MapperAnswer(_together(job, offers, capacity), figures)
     past = Past.of(job, shapes.known, capacity.device, snapshot)
     search = partial(plan_job, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
-    answers = [(search(cluster, correction=past.correction(cluster)), cluster, each) for cluster, each in known]
-    best, _, machines = min(answers, key=lambda each: merit(job, each[0], each[1]))
-    if isinstance(best, Infeasible):
-        raise NoPlaceError(f"{_does_not_fit(capacity, machines, best)}{_more_nodes(capacity, best, settings)}")
-    return MapperAnswer(best)
+    answers = {each: search(each, correction=past.correction(each), explains=False) for each in known}
+    best = min(answers, key=lambda each: (merit(job, answers[each], each), -each.memory))
+    answer = answers[best]
+    if isinstance(answer, Infeasible):
+        why = search(best, correction=past.correction(best))
+        assert isinstance(why, Infeasible), "the same was asked before"
+        raise NoPlaceError(f"{_does_not_fit(capacity, known[best], why)}{_more_nodes(capacity, why, settings)}")
+    return MapperAnswer(answer)
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:

@@ -69,10 +69,10 @@ class Capacity:
         """For messages: `2 nodes with 8 NVIDIA-H200`."""
         if not self.machines:
             return f"no node that is ready, schedulable and matches spec.runtime{self.note}"
-        groups = (
-            f"{counted(group.count, 'node')} with {group.slots or 'no'} {group.product or self.device + ' slots'}"
-            for group in self.machines
-        )
+        alike = Counter[tuple[int, str]]()
+        for group in self.machines:
+            alike[group.slots, group.product or f"{self.device} slots"] += group.count
+        groups = (f"{counted(count, 'node')} with {slots or 'no'} {what}" for (slots, what), count in alike.items())
         return f"{' and '.join(groups)}{self.note}"
 
     @property
@@ -110,7 +110,8 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
         part = MachineGroup(product="", count=1, slots=resources.slots_per_node or 1)
         return Capacity(device="CPU", machines=_grouped(part for _ in nodes), nodes_known=True)
     whole = [node for node in nodes if not _is_shared(node)]
-    parts = [_parts(node, job, snapshot, settings) for node in whole]
+    head = amount(job.spec.runtime.controller.memory or settings.controller.memory) if len(nodes) == 1 else Fraction()
+    parts = [_parts(node, job, snapshot, settings, head) for node in whole]
     free, each = [_free(node, resource, snapshot) for node in whole], resources.slots_per_node or 1
     return Capacity(
         device="GPU",
@@ -172,7 +173,7 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
     """The machines as the mapper describes a cluster; None where nobody knows the figures of a GPU."""
     if device == "CPU":
         return Cluster(tuple(_cpu_group(group, job, settings) for group in machines))
-    groups = []
+    groups, is_one = [], sum(group.count for group in machines) == 1  # which needs no network
     for group in machines:
         gpu = settings.gpu_of(group.product)
         if gpu is None:
@@ -182,7 +183,7 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
             count=group.count,
             gpus_per_node=group.slots,
             link_bandwidth=group.link,
-            node_bandwidth=None if group.network is None else group.network * group.slots,
+            node_bandwidth=None if group.network is None or is_one else group.network * group.slots,
             host_memory=float(worker_memory(job, group.slots, settings)) / group.slots,
             gpu_hour_price=group.price,
         )
@@ -190,10 +191,11 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
     return Cluster(merged(groups))
 
 
-def _parts(node: ObservedNode, job: Job, snapshot: Snapshot, settings: Settings) -> list[MachineGroup]:
+def _parts(node: ObservedNode, job: Job, snapshot: Snapshot, settings: Settings, head: Fraction) -> list[MachineGroup]:
     """The parts of a node that a job may have: as many GPUs each as it asks for, or in one part all that are free.
 
-    The free memory must do for them as worker pods: else there are fewer parts, or a smaller one.
+    The free memory must do for them as worker pods, and for the head pod where that has to be here too: else there are
+    fewer parts, or a smaller one.
     """
     resource, asked = settings.gpu_resource_of(job.spec.runtime), job.spec.resources.slots_per_node
     free, memory = _free(node, resource, snapshot), _free_memory(node, snapshot)
@@ -202,7 +204,7 @@ def _parts(node: ObservedNode, job: Job, snapshot: Snapshot, settings: Settings)
     for slots in (asked,) if asked else range(free, 0, -1):
         pods = free // slots
         if memory is not None and (needed := worker_memory(job, slots, settings)):
-            pods = min(pods, int(memory // needed))
+            pods = min(pods, max(int((memory - head) / needed), 0))
         if pods:
             return [_part(node, slots, resource, settings)] * pods
     return []
