@@ -158,10 +158,7 @@ def _large_enough(
     capacity: Capacity,
 ) -> list[tuple[MachineGroup, ...]]:
     """The machines that may hold what is known of the models; NoPlaceError where none may."""
-    shorts = [
-        short_of_states(job, cluster, shapes.parameters, device=capacity.device) if cluster else None
-        for cluster in clusters
-    ]
+    shorts = [short_of_states(job, cluster, shapes.parameters) if cluster else None for cluster in clusters]
     if large_enough := [machines for machines, short in zip(offers, shorts, strict=True) if not short]:
         return large_enough
     short = min((each for each in shorts if each), key=lambda each: each.short_bytes)
