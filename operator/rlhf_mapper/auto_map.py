@@ -102,11 +102,27 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """The same for what is to be mapped; None where nothing fits."""
-    costs = task.costs(cluster)
-    goal = (objective or Objective.throughput()).on(costs.hosts)
-    found = task.search(costs, goal)
-    return _mapping(costs, found, device, goal) if found else None
+    """The same for what is to be mapped; None where nothing fits.
+
+    Each group is searched alone as well: then more ways to use its nodes are tried than beside many others.
+    """
+    groups = range(len(cluster.groups))
+    best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
+    for hosts in (groups, *([group] for group in groups if len(groups) > 1)):
+        costs = task.costs(Cluster(tuple(cluster.groups[host] for host in hosts)))
+        goal = (objective or Objective.throughput()).on([hosts[host] for host in costs.hosts])
+        if found := task.search(costs, goal):
+            merit = _merit(found[0], costs, goal)
+            best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
+    return _mapping(best[1], best[2], device, best[3]) if best else None
+
+
+def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
+    """By which placements on several clusters are compared, the less the better."""
+    weights = objective.weights(len(costs.groups))
+    used = sum(weights[group] * gpus for _, group, gpus in found.sets)
+    first, second = objective.keys(np.array(found.seconds), np.array(used))
+    return float(first), float(second)
 
 
 def predict(

@@ -256,6 +256,19 @@ def test_a_batch_that_few_numbers_divide_uses_some_gpus_of_a_node() -> None:
     assert sum(pool.size for pool in mapping.pools) in range(16, 33), "divisors of 500 that 4 nodes have room for"
 
 
+def test_nodes_of_other_kinds_make_no_plan_slower() -> None:
+    """Beside four others a group is searched with all GPUs of its nodes in use only, which 500 rows do not allow."""
+    job = job_of("PPO", training={"promptBatchSize": 500, "miniBatchSize": 500})
+    large, *others = cluster_of(("h100-80g", 4, 8), *[("t4-16g", 1, gpus) for gpus in (1, 2, 3, 4)]).groups
+    seconds = []
+    for cluster in (Cluster((large,)), Cluster((large, *others))):
+        found = auto_map(job, cluster, shapes_of(job), device="GPU")
+        assert isinstance(found, DeviceMapping)
+        assert found.prediction
+        seconds.append(found.prediction.step_seconds)
+    assert seconds[1] <= seconds[0]
+
+
 @each_seed(12)
 def test_the_order_of_models_does_not_matter(seed: int) -> None:
     job, cluster, mapping, prediction = planned(seed)
