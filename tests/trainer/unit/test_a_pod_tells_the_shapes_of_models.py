@@ -71,9 +71,14 @@ def test_a_hub_that_cannot_be_reached_is_no_crash(monkeypatch: pytest.MonkeyPatc
     assert "its config.json cannot be fetched" in told["problem"]
 
 
-def test_credentials_of_the_hub_s_address_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+class ProxyError(Exception):
+    """As the HTTP client of the hub has them: neither OSError nor ValueError."""
+
+
+@pytest.mark.parametrize("kind", [OSError, ProxyError])
+def test_credentials_of_the_hub_s_address_are_not_told(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     def download(*_: object, **__: object) -> str:
-        raise OSError("503 for url:\nhttps://me:secret@hub.example.com/org/llama")
+        raise kind("503 for url:\nhttps://me:secret@hub.example.com/org/llama")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert answer("hf://org/llama", None)["problem"].endswith("503 for url: https://hub.example.com/org/llama")

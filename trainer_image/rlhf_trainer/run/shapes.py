@@ -69,5 +69,5 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise EnvironmentProblem(f"{HUB}{name}: reading its {CONFIG} needs the package huggingface_hub") from error
     try:
         return Path(hf_hub_download(name, CONFIG, revision=revision))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a proxy's error is of the HTTP client's own kind
         raise DataError(f"{HUB}{name}: its {CONFIG} cannot be fetched: {one_line(str(error), 300)}") from error
