@@ -176,7 +176,7 @@ class MappedPlacement(Spec):
     """What the mapper answered for the current attempt; the trainer gets just this as a Manual placement."""
 
     input_hash: Annotated[
-        str, Field(description="Digests of what the answer depends on: of spec and shapes, and of the nodes.")
+        str, Field(description="Digest of what the answer depends on besides the nodes: the spec and its models.")
     ]
     device: Annotated[Literal["CPU", "GPU"], Field(description="What a slot is.")]
     slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots of all pools.")]

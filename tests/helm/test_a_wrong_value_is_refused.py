@@ -38,14 +38,7 @@ SLIPS: dict[str, tuple[Values, str]] = {
         {"podLabels": {"app.kubernetes.io/name": "x"}},
         "'/podLabels/app.kubernetes.io~1name': false schema",
     ),
-    "a GPU without its memory": (
-        {"cluster": {"gpus": [{"name": "mine", "product": "X"}]}},
-        "'/cluster/gpus/0': missing properties",
-    ),
-    "a network in another unit": (
-        {"cluster": {"nodeGroups": [{"matchLabels": {}, "interNodeGbps": 25e9}]}},
-        "'/cluster/nodeGroups/0/interNodeGbps': maximum",
-    ),
+    "a GPU that is no list": ({"cluster": {"gpus": {"name": "mine"}}}, "'/cluster/gpus': got object, want array"),
     "nothing": ({"replicaCount": None}, "'': missing property 'replicaCount'"),
     "nothing where there is much": ({"trainer": {"worker": None}}, "'/trainer': missing property 'worker'"),
 }

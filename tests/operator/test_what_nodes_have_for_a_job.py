@@ -252,10 +252,14 @@ def test_the_network_of_a_single_node_makes_no_difference() -> None:
     ("wrong", "why"),
     [
         ({"gpus": [OWN, {**OWN, "product": "other", "memoryGB": 48}]}, "one name for GPUs with different figures"),
+        ({"gpus": [{"name": "mine", "product": "X"}]}, "memoryGB"),
+        ({"nodeGroups": [{"matchLabels": {}, "interNodeGbps": 25e9}]}, "it is in Gb/s"),
         ({"nodeGroups": [{"matchLabels": {"a": None}, "interNodeGbps": 100}]}, "valid string"),
     ],
 )
-def test_settings_that_would_mean_other_nodes_than_they_say_are_refused(wrong: dict[str, Any], why: str) -> None:
+def test_settings_that_would_mean_other_nodes_or_figures_than_they_say_are_refused(
+    wrong: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         settings(**wrong)
     assert settings(gpus=[OWN, {**OWN, "product": "other"}]).gpus

@@ -63,7 +63,7 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
-    """Two digests of what the mapping depends on: `<spec and origins of the models>-<matching nodes by group>`.
+    """Digest of what the mapping depends on besides the nodes: of the spec and the origins of the models.
 
     What is read of a URI and revision is read once, and so does not change.
     """
@@ -80,14 +80,13 @@ def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
             for role, model in origins_of(job, snapshot).items()
         },
     }
-    return f"{_digest(matters)}-{_digest(asdict(capacity_for(job, snapshot, settings)))}"
+    return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings) -> bool:
     """Whether a mapping can be kept: its spec and models are as they were, and the nodes of today have room for it."""
     capacity = capacity_for(job, snapshot, settings)
-    asked, _, _ = input_hash(job, snapshot, settings).partition("-")
-    if not have.input_hash.startswith(f"{asked}-") or have.device != capacity.device:
+    if have.input_hash != input_hash(job, snapshot, settings) or have.device != capacity.device:
         return False
     if have.device == "CPU" or not capacity.nodes_known:  # one node may have several worker pods
         return bool(capacity.machines)
@@ -104,10 +103,6 @@ def better(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settin
     if not (seconds and now and now.prediction and now.prediction.step_seconds > WORSE * seconds):
         return ""
     return f"{mapped.message}, instead of {now.prediction.step_seconds:.3g} s"
-
-
-def _digest(matters: object) -> str:
-    return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) -> str:
