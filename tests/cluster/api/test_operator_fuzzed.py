@@ -31,6 +31,8 @@ STATES: tuple[Document, ...] = (
 )
 
 
+SHAPE = {"hiddenSize": 64, "numHiddenLayers": 2, "numAttentionHeads": 4, "intermediateSize": 128, "vocabSize": 512}
+"""Of every model: nothing is placed on GPUs, nor need pods read, where the operator knows it."""
 TOO_MUCH = {"the most slots"}
 """KubeRay would make 100 000 pods of it."""
 
@@ -43,6 +45,8 @@ def random_spec(dice: random.Random, name: str) -> Document:
     overrides = tuple(each for part in chosen for each in part if not each.startswith("metadata."))
     document: Document = as_kubectl_sends(made(base, overrides))
     document["metadata"] = {"name": name}
+    for model in document["spec"]["models"].values():
+        model["shape"] = SHAPE
     document["spec"]["runPolicy"] = {**(document["spec"].get("runPolicy") or {}), "restartBackoffSeconds": 0}
     return document
 
