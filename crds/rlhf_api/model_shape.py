@@ -1,7 +1,6 @@
 """The shape of a model: the few numbers of its config.json from which its size and its FLOPs follow."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,18 +14,16 @@ def _known(
     family: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, **more: Any
 ) -> Mapping[str, Any]:
     """What config.json says of a model, in its words; `more`: head_dim and tie_word_embeddings."""
-    return MappingProxyType(
-        {
-            "model_type": family,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "intermediate_size": ffn,
-            "vocab_size": vocabulary,
-            **more,
-        }
-    )
+    return {
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+        **more,
+    }
 
 
 _TIED = {"tie_word_embeddings": True}
