@@ -32,6 +32,11 @@ def times(quantity: str, factor: int) -> str:
     return f"{product}{found[2]}" if product.denominator == 1 else f"{float(product):g}{found[2]}"
 
 
+def gibibytes(size: Fraction | float) -> str:
+    """Bytes as a quantity in Gi, rounded up."""
+    return f"{math.ceil(size / 1024**3)}Gi"
+
+
 def mebibytes(size: Fraction | int) -> str:
     """Bytes as a quantity in Mi, rounded down; at least 1Mi."""
     return f"{max(1, math.floor(size / 1024**2))}Mi"

@@ -29,6 +29,7 @@ class Storage(Spec):
     """The claim that is made for a job whose checkpoint.storage is no pvc://."""
 
     size: Memory = "50Gi"
+    """At least; a job whose checkpoints need more gets more."""
     storage_class_name: str | None = None
     """Unset is the cluster's default class."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"

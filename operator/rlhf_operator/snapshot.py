@@ -135,6 +135,8 @@ class ObservedClaim:
 
     name: str
     owned: bool = False
+    size: str = ""
+    """What it has, or asks for while it is not bound; empty where that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import resources
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement import MappingResult, map_job
+from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.resources import storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
@@ -105,7 +106,12 @@ def made(
     """The manifests of an attempt by kind; `more`: of `snapshot`."""
     seen = snapshot(job, there, **more)
     mapping = mapped(job, there, settings)
-    return {each["kind"]: each for each in resources.for_attempt(seen, job, mapping, settings, attempt=attempt)}
+    return {
+        each["kind"]: each
+        for each in resources.for_attempt(
+            seen, job, mapping, settings, attempt=attempt, claim_size=claim_size(job, seen)
+        )
+    }
 
 
 def groups(rayjob: Manifest) -> dict[str, dict[str, Any]]:

@@ -244,6 +244,19 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_younger() -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "size"),
+    [
+        ({"status": {"capacity": {"storage": "2Gi"}}, "spec": {"resources": {"requests": {"storage": "1Gi"}}}}, "2Gi"),
+        ({"spec": {"resources": {"requests": {"storage": "1Gi"}}}}, "1Gi"),
+        ({"status": {"capacity": {"storage": "much"}}}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_claim_has_what_it_was_given_or_asks_for(document: dict[str, Any], size: str) -> None:
+    assert parse.claim({"metadata": {"name": "c"}, **document}).size == size
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "idle", "news"),
     [
         ("claims", "a-output", {"phase": "Bound"}, None),

@@ -8,6 +8,7 @@ and lists every other file with its size, so an unfinished checkpoint is never t
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from rlhf_trainer.storage import open_storage, storage_errors
+
+logger = logging.getLogger(__name__)
 
 COMPLETE, STATE = "COMPLETE", "state.json"
 PREFIX = "step-"
@@ -91,9 +94,10 @@ class CheckpointStore:
         return next((checkpoint for checkpoint in reversed(self.all()) if checkpoint.is_whole), None)
 
     def begin(self, step: int) -> str:
-        """Make an empty folder for a step's checkpoint; returns its address."""
+        """Make an empty folder for a step's checkpoint; returns its address. No other may be under way."""
         name = f"{PREFIX}{step:06d}"
         with storage_errors(self.uri):
+            self._abort_uploads()
             self._remove(name)
             self._make_folder(f"{self._path}/{name}")
         return f"{self.uri}/{name}"
@@ -130,6 +134,18 @@ class CheckpointStore:
         """Only on this machine: object stores have no folders, and makedirs would create a bucket."""
         if isinstance(self._files, LocalFileSystem):
             self._files.makedirs(path, exist_ok=True)
+
+    def _abort_uploads(self) -> None:
+        """Forget the parts of files that killed ranks had sent to S3: no listing shows them, but they are paid for."""
+        if "s3" not in self._files.protocol:
+            return
+        bucket, key, _ = self._files.split_path(self._path)
+        try:
+            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/")
+            for upload in found.get("Uploads", ()):
+                self._files.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+        except OSError as error:  # a store without this call, or a key without the right to it
+            logger.warning("%s: parts of unfinished uploads may be left: %s", self.uri, error)
 
     def _remove(self, name: str) -> None:
         """Delete a folder, its COMPLETE first, so that a half deleted checkpoint is never taken for a whole one."""

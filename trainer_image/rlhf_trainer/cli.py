@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, ParamSpec
@@ -95,9 +95,11 @@ def validate(
     output: Finished = None,
     sets: Sets = None,
 ) -> None:
-    """Check a manifest; prints ok, or every error with its path."""
-    jobs_of(file, sets, output)
+    """Check a manifest; prints ok and what checkpoints take of models whose shape it says, or every error."""
+    jobs = jobs_of(file, sets, output)
     typer.echo("ok")
+    for sentence in storage_needs(jobs):
+        typer.echo(sentence)
 
 
 @app.command()
@@ -211,6 +213,18 @@ def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list
     from rlhf_trainer.run_folder.folder import load_with_finished
 
     return load_with_finished(run_folder(file, output), file, sets or [])
+
+
+def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
+    """What the checkpoints of each job take, where the manifest says the shapes of the models that it trains."""
+    from rlhf_mapper.config_file import made_from, told_by
+    from rlhf_planning.checkpoint_size import in_words
+
+    by_name = {each.name: each for each in jobs}
+    for job in jobs:
+        told = {role: told_by(job, role, *made_from(job, role, by_name)) for role in job.trained()}
+        if sentence := in_words(job, {role: shape for role, shape in told.items() if shape}):
+            yield f"{job.name}: {sentence}"
 
 
 def run_folder(file: Path, output: Path | None) -> Path:

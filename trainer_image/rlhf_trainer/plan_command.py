@@ -19,6 +19,7 @@ from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.workload import lognormal
 from rlhf_planning.calibrate import Measured, measured
+from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_svg import svg_of as graph_svg
 from rlhf_planning.graph_text import LEGEND, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
@@ -72,6 +73,8 @@ class JobPlan:
     """Of a GPU for an hour, by type; none where one is not known."""
     networks: tuple[str, ...]
     """Sentences on what nodes are taken to send."""
+    checkpoints: str
+    """A sentence on what they take."""
 
     @property
     def title(self) -> str:
@@ -99,16 +102,24 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
     device, said = device_of(job, cluster), options.objective
     run = options.calibrate
     found = measured(run, read_run(run).jobs, job, cluster) if run else None
+    shapes = shapes_of(jobs, job, output)
     mapping = plan_job(
         job,
         cluster,
-        shapes_of(jobs, job, output),
+        shapes,
         device=device,
         objective=None if said is None else objective_of(said, cluster),
         correction=found.correction if found else None,
         responses=_lengths(options.lengths, job) if options.lengths else (),
     )
-    return JobPlan(job=job, mapping=mapping, measured=found, prices=prices_of(cluster), networks=networks_of(cluster))
+    return JobPlan(
+        job=job,
+        mapping=mapping,
+        measured=found,
+        prices=prices_of(cluster),
+        networks=networks_of(cluster),
+        checkpoints=in_words(job, shapes),
+    )
 
 
 def _lengths(text: str, job: Job) -> tuple[float, ...]:
@@ -195,6 +206,7 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
     with console.capture() as shown:
         explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, networks=answer.networks)
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
+    typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.measured}\n" if answer.measured else "")
     if svg and isinstance(answer.mapping, DeviceMapping):
         assert answer.mapping.prediction, "the shapes are known"

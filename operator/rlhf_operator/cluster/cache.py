@@ -172,7 +172,7 @@ def _node(document: Document) -> tuple[ObservedNode, str, frozenset[str]]:
 def _claim(document: Document) -> tuple[ObservedClaim, str, frozenset[str]]:
     owners = raw.entries(document, "metadata", "ownerReferences")
     job = next((raw.text(each, "uid") for each in owners if each.get("kind") == KIND), "")
-    return ObservedClaim(name=raw.text(document, "metadata", "name")), job, frozenset()
+    return parse.claim(document), job, frozenset()
 
 
 def _quota(document: Document) -> tuple[ObservedQuota, str, frozenset[str]]:

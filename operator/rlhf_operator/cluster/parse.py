@@ -17,6 +17,7 @@ from rlhf_operator import names
 from rlhf_operator.cluster import raw
 from rlhf_operator.snapshot import (
     Document,
+    ObservedClaim,
     ObservedContainer,
     ObservedJob,
     ObservedNode,
@@ -225,6 +226,16 @@ def node(document: Document) -> ObservedNode:
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
         allocatable=raw.texts(document, "status", "allocatable"),
     )
+
+
+def claim(document: Document) -> ObservedClaim:
+    size = raw.text(document, "status", "capacity", "storage")
+    size = size or raw.text(document, "spec", "resources", "requests", "storage")
+    try:
+        amount(size)
+    except ValueError:
+        size = ""
+    return ObservedClaim(name=raw.text(document, "metadata", "name"), size=size)
 
 
 def quota(document: Document) -> ObservedQuota:

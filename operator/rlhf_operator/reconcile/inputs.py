@@ -8,8 +8,10 @@ from rlhf_api import chain
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_operator import names
+from rlhf_operator.placement.claim_size import too_small
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
+from rlhf_operator.resources.storage import run_folder
 from rlhf_operator.snapshot import claims_named, inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
@@ -76,6 +78,9 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if own not in named and made is not None and not made.owned:
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
+    place = claims.get(run_folder(ctx.job).claim)
+    if place is not None and (problem := too_small(ctx.job, place, ctx.snapshot)):
+        return "ClaimTooSmall", f"spec.checkpoint.storage: {problem}"
     return None
 
 

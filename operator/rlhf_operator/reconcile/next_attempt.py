@@ -8,6 +8,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
 from rlhf_operator import conditions, names, placement, resources
 from rlhf_operator.actions import Create
+from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.times import parsed, timestamp
@@ -131,5 +132,6 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
-    made = resources.for_attempt(ctx.snapshot, job, mapping, ctx.settings, attempt=number)
+    size = claim_size(job, ctx.snapshot)
+    made = resources.for_attempt(ctx.snapshot, job, mapping, ctx.settings, attempt=number, claim_size=size)
     ctx.actions.extend(Create(manifest=each) for each in made)

@@ -20,11 +20,12 @@ NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 
 
 def for_attempt(
-    snapshot: Snapshot, job: Job, mapping: MappedPlacement, settings: Settings, *, attempt: int
+    snapshot: Snapshot, job: Job, mapping: MappedPlacement, settings: Settings, *, attempt: int, claim_size: str
 ) -> tuple[Manifest, ...]:
     """Everything that an attempt needs, in the order in which it is to be made.
 
-    All jobs that this one reads have succeeded: the snapshot says where their models are.
+    All jobs that this one reads have succeeded: the snapshot says where their models are. claim_size: what the run
+    folder needs at least.
     """
     document = job_file.config_map(snapshot, job, mapping)
     pods = Pods(
@@ -36,7 +37,7 @@ def for_attempt(
         config_map=document["metadata"]["name"],
     )
     own_claim = storage.run_folder(job).claim == names.output_claim(job.name)
-    claims = (storage.output_claim(snapshot.job, settings),) if own_claim else ()
+    claims = (storage.output_claim(snapshot.job, settings, at_least=claim_size),) if own_claim else ()
     return (*claims, document, _rayjob(pods))
 
 

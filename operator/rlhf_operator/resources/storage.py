@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
+from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity
@@ -116,13 +117,11 @@ def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
     return uri
 
 
-def output_claim(job: ObservedJob, settings: Settings) -> Manifest:
-    """The claim that is made for a job which names none; it is deleted with the job."""
+def output_claim(job: ObservedJob, settings: Settings, *, at_least: str) -> Manifest:
+    """The claim that is made for a job which names none; it is deleted with the job. at_least: its size."""
     storage = settings.storage
-    spec: dict[str, Any] = {
-        "accessModes": [storage.access_mode],
-        "resources": {"requests": {"storage": storage.size}},
-    }
+    size = max(storage.size, at_least, key=amount)
+    spec: dict[str, Any] = {"accessModes": [storage.access_mode], "resources": {"requests": {"storage": size}}}
     if storage.storage_class_name is not None:
         spec["storageClassName"] = storage.storage_class_name
     return {

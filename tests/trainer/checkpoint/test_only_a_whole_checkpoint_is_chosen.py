@@ -2,6 +2,7 @@
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,20 @@ def damage(store: CheckpointStore, uri: str, name: str, content: bytes | None) -
         store._files.rm_file(path)
     else:
         store._files.pipe_file(path, content)
+
+
+def begin_upload(files: Any, path: str) -> None:
+    """What a rank leaves that is killed while it uploads a large file: one part, and no end."""
+    bucket, key, _ = files.split_path(path)
+    upload = files.call_s3("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
+    files.call_s3("upload_part", Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x")
+
+
+def unfinished(files: Any, folder: str) -> list[str]:
+    """Uploads below a folder that have not ended."""
+    bucket, key, _ = files.split_path(folder)
+    found = files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/").get("Uploads", ())
+    return [each["Key"].removeprefix(f"{key}/") for each in found]
 
 
 def test_the_newest_whole_one_is_chosen(store: CheckpointStore) -> None:
@@ -101,6 +116,36 @@ def test_pruning_keeps_the_last_whole_ones_and_what_is_being_written(store: Chec
 def test_a_ranks_files_come_back_from_wherever_they_are(store: CheckpointStore) -> None:
     uri = write(store, 7)
     assert files_below(f"{uri}/actor") == {"random/rank-0": b"x" * 7, "random/rank-1": b"x" * 7}
+
+
+def test_parts_that_killed_ranks_had_uploaded_are_forgotten_and_those_of_other_jobs_stay(s3: str) -> None:
+    place = f"{s3}/{uuid.uuid4()}"
+    files, folder = open_storage(place)
+    for key in ("job/step-000005/actor/shard-0", "job/step-000006/actor/shard-0", "job-2/step-000005/actor/shard-0"):
+        begin_upload(files, f"{folder}/{key}")
+    store = CheckpointStore(f"{place}/job")
+    write(store, 10)
+    assert [found.step for found in store.all()] == [10]
+    assert unfinished(files, folder) == ["job-2/step-000005/actor/shard-0"]
+
+
+def test_a_store_that_does_not_list_unfinished_uploads_takes_checkpoints(
+    s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(f"{s3}/{uuid.uuid4()}/job")
+    called = store._files.call_s3
+
+    def call_s3(method: str, **options: Any) -> Any:
+        if method == "list_multipart_uploads":
+            raise PermissionError("Access Denied")
+        return called(method, **options)
+
+    monkeypatch.setattr(store._files, "call_s3", call_s3)
+    write(store, 5)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5
+    assert "Access Denied" in caplog.text
 
 
 def test_nothing_stays_on_this_machine_of_what_was_delivered(s3: str, tmp_path: Path) -> None:

@@ -389,6 +389,14 @@ def test_a_model_on_a_claim_is_planned_for_by_its_shape(tmp_path: Path) -> None:
     assert shapes_of([job], job, tmp_path)["actor"].parameters == 6_738_415_616
 
 
+def test_a_plan_and_a_check_say_what_checkpoints_take(manifest: Path) -> None:
+    sentence = "A checkpoint (actor, critic) takes 160 GB, the last 2 and a new one 480 GB."
+    assert sentence in plan(manifest, *TWO_NODES)[1].splitlines()
+    shapes = [f"--set={field}.shape.name=llama-2-7b" for field in MODELS[:2]]
+    assert CliRunner().invoke(app, ["validate", str(manifest), *shapes]).stdout == f"ok\nppo: {sentence}\n"
+    assert CliRunner().invoke(app, ["validate", str(manifest), shapes[0]]).stdout == "ok\n", "not all is known"
+
+
 def test_a_job_that_reads_another_has_the_shape_that_this_was_told(tmp_path: Path) -> None:
     chain = load(EXAMPLES[0], ["helpful-sft:models.actor.shape.name=qwen2.5-0.5b"])
     assert shapes_of(chain, chain[1], tmp_path)["reward"].layers == 24

@@ -1,0 +1,50 @@
+"""How large the claim of a job's run folder has to be, as far as the shapes of its models are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import SpecError
+from rlhf_api.quantities import amount, gibibytes
+from rlhf_mapper.architecture import Architecture
+from rlhf_operator.placement.shapes import shapes_of
+from rlhf_operator.snapshot import ObservedClaim, Snapshot
+from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving
+
+HEADROOM: Final = 1.1
+"""For logs, and what a file system takes for itself."""
+BUCKETS: Final = ("s3://", "gs://")
+
+
+def claim_size(job: Job, snapshot: Snapshot) -> str:
+    """The size that would do; 0Gi where nothing is known."""
+    shapes = _known(job, snapshot)
+    return gibibytes(HEADROOM * max(_checkpoints(job, shapes), bytes_of_saving(job, shapes)))
+
+
+def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
+    """Why a claim cannot hold the checkpoints of a job, and which one would; empty where it may."""
+    needed = _checkpoints(job, _known(job, snapshot))
+    if not claim.size or amount(claim.size) >= needed:
+        return ""
+    keep, enough = job.spec.checkpoint.keep_last, claim_size(job, snapshot)
+    return (
+        f"PersistentVolumeClaim {claim.name} has {claim.size}, but {gibibytes(needed)} are taken by the last {keep} "
+        f"checkpoints and a new one; give it {enough}, or lower spec.checkpoint.keepLast"
+    )
+
+
+def _checkpoints(job: Job, shapes: Mapping[Role, Architecture]) -> int:
+    """Bytes of those that are on the claim at once."""
+    in_bucket = (job.spec.checkpoint.storage or "").startswith(BUCKETS)
+    return 0 if in_bucket else bytes_at_once(job, shapes)
+
+
+def _known(job: Job, snapshot: Snapshot) -> Mapping[Role, Architecture]:
+    try:
+        return shapes_of(job, snapshot).known
+    except SpecError:
+        return {}  # the mapping says what is wrong with a shape

@@ -1,0 +1,39 @@
+"""Bytes that the checkpoints and the model of a job take, by the shapes of its models; 0 where one is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import TRAINER
+from rlhf_planning.numbers import size_text
+
+
+def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
+    """Of one: weights and moments of the trained models, in float32."""
+    trained = job.trained()
+    if not all(role in shapes for role in trained):
+        return 0
+    of_a_parameter = TRAINER.weight_bytes + TRAINER.optimizer_bytes
+    return round(of_a_parameter * sum(shapes[role].parameters for role in trained))
+
+
+def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
+    """Of those that are kept and the one that is being written."""
+    return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.keep_last + 1)
+
+
+def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
+    """Of the model that the job is for, at most, while the ranks' pieces are put together: it is there twice."""
+    return round(2 * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
+
+
+def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
+    """What checkpoints take; empty where that is not known."""
+    one, at_once = (size_text(size(job, shapes)) for size in (checkpoint_bytes, bytes_at_once))
+    if not checkpoint_bytes(job, shapes):
+        return ""
+    keep = job.spec.checkpoint.keep_last
+    return f"A checkpoint ({', '.join(job.trained())}) takes {one}, the last {keep} and a new one {at_once}."
