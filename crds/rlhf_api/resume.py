@@ -16,6 +16,7 @@ MAY_CHANGE = (
     "spec.placement",
     "spec.suspend",
     "spec.runPolicy",
+    "spec.storage",
     "spec.runtime",
     "spec.evaluation.everySteps",
     "spec.training.microBatchTokens",

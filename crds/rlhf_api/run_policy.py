@@ -1,4 +1,4 @@
-"""What happens when a job fails, takes too long or is done; only the operator reads it."""
+"""What happens when a job fails, takes too long, is done or is deleted; only the operator reads it."""
 
 from typing import Annotated, Literal
 
@@ -85,3 +85,15 @@ class RunPolicy(Spec):
             description="The first rule that matches a failure decides; without one, its reason does.",
         ),
     ] = ()
+
+
+class Storage(Spec):
+    """What becomes of the claim that was made for a job."""
+
+    retain: Annotated[
+        Literal["Always", "OnFailure", "Never"],
+        Field(
+            description="Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: "
+            "unless the job has succeeded. A claim that checkpoint.storage names always stays."
+        ),
+    ] = "Always"

@@ -39,7 +39,15 @@ class Delete:
     uid: str
 
 
-Action: TypeAlias = ReadLive | Create | Delete
+@dataclass(frozen=True, kw_only=True)
+class SetOwner:
+    """Have a claim that was made for the job deleted with it (`owned`), or left when the job is deleted."""
+
+    claim: str
+    owned: bool
+
+
+Action: TypeAlias = ReadLive | Create | Delete | SetOwner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,8 +135,15 @@ class ObservedClaim:
 
     name: str
     owned: bool = False
+    """Whether it is deleted with the job."""
+    kept_for: str = ""
+    """The job for which an operator made it, where it outlives that job: one of that name goes on in it."""
     size: str = ""
     """What it has, or asks for while it is not bound; empty where that cannot be read."""
+
+    def made_for(self, job: ObservedJob) -> bool:
+        """Whether the job, or an earlier one of its name, has it from the operator."""
+        return self.owned or self.kept_for == job.name
 
 
 @dataclass(frozen=True, kw_only=True)

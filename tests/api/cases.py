@@ -518,6 +518,7 @@ WRONG: dict[str, Case] = {
         "PPO", (_functions("{name: reward, entrypoint: a:b}"),), "spec.evaluation.functions.0.name"
     ),
     # how a cluster runs it
+    "an unknown way to keep": Case("PPO", ("storage={retain: Sometimes}",), "spec.storage.retain"),
     "a negative limit": Case("PPO", ("runPolicy.backoffLimit=-1",), "spec.runPolicy.backoffLimit"),
     "a deadline of zero": Case(
         "PPO", ("runPolicy.progressDeadlineSeconds=0",), "spec.runPolicy.progressDeadlineSeconds"
@@ -605,6 +606,7 @@ UPDATES: dict[str, Update] = {
     "a stop": Update("PPO", (), (STOPPED,)),
     "going on": Update("PPO", (STOPPED,), ()),
     "the run policy": Update("PPO", (), ("runPolicy.backoffLimit=9",)),
+    "what is kept": Update("PPO", (), ("storage={retain: Never}",)),
     "the cadence of checkpoints": Update("PPO", (), ("checkpoint={everySteps: 3, keepLast: 5}",)),
     "the cadence of evaluation": Update("PPO", (EVALUATION,), (EVALUATION, "evaluation.everySteps=2")),
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),

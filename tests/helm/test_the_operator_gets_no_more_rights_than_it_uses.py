@@ -17,7 +17,7 @@ NEEDED = {
     ("", "pods"): WATCH | {"delete"},  # when its node is gone
     ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
     ("", "configmaps"): {"get", "create"},
-    ("", "persistentvolumeclaims"): LOOK | {"create"},
+    ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
     ("events.k8s.io", "events"): {"create", "patch"},
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }

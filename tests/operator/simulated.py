@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf_api.status import Attempt, Pace, Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, Delete, Event, Plan, ReadLive
+from rlhf_operator.actions import Create, Delete, Event, Plan, ReadLive, SetOwner
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
@@ -185,15 +185,23 @@ class World:
                     if name in pods and pods[name].uid == uid:
                         check(self._is_dead(pods[name]), "only dead pods are forced")
                         del pods[name]
+            case SetOwner(claim=name, owned=owned):
+                self._own(name, owned=owned)
             case Delete(kind="RLHFJob", uid=uid):
                 check(uid == UID and self.status.phase in ("Succeeded", "Failed"), "only a finished job is deleted")
                 self.is_deleted = True
+
+    def _own(self, claim: str, *, owned: bool, only_if_new: bool = False) -> None:
+        """A claim of the job is deleted with it or not."""
+        if not only_if_new or claim not in self.claims:
+            seen = self.claims.get(claim, ObservedClaim(name=claim))
+            self.claims[claim] = replace(seen, owned=owned, kept_for="" if owned else "job")
 
     def _create(self, manifest: Mapping[str, Any]) -> None:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
         attempt = self.status.attempt or 0
         if kind == "PersistentVolumeClaim":
-            self.claims.setdefault(name, ObservedClaim(name=name, owned=True))
+            self._own(name, owned=bool(manifest["metadata"]["ownerReferences"]), only_if_new=True)
         if kind == "Job":
             self._read(name, manifest)
         if kind != "RayJob" or name in self.rayjobs:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator import conditions, names
-from rlhf_operator.actions import Create, Delete, ReadLive
+from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
 from rlhf_operator.reconcile import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
@@ -207,6 +207,46 @@ def test_the_output_claim_of_somebody_else_is_not_used() -> None:
     world = World(claims={"job-output": ObservedClaim(name="job-output", owned=False)})
     world.settle()
     assert (world.phase, reason(world, "Accepted")) == ("Pending", "NameConflict")
+
+
+def test_the_claim_of_an_earlier_job_of_the_name_is_gone_on_in() -> None:
+    world = World(claims={"job-output": ObservedClaim(name="job-output", kept_for="job")})
+    world.settle()
+    assert (world.made, world.claims["job-output"].owned) == (["job-a1"], False)
+    other = World(claims={"job-output": ObservedClaim(name="job-output", kept_for="another")})
+    other.settle()
+    assert (other.made, reason(other, "Accepted")) == ([], "NameConflict")
+
+
+@pytest.mark.parametrize(
+    ("retain", "at_first", "in_the_end"),
+    [("Always", False, False), ("OnFailure", False, True), ("Never", True, True)],
+)
+def test_the_claim_is_deleted_with_the_job_as_the_spec_says(retain: str, at_first: bool, in_the_end: bool) -> None:
+    world = World(spec={**SFT, "storage": {"retain": retain}})
+    world.run_to(3)
+    assert world.claims["job-output"].owned is at_first
+    world.train(47)
+    world.end(0)
+    world.ray_tells()
+    world.settle()
+    assert (world.phase, world.claims["job-output"].owned) == ("Succeeded", in_the_end)
+
+
+def test_what_is_kept_of_a_job_may_be_changed_when_it_has_ended_and_before_it_is_deleted() -> None:
+    world = World(spec={**SFT, "storage": {"retain": "OnFailure"}, "runPolicy": {"backoffLimit": 0}})
+    world.run_to(3)
+    world.end(1)
+    world.ray_tells()
+    world.settle()
+    assert (world.phase, world.claims["job-output"].owned) == ("Failed", False)
+    world.edit(storage={"retain": "Never"}, runPolicy={"ttlSecondsAfterFinished": 0})
+    world.collect()
+    plan = world.operate()
+    assert plan is not None
+    assert plan.actions[0] == SetOwner(claim="job-output", owned=True), "before the job goes"
+    world.settle()
+    assert (world.is_deleted, world.claims["job-output"].owned) == (True, True)
 
 
 def test_too_few_nodes_are_waited_for() -> None:

@@ -297,6 +297,23 @@ def test_what_nothing_depends_on_is_no_news() -> None:
     assert cache.put("claims", claim) == {("n", "r")}
 
 
+def test_a_claim_that_outlives_its_job_says_whose_it_was() -> None:
+    def seen(**metadata: Any) -> tuple[bool, str]:
+        cache = Cache()
+        cache.put(
+            "claims",
+            {"metadata": {"namespace": "n", "name": "a-output", "uid": "k", "resourceVersion": "9", **metadata}},
+        )
+        (claim,) = (entry.value for _, entry in cache.claims)
+        return claim.owned, claim.kept_for
+
+    labels = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: "a"}
+    assert seen(labels=labels) == (False, "a")
+    assert seen(labels=labels, ownerReferences=[{"kind": "RLHFJob", "uid": "older"}]) == (False, "")
+    assert seen(labels=labels, deletionTimestamp="2026-01-31T12:00:00Z") == (False, "")
+    assert seen(labels={names.JOB_NAME: "a"}) == (False, "")
+
+
 def holding(name: str, version: int, phase: str = "Running", **spec: Any) -> dict[str, Any]:
     """A pod of somebody else on a node."""
     metadata = {"namespace": "x", "name": name, "uid": name, "resourceVersion": str(version)}

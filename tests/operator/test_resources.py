@@ -54,7 +54,8 @@ def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
 
 
 def test_everything_says_whose_it_is() -> None:
-    for kind, each in made(example_jobs()[PPO], CPUS, attempt=2, namespace="lab").items():
+    job = changed(PPO, {"storage.retain": "Never"})
+    for kind, each in made(job, CPUS, attempt=2, namespace="lab").items():
         metadata = each["metadata"]
         (owner,) = metadata["ownerReferences"]
         assert metadata["namespace"] == "lab"

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rlhf_api.status import Progress, Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, Delete, Event, Plan
+from rlhf_operator.actions import Create, Delete, Event, Plan, SetOwner
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
@@ -395,3 +395,17 @@ def test_no_way_to_a_cluster_is_a_sentence(tmp_path: Path) -> None:
             await Client.connect(tmp_path / "nothing")
 
     asyncio.run(main())
+
+
+def test_a_claim_is_given_to_the_job_or_taken_from_it(tmp_path: Path) -> None:
+    path = "/api/v1/namespaces/n/persistentvolumeclaims/a-output"
+    actions = tuple(SetOwner(claim="a-output", owned=owned) for owned in (True, False, True))
+
+    async def test(parts: Parts) -> None:
+        for code in (200, 200, 404):
+            parts.server.will("PATCH", path, code, {"metadata": {"namespace": "n", "name": "a-output"}})
+        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
+        bodies = [body["metadata"]["ownerReferences"] for _, each, body in parts.server.requests if each == path]
+        assert [[each["uid"] for each in body] for body in bodies] == [["uid-a"], [], ["uid-a"]]
+
+    run(tmp_path, test)

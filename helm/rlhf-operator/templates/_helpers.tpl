@@ -72,7 +72,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   verbs: [get, create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, list, watch, create]
+  verbs: [get, list, watch, create, patch]  # patch: spec.storage.retain
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, Delete, Event, Manifest, Plan, ReadLive
+from rlhf_operator.actions import Create, Delete, Event, Manifest, Plan, ReadLive, SetOwner
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, ApiError, Client
 from rlhf_operator.cluster.events import EventRecorder
-from rlhf_operator.cluster.resources import CREATED, JOBS, PODS, RAYJOBS, Resource
+from rlhf_operator.cluster.resources import CLAIMS, CREATED, JOBS, PODS, RAYJOBS, Resource
+from rlhf_operator.resources import identity
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Applier:
                 assert not isinstance(action, ReadLive), "the reconciler reads live and decides again"
                 if isinstance(action, Create):
                     await self._create(snapshot.job, action.manifest)
+                elif isinstance(action, SetOwner):
+                    await self._set_owner(snapshot.job, action)
                 else:
                     await self._delete(snapshot.job.namespace, action)
         finally:
@@ -119,7 +122,7 @@ class Applier:
         found = await self._client.get(resource, job.namespace, name)
         if found is None:
             raise StaleError(f"{resource.kind} {name} was there and is gone")
-        if job.uid in parse.owners(found):
+        if job.uid in parse.owners(found) or (resource is CLAIMS and parse.kept_for(found) == job.name):
             return found
         message = f"{resource.kind} {name} exists already and belongs to somebody else: delete it or rename the job"
         raise await self._refused(job, Refusal(reason="NameConflict", message=message))
@@ -127,6 +130,19 @@ class Applier:
     async def _refused(self, job: ObservedJob, refusal: Refusal) -> RefusedError:
         await self._events.record(job, Event(kind="Warning", reason=refusal.reason, message=refusal.message))
         return RefusedError(refusal)
+
+    async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
+        path = CLAIMS.path(job.namespace, action.claim)
+        body = {"metadata": {"ownerReferences": [identity.owner(job)] if action.owned else []}}
+        try:
+            written = await self._client.call(
+                "PATCH", path, kind=CLAIMS.plural, query=WRITTEN_BY, body=body, may=self._may_write
+            )
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return
+            raise
+        self._remember(job, "claims", written)
 
     async def _delete(self, namespace: str, action: Delete) -> None:
         resource, options = DELETED[action.kind]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rlhf_api.names import KIND
 from rlhf_api.quantities import amount
 from rlhf_api.status import Status
 from rlhf_operator import names
@@ -88,6 +89,15 @@ def owner(document: Document) -> tuple[str, str, str]:
 def owners(document: Document) -> frozenset[str]:
     """uids of all owners of an object."""
     return frozenset(raw.text(each, "uid") for each in raw.entries(document, "metadata", "ownerReferences"))
+
+
+def kept_for(document: Document) -> str:
+    """The job whose claim this is, and whose deletion it outlives; empty for other claims and one that is deleted."""
+    labels = raw.texts(document, "metadata", "labels")
+    has_owner = any(each.get("kind") == KIND for each in raw.entries(document, "metadata", "ownerReferences"))
+    if has_owner or labels.get(names.MANAGED_BY) != names.OPERATOR or raw.at(document, "metadata", "deletionTimestamp"):
+        return ""
+    return labels.get(names.JOB_NAME, "")
 
 
 def _attempt(document: Document) -> int:
@@ -235,7 +245,7 @@ def claim(document: Document) -> ObservedClaim:
         amount(size)
     except ValueError:
         size = ""
-    return ObservedClaim(name=raw.text(document, "metadata", "name"), size=size)
+    return ObservedClaim(name=raw.text(document, "metadata", "name"), kept_for=kept_for(document), size=size)
 
 
 def quota(document: Document) -> ObservedQuota:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from rlhf_operator.actions import Plan, ReadLive
-from rlhf_operator.reconcile import finish, next_attempt, running
+from rlhf_operator.reconcile import cleanup, finish, next_attempt, running
 from rlhf_operator.reconcile.context import NeedsLiveReadError, ReconcileContext
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -28,6 +28,7 @@ def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
             running.check(ctx)
         else:
             next_attempt.prepare(ctx)
+        cleanup.keep_claim(ctx)
     except NeedsLiveReadError as needed:
         return Plan(status=snapshot.job.status, actions=(ReadLive(why=str(needed)),))
     return ctx.plan()

@@ -1,12 +1,13 @@
-"""Deletes RayJobs and pods of attempts that are over."""
+"""Deletes RayJobs and pods of attempts that are over, and says what of a job outlives it."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rlhf_operator import failure
-from rlhf_operator.actions import Delete
+from rlhf_operator import failure, names
+from rlhf_operator.actions import Delete, SetOwner
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedPod
 
 FORCE_SECONDS: Final = 300.0
@@ -34,6 +35,17 @@ def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
         if each.owned and not each.deleting and each.name != but:
             ctx.require_live(f"RayJob {each.name} is deleted")
             ctx.actions.append(Delete(kind="RayJob", name=each.name, uid=each.uid))
+
+
+def keep_claim(ctx: ReconcileContext) -> None:
+    """Has the claim that was made for the job outlive it or not, before anything else, as spec.storage.retain says."""
+    claim = ctx.snapshot.claims.get(names.output_claim(ctx.snapshot.job.name))
+    if ctx.job is None or claim is None or not (storage.has_own_claim(ctx.job) and claim.made_for(ctx.snapshot.job)):
+        return
+    goes = storage.goes_with(ctx.job, has_succeeded=ctx.holds("Complete"))
+    if goes != claim.owned:
+        ctx.require_live(f"claim {claim.name} is {'to go' if goes else 'kept'}")
+        ctx.actions.insert(0, SetOwner(claim=claim.name, owned=goes))
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:

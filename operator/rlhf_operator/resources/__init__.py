@@ -36,8 +36,8 @@ def for_attempt(
         attempt=attempt,
         config_map=document["metadata"]["name"],
     )
-    own_claim = storage.run_folder(job).claim == names.output_claim(job.name)
-    claims = (storage.output_claim(snapshot.job, settings, at_least=claim_size),) if own_claim else ()
+    claim = storage.output_claim(snapshot.job, job, settings, at_least=claim_size)
+    claims = (claim,) if storage.has_own_claim(job) else ()
     return (*claims, document, _rayjob(pods))
 
 

@@ -14,15 +14,19 @@ USER = 1000
 ROOT = 0
 
 
-def metadata(job: ObservedJob, name: str, *, attempt: int | None = None, controlled: bool = True) -> dict[str, Any]:
+def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
     """Metadata of an object that the job owns. attempt: set for objects that are created for each attempt."""
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {
         "name": name,
         "namespace": job.namespace,
         "labels": labels(job, attempt),
-        "ownerReferences": [{**owner, **({"controller": True} if controlled else {})}],
+        "ownerReferences": [{**owner(job), "controller": True}],
     }
+
+
+def owner(job: ObservedJob) -> dict[str, Any]:
+    """The reference in an object that is deleted with the job."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
 
 
 def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:

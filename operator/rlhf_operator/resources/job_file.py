@@ -17,7 +17,7 @@ from rlhf_operator.resources import identity, storage
 from rlhf_operator.snapshot import ObservedInput, Snapshot
 
 KEY = "job.yaml"
-FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime")
+FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime", "storage")
 """Parts of the spec that a pod has no use for."""
 
 

@@ -117,8 +117,19 @@ def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
     return uri
 
 
-def output_claim(job: ObservedJob, settings: Settings, *, at_least: str) -> Manifest:
-    """The claim that is made for a job which names none; it is deleted with the job. at_least: its size."""
+def has_own_claim(job: Job) -> bool:
+    """Whether a claim is made for a job."""
+    return not (job.spec.checkpoint.storage or "").startswith(PVC)
+
+
+def goes_with(job: Job, *, has_succeeded: bool) -> bool:
+    """Whether the claim that is made for a job is deleted with it."""
+    retain = job.spec.storage.retain
+    return retain == "Never" or (retain == "OnFailure" and has_succeeded)
+
+
+def output_claim(seen: ObservedJob, job: Job, settings: Settings, *, at_least: str) -> Manifest:
+    """The claim that is made for a job which names none, before its first attempt; at_least: its size."""
     storage = settings.storage
     size = max(storage.size, at_least, key=amount)
     spec: dict[str, Any] = {"accessModes": [storage.access_mode], "resources": {"requests": {"storage": size}}}
@@ -127,7 +138,10 @@ def output_claim(job: ObservedJob, settings: Settings, *, at_least: str) -> Mani
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": identity.metadata(job, names.output_claim(job.name), controlled=False),
+        "metadata": {
+            **identity.metadata(seen, names.output_claim(job.name)),
+            "ownerReferences": [identity.owner(seen)] if goes_with(job, has_succeeded=False) else [],
+        },
         "spec": spec,
     }
 

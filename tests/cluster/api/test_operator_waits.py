@@ -178,22 +178,34 @@ def has_succeeded(lives: Lives, job: str) -> None:
     lives.jobs.succeed(job, lives.kubelets.trainer(job))
 
 
+def has_succeeded_and_owns_its_claim(lives: Lives, job: str) -> None:
+    has_succeeded(lives, job)
+    claim = f"{CLAIMS.format(lives.jobs.namespace)}/{job}-output"
+    lives.jobs.server.until(
+        lambda: lives.jobs.server.expect("GET", claim)["metadata"].get("ownerReferences"), SECONDS, f"{job} owns it"
+    )
+
+
 def has_failed(lives: Lives, job: str) -> None:
     lives.train(job)
     lives.fail(job)
     lives.jobs.wait_for(job, "Failed")
 
 
+NEVER, ON_FAILURE = {"storage": {"retain": "Never"}}, {"storage": {"retain": "OnFailure"}}
 PHASES: dict[str, tuple[Callable[[Lives, str], None], dict[str, Any]]] = {
     "pending": (is_pending, {"checkpoint": {"storage": "pvc://missing"}}),
     "mapping": (is_mapping, {"resources": {"device": "GPU", "nodes": 40, "slotsPerNode": 8}}),
-    "provisioning": (is_provisioning, {"runtime": {"controller": {"cpu": "1000"}}}),
-    "running": (is_running, {}),
-    "restarting": (is_restarting, {"runPolicy": {"restartBackoffSeconds": 300}}),
-    "suspended": (is_suspended, {}),
+    "provisioning": (is_provisioning, {"runtime": {"controller": {"cpu": "1000"}}, **NEVER}),
+    "running": (is_running, NEVER),
+    "restarting": (is_restarting, {"runPolicy": {"restartBackoffSeconds": 300}, **NEVER}),
+    "suspended": (is_suspended, ON_FAILURE),
     "succeeded": (has_succeeded, {}),
-    "failed": (has_failed, {"runPolicy": {"backoffLimit": 0}}),
+    "succeeded-in-vain": (has_succeeded_and_owns_its_claim, ON_FAILURE),
+    "failed": (has_failed, {"runPolicy": {"backoffLimit": 0}, **ON_FAILURE}),
 }
+KEPT = ("suspended", "succeeded", "failed")
+"""Phases in which a job leaves its claim."""
 
 
 def leftovers(lives: Lives, job: str) -> list[str]:
@@ -205,7 +217,7 @@ def leftovers(lives: Lives, job: str) -> list[str]:
     return found + [job] * (server.request("GET", f"{JOBS.format(namespace)}/{job}")[0] == 200)
 
 
-def test_a_job_that_is_deleted_in_any_phase_leaves_nothing(lives: Lives) -> None:
+def test_a_job_that_is_deleted_in_any_phase_leaves_its_claim_or_nothing(lives: Lives) -> None:
     def delete_in(phase: str) -> int:
         reach, spec = PHASES[phase]
         job = small_job(f"deleted-{phase}", lives.jobs.namespace)
@@ -213,9 +225,11 @@ def test_a_job_that_is_deleted_in_any_phase_leaves_nothing(lives: Lives) -> None
         lives.apply(job)
         name = job["metadata"]["name"]
         reach(lives, name)
-        there = len(leftovers(lives, name))
+        there, left = len(leftovers(lives, name)), [f"{name}-output"] if phase in KEPT else []
         lives.jobs.delete(name)
-        lives.jobs.server.until(lambda: not leftovers(lives, name), SECONDS, f"nothing is left of {name}")
+        lives.jobs.server.until(
+            lambda: leftovers(lives, name) == left, SECONDS, f"{left or 'nothing'} is left of {name}"
+        )
         return there
 
     with ThreadPoolExecutor(len(PHASES)) as threads:
