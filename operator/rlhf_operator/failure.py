@@ -13,7 +13,7 @@ from rlhf_api.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedNode, ObservedPod, ObservedRayJob, Snapshot
-from rlhf_operator.times import since, timestamp
+from rlhf_operator.times import parsed, since, timestamp
 
 FAILS: Final = ("UserCode", "Data", "Spec")
 IGNORED: Final = ("NodeLost", "Preempted", "Evicted")
@@ -55,6 +55,14 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
 """Reasons of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
 """Which evidence wins where pods tell different stories."""
+
+NODE_FAULTS: Final[tuple[Reason, ...]] = (
+    *("NodeLost", "WorkerLost", "HeadLost"),
+    *("Hang", "Communication", "Environment"),
+)
+"""Reasons that may be a node's: the next attempts keep off it for a time, if there is room elsewhere."""
+AVOIDED_SECONDS: Final = 3600.0
+"""So long after the failure."""
 
 UNEXPLAINED: Final = ("HeadLost", "WorkerLost", "Communication", "Unknown")
 """For these a pod that is gone already may tell more."""
@@ -156,6 +164,13 @@ def head_of(snapshot: Snapshot) -> ObservedPod | None:
     return min(heads, key=lambda pod: (pod.created, pod.name), default=None)
 
 
+def named_pod(snapshot: Snapshot) -> ObservedPod | None:
+    """The pod with the rank to blame, as the trainer says; with hostNetwork it knows the node only."""
+    beat = snapshot.current_heartbeat()
+    named = beat.status.last_failure.pod if beat and beat.status.last_failure else None
+    return next((pod for pod in current_pods(snapshot) if named and named in (pod.name, pod.node)), None)
+
+
 def head_can_answer(snapshot: Snapshot) -> bool:
     """Whether there is a head pod that can still be asked for the trainer's last status."""
     head = head_of(snapshot)
@@ -182,6 +197,17 @@ def node_is_gone(pod: ObservedPod, snapshot: Snapshot) -> bool:
     return bool(pod.node) and snapshot.nodes is not None and node_of(pod, snapshot) is None
 
 
+def bad_nodes(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
+    """The nodes, of those that are known, on which an attempt of the job failed not long ago as if by their fault."""
+    failed = {
+        each.node
+        for each in snapshot.job.status.attempts
+        if each.outcome == "Failed" and each.reason in NODE_FAULTS
+        if (end := parsed(each.end_time)) and since(end, now) < AVOIDED_SECONDS
+    }
+    return tuple(sorted(node.name for node in snapshot.nodes or () if node.name in failed))
+
+
 Cause = tuple[Reason, str, ObservedPod | None]
 
 
@@ -190,7 +216,8 @@ def _reported(snapshot: Snapshot) -> Cause | None:
     code = exit_code(snapshot)
     if code is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
         return None
-    return reason, _trainer_message(snapshot) or f"the trainer ended with exit code {code}", head_of(snapshot)
+    pod = named_pod(snapshot) or head_of(snapshot)
+    return reason, _trainer_message(snapshot) or f"the trainer ended with exit code {code}", pod
 
 
 def _trainer_message(snapshot: Snapshot) -> str:
@@ -240,7 +267,8 @@ def _unreported_end(snapshot: Snapshot, *, ready_since: datetime | None) -> Caus
     beat = snapshot.current_heartbeat()
     has_exited = code not in (None, 0) and beat is not None and beat.complete
     if has_exited or (rayjob is not None and _has_failed(rayjob)):
-        return _unexplained(rayjob, code, _trainer_message(snapshot), head)
+        culprit = None if code == ExitCode.COMMUNICATION else head  # that one is hardly ever to blame
+        return _unexplained(rayjob, code, _trainer_message(snapshot), named_pod(snapshot) or culprit)
     if (
         rayjob is not None
         and ready_since
@@ -263,15 +291,15 @@ def _has_failed(rayjob: ObservedRayJob) -> bool:
     return rayjob.job_status != "SUCCEEDED" and (is_over or rayjob.job_status in ("FAILED", "STOPPED"))
 
 
-def _unexplained(rayjob: ObservedRayJob | None, code: int | None, from_trainer: str, head: ObservedPod | None) -> Cause:
+def _unexplained(rayjob: ObservedRayJob | None, code: int | None, from_trainer: str, pod: ObservedPod | None) -> Cause:
     message = rayjob.message if rayjob else ""
     if code is not None and (reason := INCONCLUSIVE_EXIT_CODES.get(code)):
-        return reason, from_trainer or message or f"the trainer ended with exit code {code}", head
+        return reason, from_trainer or message or f"the trainer ended with exit code {code}", pod
     if rayjob is not None and rayjob.deployment_status == "ValidationFailed":
         return "Internal", f"KubeRay refused RayJob {rayjob.name}: {message}", None
     if code is not None and code > 128:
-        return "Unknown", from_trainer or f"the trainer was ended by signal {code - 128}", head
-    return "Unknown", from_trainer or message or "the trainer ended and left no word", head
+        return "Unknown", from_trainer or f"the trainer was ended by signal {code - 128}", pod
+    return "Unknown", from_trainer or message or "the trainer ended and left no word", pod
 
 
 def _lost_head(snapshot: Snapshot) -> Cause | None:

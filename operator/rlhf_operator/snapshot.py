@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -216,6 +216,11 @@ class Snapshot:
     """Absence and silence before this time prove nothing: the operator was not there."""
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
+
+    def without(self, nodes: Collection[str]) -> Snapshot:
+        """The same without these nodes."""
+        left = None if self.nodes is None else tuple(each for each in self.nodes if each.name not in nodes)
+        return replace(self, nodes=left)
 
     def current_rayjob(self) -> ObservedRayJob | None:
         """The RayJob of the attempt that the status names, if it is this job's."""

@@ -24,6 +24,8 @@ class Trainer:
     phase: str = ""
     exit_code: int | None = None
     message: str = ""
+    pod: str | None = None
+    """That of the rank to blame."""
     stepped: datetime = START
 
 
@@ -48,6 +50,8 @@ def words(trainer: Trainer, saved: int, saved_at: datetime, pace: Pace | None) -
             "checkpoint": SavedState(step=saved, uri=f"/rlhf/output/job/checkpoints/{saved}", time=timestamp(saved_at))
             if saved
             else None,
-            "last_failure": Failure(reason="X", exit_code=trainer.exit_code, message=told) if failed else None,
+            "last_failure": Failure(reason="X", exit_code=trainer.exit_code, message=told, pod=trainer.pod)
+            if failed
+            else None,
         }
     )

@@ -12,6 +12,8 @@ class TrainerError(Exception):
     """An error that the trainer raises itself; `exit_code` is the exit code of the process if nothing catches it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    host = ""
+    """The machine, on a cluster the pod, with the rank to blame; empty where that is not known."""
 
 
 class ConfigError(TrainerError):

@@ -6,11 +6,12 @@ from typing import Final
 
 from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
-from rlhf_operator import conditions, names, placement, resources
+from rlhf_operator import conditions, failure, names, placement, resources
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.snapshot import Snapshot
 from rlhf_operator.times import parsed, timestamp
 
 REMAP_SECONDS: Final = 60.0
@@ -40,8 +41,9 @@ def prepare(ctx: ReconcileContext) -> None:
         return
     if _is_backing_off(ctx):
         return
-    if (mapping := _mapped(ctx, job)) is not None:
-        _start(ctx, job, mapping)
+    avoided = _avoided(ctx, job)
+    if (mapping := _mapped(ctx, job, ctx.snapshot.without(avoided))) is not None:
+        _start(ctx, job, mapping, avoided)
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
@@ -72,10 +74,19 @@ def _is_backing_off(ctx: ReconcileContext) -> bool:
     return True
 
 
-def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
+def _avoided(ctx: ReconcileContext, job: Job) -> tuple[str, ...]:
+    """The nodes on which attempts failed not long ago; none if the job has no place without them."""
+    bad, have = failure.bad_nodes(ctx.snapshot, ctx.now), ctx.status.mapping
+    others = ctx.snapshot.without(bad)
+    if not bad or (have is not None and placement.still_fits(job, have, others, ctx.settings)):
+        return bad
+    return bad if placement.map_job(job, others, ctx.settings).mapping is not None else ()
+
+
+def _mapped(ctx: ReconcileContext, job: Job, seen: Snapshot) -> MappedPlacement | None:
     """Where the models will live: as before, unless the spec or the inputs have changed or the nodes have no room."""
     have = ctx.status.mapping
-    if have is not None and placement.still_fits(job, have, ctx.snapshot, ctx.settings):
+    if have is not None and placement.still_fits(job, have, seen, ctx.settings):
         if not ctx.holds("Mapped"):
             ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
         return have
@@ -83,7 +94,7 @@ def _mapped(ctx: ReconcileContext, job: Job) -> MappedPlacement | None:
         ctx.set_status(mapping=None)
         return None
     ctx.require_live("the next attempt is mapped")
-    result = placement.map_job(job, ctx.snapshot, ctx.settings)
+    result = placement.map_job(job, seen, ctx.settings)
     if result.mapping is None:
         ctx.set_status(mapping=None)
         if not ctx.snapshot.readers:
@@ -102,7 +113,7 @@ def _summary(mapping: MappedPlacement) -> str:
     return f"{mapping.slots} {mapping.device} slots ({pools})."
 
 
-def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
+def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Names the next attempt in the status and creates its RayJob; one that was named and never created comes first."""
     was_named = ctx.record is not None and ctx.record.outcome == "Running"
     number = ctx.status.attempt or 0
@@ -132,6 +143,12 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> None:
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
+    if avoided:
+        hours = f"{failure.AVOIDED_SECONDS / 3600:.0f} h"
+        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
+        ctx.add_event("Normal", "NodesAvoided", message)
     size = claim_size(job, ctx.snapshot)
-    made = resources.for_attempt(ctx.snapshot, job, mapping, ctx.settings, attempt=number, claim_size=size)
+    made = resources.for_attempt(
+        ctx.snapshot, job, mapping, ctx.settings, attempt=number, avoided=avoided, claim_size=size
+    )
     ctx.actions.extend(Create(manifest=each) for each in made)

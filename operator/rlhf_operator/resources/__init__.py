@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
@@ -20,9 +21,16 @@ NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 
 
 def for_attempt(
-    snapshot: Snapshot, job: Job, mapping: MappedPlacement, settings: Settings, *, attempt: int, claim_size: str
+    snapshot: Snapshot,
+    job: Job,
+    mapping: MappedPlacement,
+    settings: Settings,
+    *,
+    attempt: int,
+    claim_size: str,
+    avoided: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
-    """Everything that an attempt needs, in the order in which it is to be made.
+    """Everything that an attempt needs, in the order in which it is to be made; its pods go to no node of `avoided`.
 
     All jobs that this one reads have succeeded: the snapshot says where their models are. claim_size: what the run
     folder needs at least.
@@ -34,6 +42,7 @@ def for_attempt(
         mapping=mapping,
         settings=settings,
         attempt=attempt,
+        avoided=avoided,
         config_map=document["metadata"]["name"],
     )
     claim = storage.output_claim(snapshot.job, job, settings, at_least=claim_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -11,6 +11,7 @@ from rlhf_api.job import Job
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
+from rlhf_operator.overlay import keep_off, merged
 from rlhf_operator.resources import identity, storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -33,6 +34,8 @@ class Pods:
     mapping: MappedPlacement
     settings: Settings
     attempt: int
+    avoided: Sequence[str]
+    """Nodes that its pods do not go to."""
     config_map: str
     """The one with job.yaml."""
 
@@ -59,12 +62,15 @@ class Pods:
                 "labels": {**labels, names.POOL: pool} if pool else labels,
                 "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
             },
-            "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
-                **identity.of_pod(self.job.spec.runtime),
-                **pod,
-            },
+            "spec": merged(
+                {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
+                    **identity.of_pod(self.job.spec.runtime),
+                    **pod,
+                },
+                keep_off(self.avoided),
+            ),
         }
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Two ranks on a real Ray: when one hangs or dies the error says which and in what, and the stacks show where."""
 
+import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -96,13 +97,15 @@ class Group:
         self.pool.release()
 
 
-def error_of(group: Group, method: str, stacks: Path) -> tuple[str, str]:
+def error_of(group: Group, method: str, stacks: Path, *, is_blamed: bool = True) -> tuple[str, str]:
     """(sentence, stacks) of the error in which a call ends that others wait for."""
     getattr(group.actor, method)()
     group.actor.read(group.actor.make(BatchFuture(step=1, size=4)))
     with pytest.raises(CommunicationError) as raised:
         group.log.drain(deadline=group.deadline)
-    return str(diagnose(raised.value, group.group.inspect(), stacks)), stacks.read_text()
+    found = diagnose(raised.value, group.group.inspect(), stacks)
+    assert found.host == (socket.gethostname() if is_blamed else "")
+    return str(found), stacks.read_text()
 
 
 @pytest.fixture
@@ -148,7 +151,7 @@ def test_a_rank_whose_process_is_stuck_does_not_answer(group: Group, tmp_path: P
 
 
 def test_ranks_that_wait_for_each_other_are_all_named(group: Group, tmp_path: Path) -> None:
-    sentence, _ = error_of(group, "wait_for_nobody", tmp_path / "stacks.txt")
+    sentence, _ = error_of(group, "wait_for_nobody", tmp_path / "stacks.txt", is_blamed=False)
     for process in group.processes:
         assert f"process {process.pid} is in actor.wait_for_nobody" in sentence
 

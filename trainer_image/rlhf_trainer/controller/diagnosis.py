@@ -59,6 +59,8 @@ class RankState:
 
     name: str
     """Rank, pool and process."""
+    host: str
+    """The machine, on a cluster the pod; empty where it has not joined yet."""
     last_call: str
     """The first call of the step that it has not finished, or the calls among which that is; empty if there is none."""
     process: ProcessState | None
@@ -87,7 +89,8 @@ class RankState:
 def diagnose(error: CommunicationError, ranks: Sequence[RankState], path: Path) -> CommunicationError:
     """The error, with the ranks that caused it in its sentence; writes the stacks of all ranks to `path`.
 
-    The cause are the dead ranks; if none is dead the busy ones; if all wait, all.
+    The cause are the dead ranks; if none is dead the busy ones; if all wait, all. Its `host` is theirs, if they are
+    not all and are on one.
     """
     waiting = [rank for rank in ranks if rank.is_waiting]
     blamed = [rank for rank in ranks if rank.is_dead] or [rank for rank in ranks if rank.is_busy] or waiting
@@ -97,7 +100,10 @@ def diagnose(error: CommunicationError, ranks: Sequence[RankState], path: Path) 
     with suppress(OSError):  # the sentence matters more than the file
         path.write_text("\n".join(f"=== {rank if rank.is_busy else rank.name}\n{_stacks(rank)}" for rank in ranks))
         parts.append(f"the stacks of all ranks are in {path}")
-    return CommunicationError("; ".join(parts))
+    made, hosts = CommunicationError("; ".join(parts)), {rank.host for rank in blamed}
+    if len(hosts) == 1 and blamed is not waiting:
+        made.host = hosts.pop()
+    return made
 
 
 def _stacks(rank: RankState) -> str:

@@ -98,10 +98,10 @@ class SlotProcess:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
-    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> int:
+    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> tuple[int, str]:
         """Set torchrun's variables and start torch.distributed by them; `start` returns the rank.
 
-        Returns the process id.
+        Returns the process id and the machine.
         """
         os.environ.update(environment)
         import torch
@@ -109,7 +109,7 @@ class SlotProcess:
         with self._running_call("join"):
             recorder.rank = start()
         self._seed = torch.initial_seed()
-        return os.getpid()
+        return os.getpid(), socket.gethostname()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
         """Make the worker of a role in this process."""
@@ -214,7 +214,9 @@ def translated_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        raise kind_of(error)(reason) from error
+        raised = kind_of(error)(reason)
+        raised.host = socket.gethostname()
+        raise raised from error
 
 
 def kind_of(error: Exception) -> type[TrainerError]:
@@ -228,6 +230,6 @@ def kind_of(error: Exception) -> type[TrainerError]:
         name in str(error) for name in ("gloo", "NCCL")
     ):
         return CommunicationError
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | torch.AcceleratorError):  # a device that fails tells its errors by the latter
         return EnvironmentProblem
     return TrainerError

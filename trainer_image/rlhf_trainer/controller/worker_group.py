@@ -186,6 +186,7 @@ class WorkerGroup:
         self._open: list[Message] = []
         """What each rank is sent next."""
         self._processes: list[int] = []
+        self._hosts: list[str] = []
         self._building: list[ray.ObjectRef] = []
         process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
         self._ranks = [
@@ -230,7 +231,8 @@ class WorkerGroup:
 
     def wait_until_built(self) -> None:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
-        self._processes = get(self._building, deadline=self._deadline)[: len(self._ranks)]
+        joined = get(self._building, deadline=self._deadline)[: len(self._ranks)]
+        self._processes, self._hosts = [process for process, _ in joined], [host for _, host in joined]
 
     def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
         """Add a method of a model of this group: from now on the fields that it reads are cut for its rows."""
@@ -301,14 +303,14 @@ class WorkerGroup:
 
     def _rank_state(self, rank: int, answer: ray.ObjectRef) -> RankState:
         process = f", process {self._processes[rank]}" if self._processes else ""
-        name = f"rank {rank} of pool {self.name}{process}"
+        name, host = f"rank {rank} of pool {self.name}{process}", self._hosts[rank] if self._hosts else ""
         last_call = self._log.unfinished_calls(self.name, rank)
         try:
-            return RankState(name=name, last_call=last_call, process=ray.get(answer, timeout=0))
+            return RankState(name=name, host=host, last_call=last_call, process=ray.get(answer, timeout=0))
         except ray.exceptions.GetTimeoutError:
-            return RankState(name=name, last_call=last_call, process=None)
+            return RankState(name=name, host=host, last_call=last_call, process=None)
         except ray.exceptions.RayError:
-            return RankState(name=name, last_call=last_call, process=None, is_dead=True)
+            return RankState(name=name, host=host, last_call=last_call, process=None, is_dead=True)
 
     def clear(self) -> None:
         """Have every rank close and forget its workers, for the next job; those of this one can be called no more."""

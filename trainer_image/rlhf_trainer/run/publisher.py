@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import reason_of, user_error
+from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import Listener
 from rlhf_trainer.run_folder.folder import JobFolder, written
@@ -55,7 +55,8 @@ class Publisher:
             shown, is_interrupt = user_error(error), isinstance(error, KeyboardInterrupt)
             code = ExitCode(getattr(shown, "exit_code", ExitCode.SIGINT if is_interrupt else ExitCode.INTERNAL))
             reason = reason_of(code)
-            self.folder.fail(reason=reason, exit_code=code, message=str(shown) or type(shown).__name__)
+            host = shown.host if isinstance(shown, TrainerError) else ""
+            self.folder.fail(reason=reason, exit_code=code, message=str(shown) or type(shown).__name__, host=host)
             phase: Phase = "Stopped" if reason == "Stopped" else "Failed"
             for listener in self._listeners:
                 with suppress(Exception):  # it must not hide why the job ended

@@ -270,8 +270,8 @@ class JobFolder:
         """The model is there: say where."""
         self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri()))
 
-    def fail(self, *, reason: str, exit_code: ExitCode, message: str) -> None:
-        """Say in the status why the run ended, if the disk lets it."""
+    def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:
+        """Say in the status why the run ended, if the disk lets it; host: the machine that is to blame."""
         if not self.path.is_dir():
             return
         stopped = reason == "Stopped"
@@ -281,7 +281,12 @@ class JobFolder:
                 phase="Stopped" if stopped else "Failed",
                 completion_time=now(),
                 last_failure=Failure(
-                    reason=reason, exit_code=exit_code, message=message, attempt=own_number(), time=now()
+                    reason=reason,
+                    exit_code=exit_code,
+                    message=message,
+                    attempt=own_number(),
+                    pod=host or None,
+                    time=now(),
                 ),
             )
             self.event(message)
