@@ -152,6 +152,10 @@ class MappedPool(Spec):
     nodes: Annotated[int, Field(ge=1, description="Worker pods.")]
     slots_per_node: Annotated[int, Field(ge=1, description="GPUs or CPU slots of each.")]
     gpu: Annotated[str | None, Field(description="Type of GPU, where the nodes say.")] = None
+    zones: Annotated[
+        tuple[str, ...] | None,
+        Field(strict=False, description="Where each node lies, in the order of ranks, where a label says it."),
+    ] = None
 
 
 class MappedSizes(Parallelism):

@@ -52,6 +52,7 @@ def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
         "gpu": pool.gpu,
         "gpus": pool.size,
         "nodes": len(pool.slots_per_machine),
+        "zones": list(pool.zones),
         "memory_limit": prediction and prediction.memory_limit[pool.name],
     }
 

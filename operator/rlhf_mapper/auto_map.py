@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations, cycle, islice, zip_longest
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from rlhf_mapper.search.tables import Found, total
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.strategy import Indices, ModelRequest, Setting
 from rlhf_mapper.workload import Work, Workload, workload_of
+from rlhf_mapper.zones import orders
 
 KEPT = 4
 """Placements to keep: the best, and three to compare it with."""
@@ -45,11 +47,12 @@ class MappingProblem:
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Stage costs of every set of models on every node group of a cluster, with all or some GPUs of its nodes."""
-        most = max(MOST_GROUPS // len(cluster.groups), 1)
-        used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _used(nodes, self.load)[:most]]
+        most = max(MOST_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
+        used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _ways(nodes, self.load, most)]
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
         sizes = [_sizes_of_pools(nodes, self.load) for _, nodes in used]
-        return PoolCosts(self.wanted, settings, sizes, [host for host, _ in used])
+        hosts = [frozenset((host, zone) for zone in nodes.zones or ("",)) for host, nodes in used]
+        return PoolCosts(self.wanted, settings, sizes, hosts)
 
     def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
         """The same with the sizes of a placement; each of its pools is a group, on these nodes.
@@ -57,10 +60,7 @@ class MappingProblem:
         A pool on several nodes may have some of their GPUs only.
         """
         wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
-        used = [
-            replace(each, gpus_per_node=max(slots)) if min(len(slots), each.count) > 1 else each
-            for each, slots in zip(nodes, (pool.slots_per_machine for pool in placed.pools), strict=True)
-        ]
+        used = [_as_placed(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
         settings = [Setting(each, self.software, self.load, self.correction) for each in used]
         return PoolCosts(wanted, settings, [np.array([pool.size]) for pool in placed.pools])
 
@@ -104,13 +104,15 @@ def mapping_of(
 ) -> DeviceMapping | None:
     """The same for what is to be mapped; None where nothing fits.
 
-    Each group is searched alone as well: then more ways to use its nodes are tried than beside many others.
+    Each group is searched alone as well, and each zone of it: then more ways to use its nodes are tried than beside
+    many others.
     """
-    groups = range(len(cluster.groups))
+    every = list(enumerate(cluster.groups))
+    parts = [(host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group)))]
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
-    for hosts in (groups, *([group] for group in groups if len(groups) > 1)):
-        costs = task.costs(Cluster(tuple(cluster.groups[host] for host in hosts)))
-        goal = (objective or Objective.throughput()).on([hosts[host] for host in costs.hosts])
+    for chosen in (every, *([part] for part in parts if [part] != every)):
+        costs = task.costs(Cluster(tuple(group for _, group in chosen)))
+        goal = (objective or Objective.throughput()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
         if found := task.search(costs, goal):
             merit = _merit(found[0], costs, goal)
             best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
@@ -241,6 +243,43 @@ def _with_sizes(wanted: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
     )
 
 
+def _alone(group: NodeGroup) -> list[NodeGroup]:
+    """The nodes of each zone, if nothing lies in the others."""
+    return [replace(part, zone_bandwidth=None) for part in group.in_zones]
+
+
+def _ways(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
+    """The nodes of each zone, in at most so many ways, and what a pool over two of them may have: all orders of nodes.
+
+    A pool that has room in one zone lies in one: its nodes there are as many, and no slower.
+    """
+    for part in group.in_zones:
+        yield from _used(part, load)[:most]
+    for one, other in combinations(group.in_zones, 2):
+        yield from _over_both(one, other, load, most)
+
+
+def _over_both(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
+    """Nodes of two zones, more than either has."""
+    for used in _used(replace(one, count=one.count + other.count, zones=()), load)[:most]:
+        counts: list[int] = (_sizes_of_pools(used, load) // used.gpus_per_node).tolist()
+        for count in (each for each in counts if each > max(one.count, other.count)):
+            for order in orders(count, count - other.count, one.count):
+                zones = tuple((one if is_there else other).zones[0] for is_there in order)
+                yield replace(used, count=count, zones=zones)
+
+
+def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
+    """What a pool has of the nodes of its group; one over several whose zones nobody says has those of all, in turn."""
+    machines = len(pool.slots_per_machine)
+    if min(machines, nodes.count) > 1:
+        nodes = replace(nodes, gpus_per_node=max(pool.slots_per_machine))
+    if not nodes.zones:
+        return nodes
+    turns = filter(None, chain.from_iterable(zip_longest(*(part.zones for part in nodes.in_zones))))
+    return replace(nodes, count=machines, zones=pool.zones or tuple(islice(cycle(turns), machines)))
+
+
 def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
     """The same nodes with all or some of the GPUs of each in use, the most first: of 8 also 5, with a batch of 500.
 
@@ -273,11 +312,13 @@ def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:
 def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> MappedPool:
     nodes, roles = costs.settings[group].nodes, costs.roles_of(models)
     whole, rest = divmod(gpus, nodes.gpus_per_node)
+    slots = (nodes.gpus_per_node,) * whole + (rest,) * bool(rest)
     return MappedPool(
         name="-".join(role for role in roles if role in models),
         models=roles,
-        slots_per_machine=(nodes.gpus_per_node,) * whole + (rest,) * bool(rest),
+        slots_per_machine=slots,
         gpu=nodes.gpu.name,
+        zones=nodes.zones[: len(slots)],
     )
 
 
@@ -319,7 +360,7 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     """The least nodes of a group on which a mapping is found; None beyond MOST_NODES."""
 
     def fits(count: int) -> bool:
-        return bool(task.search(task.costs(Cluster((replace(group, count=count),)))))
+        return bool(task.search(task.costs(Cluster((replace(group, count=count, zones=()),)))))
 
     most = 1
     while not fits(most):

@@ -155,6 +155,14 @@ def gpu_of_product(product: str) -> Gpu | None:
     return rows[0] if len(rows) == 1 else None
 
 
+def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
+    """The GPU of a name, also of a slice (MIG) of one, such as a100-80g-mig-1g.10gb; None for another."""
+    found = MIG.fullmatch(name)
+    if name in known or not found or found[1] not in known:
+        return known.get(name)
+    return _slice(known[found[1]], int(found[2]), int(found[3]))
+
+
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
     """A slice (MIG) as a GPU of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
 
@@ -257,10 +265,25 @@ class NodeGroup:
     """Bytes of host memory for each GPU; None: enough for whatever is offloaded."""
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
+    zones: tuple[str, ...] = ()
+    """Where each node lies; empty: nobody says. Ranks of a pool over several zones have the nodes in this order."""
+    zone_bandwidth: float | None = None
+    """Bytes/s from one zone to another, one direction, shared by all nodes; None: as fast as the nodes."""
 
     @property
     def gpus(self) -> int:
         return self.count * self.gpus_per_node
+
+    @property
+    def in_zones(self) -> tuple[NodeGroup, ...]:
+        """The nodes of each zone; all, where they lie in one."""
+        if not self.spans_zones:
+            return (self,)
+        return tuple(replace(self, count=n, zones=(zone,) * n) for zone, n in Counter(self.zones).items())
+
+    @property
+    def spans_zones(self) -> bool:
+        return len(set(self.zones)) > 1
 
     @property
     def link(self) -> float:
@@ -274,11 +297,13 @@ class NodeGroup:
 
 
 def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Groups that differ in nothing but the number of nodes become one."""
-    counts = Counter[NodeGroup]()
+    """Groups that differ in nothing but the number of nodes and their zones become one."""
+    counts, zones = Counter[NodeGroup](), dict[NodeGroup, tuple[str, ...]]()
     for group in groups:
-        counts[replace(group, count=1)] += group.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
+        one = replace(group, count=1, zones=())
+        counts[one] += group.count
+        zones[one] = zones.get(one, ()) + group.zones
+    return tuple(replace(one, count=count, zones=zones[one]) for one, count in counts.items())
 
 
 @dataclass(frozen=True)

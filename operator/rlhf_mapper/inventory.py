@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -21,6 +22,7 @@ from rlhf_mapper.hardware import (
     Cluster,
     Gpu,
     NodeGroup,
+    gpu_named,
     gpu_row,
     merged,
 )
@@ -86,16 +88,25 @@ class NodeFigures(Spec):
         return None if self.inter_node is None else self.inter_node * GIGABIT
 
 
+class Link(Spec):
+    """What joins zones of equal nodes, each with each other: all nodes of one share it."""
+
+    between: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
+    gbps: GigabitsPerSecond
+
+
 class Nodes(NodeFigures):
     """Equal nodes."""
 
+    name: Name | None = None
+    """Of their zone, for `links`."""
     gpu: str
     count: NodeCount
     gpus_per_node: SlotCount
     host_memory: Annotated[Memory | None, Field(alias="hostMemoryGB")] = None
 
-    def group(self, gpu: Gpu) -> NodeGroup:
-        """The same in bytes and bytes/s."""
+    def group(self, gpu: Gpu, link: Link | None) -> NodeGroup:
+        """The same in bytes and bytes/s, as a zone of a link."""
         return NodeGroup(
             gpu=gpu,
             count=self.count,
@@ -104,13 +115,16 @@ class Nodes(NodeFigures):
             node_bandwidth=self.network,
             host_memory=None if self.host_memory is None else self.host_memory * GB / self.gpus_per_node,
             gpu_hour_price=self.price_per_gpu_hour,
+            zones=(self.name or "",) * self.count if link else (),
+            zone_bandwidth=link.gbps * GIGABIT if link else None,
         )
 
 
 class InventoryFile(Spec):
-    """An inventory file: nodes by group, and the GPU types of one's own."""
+    """An inventory file: nodes by group, what links some of them, and the GPU types of one's own."""
 
     nodes: Annotated[tuple[Nodes, ...], Field(strict=False, min_length=1)]
+    links: Annotated[tuple[Link, ...], Field(strict=False)] = ()
     gpus: Annotated[tuple[GpuType, ...], Field(strict=False)] = ()
 
 
@@ -133,7 +147,7 @@ def cluster_of(document: object, source: str) -> Cluster:
     types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
     if problems := _conflicts(inventory, types):
         raise SpecError([each.within(f"{source}: ") for each in problems])
-    groups = merged(nodes.group(types[nodes.gpu]) for nodes in inventory.nodes)
+    groups = tuple(_groups(inventory, types))
     if len(groups) > MOST_GROUPS:
         raise SpecError(
             [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MOST_GROUPS}")]
@@ -147,9 +161,18 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
         Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
     except ValidationError as found:
         raise explain(Flags, found) from None
-    if gpu not in GPUS:
+    known = gpu_named(gpu)
+    if known is None:
         raise SpecError([Problem("--gpu", f"{_unknown(gpu, GPUS)}; another type takes an --inventory")])
-    return Cluster((NodeGroup(gpu=GPUS[gpu], count=nodes, gpus_per_node=gpus_per_node),))
+    return Cluster((NodeGroup(gpu=known, count=nodes, gpus_per_node=gpus_per_node),))
+
+
+def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[NodeGroup]:
+    """Those that no link names, as far as they differ; then those of each link."""
+    linked = {name: link for link in inventory.links for name in link.between}
+    for link in (None, *inventory.links):
+        of_link = [nodes for nodes in inventory.nodes if linked.get(nodes.name or "") is link]
+        yield from merged(nodes.group(gpu, link) for nodes in of_link if (gpu := gpu_named(nodes.gpu, types)))
 
 
 def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Problem]:
@@ -163,12 +186,29 @@ def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Probl
     problems += [
         Problem(f"nodes.{place}.gpu", f"{_unknown(nodes.gpu, types)}; `gpus` of this file may describe others")
         for place, nodes in enumerate(inventory.nodes)
-        if nodes.gpu not in types
+        if gpu_named(nodes.gpu, types) is None
     ]
+    problems += _wrong_links(inventory)
     slots = [nodes.gpu == CPU_SLOT.name for nodes in inventory.nodes]
     if any(slots) and not all(slots):
         problems.append(Problem("nodes", "mixes CPU slots and GPUs; a job runs on one of the two"))
     return problems
+
+
+def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
+    """Names that are not those of different nodes, each in one link, or whose nodes differ: no pool spans these."""
+    names = Counter(nodes.name for nodes in inventory.nodes)
+    uses = Counter(name for link in inventory.links for name in link.between)
+    for place, link in enumerate(inventory.links):
+        path = f"links.{place}.between"
+        if len(link.between) == 1:
+            yield Problem(path, "has one name, expected two or more")
+        for name in dict.fromkeys(link.between):
+            if names[name] != 1 or uses[name] != 1:
+                yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
+        kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in inventory.nodes if nodes.name in link.between]
+        if any(kind != kinds[0] for kind in kinds):
+            yield Problem(path, "joins nodes that differ in more than their count; a pool lies on equal nodes")
 
 
 def _unknown(gpu: str, known: Iterable[str]) -> str:

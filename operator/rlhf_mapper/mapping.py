@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from rlhf_api.names import Role
@@ -39,11 +40,24 @@ class MappedPool:
     slots_per_machine: tuple[int, ...]
     gpu: str = ""
     """Name of the GPU type; empty where nobody said."""
+    zones: tuple[str, ...] = ()
+    """Where each machine lies, in the order of ranks; empty where nobody said."""
 
     @property
     def size(self) -> int:
         """Slots of all machines."""
         return sum(self.slots_per_machine)
+
+    @property
+    def where(self) -> str:
+        """The zones in the order of ranks: `8 a`, `4 a + 4 b`, or `2 x (3 a + 1 b)`; empty where nobody said."""
+        zones, many = self.zones, len(self.zones)
+        period = next((n for n in range(1, many) if zones == zones[:n] * (many // n)), many)
+        runs = [(zone, len(list(run))) for zone, run in groupby(zones[:period])]
+        if len(runs) == 1:
+            return f"{many} {zones[0]}"
+        named = " + ".join(f"{count} {zone}" for zone, count in runs)
+        return f"{many // period} x ({named})" if many > period else named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +159,8 @@ class DeviceMapping:
 
     def described(self, pool: MappedPool) -> str:
         """A pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of what is not cut by data alone."""
-        return f"{pool.size} {self.device} slots ({', '.join(map(self._named, pool.models))})"
+        zones = f" in zones {pool.where}" if pool.zones else ""
+        return f"{pool.size} {self.device} slots ({', '.join(map(self._named, pool.models))}){zones}"
 
     def _named(self, role: Role) -> str:
         sizes = self.sizes[role]

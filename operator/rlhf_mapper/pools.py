@@ -21,7 +21,9 @@ BATCH_BYTES = 16
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
-    """GPUs that a pool may have: parts of a node that pack without a gap, and whole nodes."""
+    """GPUs that a pool may have: parts of a node that pack without a gap, and whole nodes; over zones just all."""
+    if nodes.spans_zones:
+        return np.array([nodes.gpus])
     part, parts = nodes.gpus_per_node, []
     while part % 2 == 0:
         part //= 2
@@ -72,14 +74,14 @@ class PoolCosts:
         wanted: Mapping[Role, ModelRequest],
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
-        hosts: Sequence[int] | None = None,
+        hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
     ) -> None:
         """Of each node group: settings; sizes, the GPUs that a pool may have there; hosts, as in `search.tables.Costs`.
 
         hosts None: each group has nodes of its own.
         """
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
-        self.hosts: Sequence[int] = range(len(settings)) if hosts is None else hosts
+        self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
         self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
@@ -233,5 +235,5 @@ class PoolCosts:
         if not any(wanted.work.generated for wanted in self.wanted.values()):
             return np.zeros(len(gpus))
         nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
-        reached = nodes * setting.nodes.network * setting.software.efficiency.network
-        return BATCH_BYTES * setting.load.tokens / reached
+        network = np.minimum(nodes * setting.nodes.network, setting.nodes.zone_bandwidth or np.inf)
+        return BATCH_BYTES * setting.load.tokens / (network * setting.software.efficiency.network)

@@ -15,7 +15,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.runtime import Cpus, Memory, Runtime
 from rlhf_mapper.hardware import Gpu, gpu_of_product
-from rlhf_mapper.inventory import GpuType, NodeFigures
+from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
 
 
 class Size(Spec):
@@ -48,6 +48,13 @@ class LabelledNodes(NodeFigures):
     match_labels: dict[LabelKey, LabelValue]
 
 
+class Level(Spec):
+    """Zones of nodes, by the value of a label, and what each sends each other, all its nodes together."""
+
+    label: LabelKey
+    gbps: GigabitsPerSecond
+
+
 class Settings(Spec):
     """What holds for all jobs; a job's own spec.runtime and spec.checkpoint come first."""
 
@@ -62,6 +69,8 @@ class Settings(Spec):
     gpus: Annotated[tuple[ClusterGpu, ...], Field(strict=False)] = ()
     node_groups: Annotated[tuple[LabelledNodes, ...], Field(strict=False)] = ()
     """The first whose labels a node has holds for it."""
+    topology: Annotated[tuple[Level, ...], Field(strict=False, max_length=1)] = ()
+    """Outermost first; one level so far."""
     controller: Size = Size(cpu="4", memory="16Gi")
     worker: Size = Size(cpu="8", memory="64Gi")
     """Of a worker pod with one slot; more slots take as many times."""
@@ -95,6 +104,10 @@ class Settings(Spec):
             if each.product == product:
                 return each.gpu("the operator's settings")
         return gpu_of_product(product)
+
+    def zone_of(self, labels: Mapping[str, str]) -> str:
+        """Where a node with these labels lies; empty where nobody says."""
+        return next((labels.get(level.label, "") for level in self.topology), "")
 
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
         """What is said of the links and the price of a node with these labels."""

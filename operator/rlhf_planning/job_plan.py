@@ -56,13 +56,19 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
 
 
 def networks_of(cluster: Cluster) -> tuple[str, ...]:
-    """What the nodes of each group are taken to send to each other, a sentence each; none of a single node."""
+    """What the nodes and zones of each group are taken to send to each other, in sentences; none of a single node."""
     usual = ", as is usual with them; an --inventory can say otherwise"
-    return tuple(
+    nodes = (
         f"Nodes of {group.gpu.name} send {plain(group.network / GIGABIT)} Gb/s{usual * (not group.node_bandwidth)}."
         for group in cluster.groups
         if group.count > 1
     )
+    zones = (
+        f"Zones {', '.join(dict.fromkeys(group.zones))} send each other {plain(group.zone_bandwidth / GIGABIT)} Gb/s."
+        for group in cluster.groups
+        if group.spans_zones and group.zone_bandwidth
+    )
+    return (*nodes, *zones)
 
 
 def _gpus_per_machine(cluster: Cluster, device: Device) -> tuple[int, ...]:

@@ -150,9 +150,11 @@ def _pools(mapping: DeviceMapping) -> Table:
     table.add_column("machines x slots")
     if named := any(pool.gpu for pool in mapping.pools):
         table.add_column("type", overflow="fold")
+    if zoned := any(pool.zones for pool in mapping.pools):
+        table.add_column("zones", overflow="fold")
     for pool in mapping.pools:
-        cells = [pool.name, ", ".join(pool.models), str(pool.size), _machines(pool), *([pool.gpu] if named else [])]
-        table.add_row(*map(Text, cells))
+        cells = [pool.name, ", ".join(pool.models), str(pool.size), _machines(pool)]
+        table.add_row(*map(Text, [*cells, *[pool.gpu] * named, *[pool.where] * zoned]))
     return table
 
 

@@ -42,6 +42,7 @@ OTHER: Values = {
         "nodeGroups": [
             {"matchLabels": {"pool": "a"}, "intraNodeGBps": 600, "interNodeGbps": 100, "pricePerGpuHour": 2}
         ],
+        "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },
     "fullnameOverride": "other",
 }

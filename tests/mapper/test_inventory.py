@@ -67,6 +67,43 @@ def test_entries_that_differ_in_their_count_alone_are_one_group() -> None:
     assert [(group.count, group.network) for group in halves.groups] == [(20, 200e9), (16, 12.5e9)]
 
 
+def test_linked_entries_are_one_group_in_zones() -> None:
+    ab = f"{NODES.replace('16', '2')}, name: a}}, {NODES.replace('16', '3')}, name: b}}"
+    group, other = read(f"nodes: [{ab}, {NODES}}}]\nlinks: [{{between: [a, b], gbps: 100}}]").groups[::-1]
+    assert (group.count, group.zones, group.zone_bandwidth) == (5, (*"aa", *"bbb"), 12.5e9)
+    assert (other.count, other.zones, other.zone_bandwidth) == (16, (), None)
+    assert [(part.count, set(part.zones)) for part in group.in_zones] == [(2, {"a"}), (3, {"b"})]
+    (unlinked,) = read(f"nodes: [{ab}]").groups
+    assert (unlinked.count, unlinked.zones) == (5, ())
+
+
+@pytest.mark.parametrize(
+    ("entries", "link", "why"),
+    [
+        ("ab", "a, c", 'names "c", expected the name of one entry of nodes, in one link'),
+        ("aa", "a, b", 'names "a", expected the name of one entry of nodes, in one link'),
+        ("ab", "a, a", 'names "a", expected the name of one entry of nodes, in one link'),
+        ("ab", "a", "has one name, expected two or more"),
+        ("aB", "a, b", "joins nodes that differ in more than their count; a pool lies on equal nodes"),
+    ],
+)
+def test_a_link_joins_equal_nodes_by_their_names(entries: str, link: str, why: str) -> None:
+    named = [f"{NODES}, name: {each.lower()}{', interNodeGbps: 50' * each.isupper()}}}" for each in entries]
+    sentences = told(f"nodes: [{', '.join(named)}]\nlinks: [{{between: [{link}], gbps: 100}}]")
+    assert f"cluster.yaml: links.0.between: {why}" in sentences
+
+
+@pytest.mark.parametrize("gpu", ["a100-80g-mig-1g.10gb", "h200-141g-mig-3g.71gb"])
+def test_a_slice_of_a_gpu_has_a_name_too(gpu: str) -> None:
+    (flags,), (file,) = (
+        cluster_of_flags(1, 7, gpu).groups,
+        read(f"nodes: [{{gpu: {gpu}, count: 1, gpusPerNode: 7}}]").groups,
+    )
+    assert flags == file
+    assert flags.gpu.name == gpu
+    assert flags.gpu.memory == float(gpu.rpartition(".")[2].removesuffix("gb")) * 1e9
+
+
 def test_so_many_different_groups_are_too_many() -> None:
     nodes = [f"{NODES}, interNodeGbps: {100 + n}}}" for n in range(9)]
     assert len(read(f"nodes: [{', '.join(nodes[:8])}]").groups) == 8

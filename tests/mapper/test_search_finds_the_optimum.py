@@ -28,8 +28,8 @@ class Tables:
     """Whether all groups are of the same nodes."""
 
     @property
-    def hosts(self) -> Sequence[int]:
-        return [0 if self.one_host else group for group in range(len(self.groups))]
+    def hosts(self) -> Sequence[frozenset[tuple[int, str]]]:
+        return [frozenset({(0 if self.one_host else group, "")}) for group in range(len(self.groups))]
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
         return self.tables[models, group]

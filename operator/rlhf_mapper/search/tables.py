@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +31,11 @@ class Costs(Protocol):
         """GPUs of each node group; a pool lies in one of them."""
 
     @property
-    def hosts(self) -> Sequence[int]:
-        """A number for the nodes of each group. Groups of one number are ways to use the same nodes: one is taken."""
+    def hosts(self) -> Sequence[frozenset[tuple[int, str]]]:
+        """What nodes each group is of: (number, zone). Of groups that share some, one is taken.
+
+        A group of several is made for one pool.
+        """
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
         """The table of a set whose pool lies in the group with this index."""
@@ -79,13 +81,19 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
             yield [*blocks[:index], [*block, last], *blocks[index + 1 :]]
 
 
-def assignments(placement: Sets, hosts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def assignments(placement: Sets, hosts: Sequence[frozenset[tuple[int, str]]]) -> Iterator[tuple[int, ...]]:
     """All ways to put the pools of a placement into node groups with these hosts, an index for each."""
-    ways: dict[int, list[int]] = {}
-    for group, host in enumerate(hosts):
-        ways.setdefault(host, []).append(group)
-    for chosen in product(ways, repeat=len(placement)):
-        used = list(dict.fromkeys(chosen))
-        for groups in product(*(ways[host] for host in used)):
-            taken = dict(zip(used, groups, strict=True))
-            yield tuple(taken[host] for host in chosen)
+
+    def goes(group: int, other: int) -> bool:
+        """Whether a pool may go into a group beside another pool there, or in another group."""
+        return len(hosts[group]) == 1 if group == other else hosts[group].isdisjoint(hosts[other])
+
+    def extended(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(chosen) == len(placement):
+            yield chosen
+            return
+        for group in range(len(hosts)):
+            if all(goes(group, other) for other in set(chosen)):
+                yield from extended((*chosen, group))
+
+    yield from extended(())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlhf_mapper.coefficients import Efficiency
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.zones import crossings
 
 Numbers = NDArray[np.float64]
 
@@ -40,8 +42,17 @@ class Network:
 
     @property
     def between(self) -> float:
-        """Between nodes, of a GPU whose neighbours on the node send as much."""
-        return min(self.nodes.network * self.efficiency.network / self.nodes.gpus_per_node, self.within)
+        """Between nodes, of a GPU whose neighbours on the node send as much; all of the smaller zone to the other."""
+        reached = min(self.nodes.network * self.efficiency.network / self.nodes.gpus_per_node, self.within)
+        if not self.nodes.spans_zones:
+            return reached
+        return min(reached, self.between_zones / min(part.gpus for part in self.nodes.in_zones))
+
+    @property
+    def between_zones(self) -> float:
+        """From one zone to the other, of all GPUs together; endless where the nodes lie in one."""
+        link = self.nodes.zone_bandwidth if self.nodes.spans_zones else None
+        return (link or math.inf) * self.efficiency.network
 
     def of(self, span: Numbers) -> Numbers:
         """Of a group whose ranks lie within `span` neighbouring GPUs, all such groups at once."""
@@ -54,7 +65,10 @@ class Network:
     def of_neighbours(self, layouts: Layouts) -> Numbers:
         """Of a rank to its like in the next stage: t of them cross from node to node where a replica has several."""
         across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
-        return np.where(layouts.p * layouts.t <= self.nodes.gpus_per_node, self.within, np.minimum(across, self.within))
+        inside = layouts.p * layouts.t <= self.nodes.gpus_per_node
+        reached = np.where(inside, self.within, np.minimum(across, self.within))
+        shared: Numbers = np.minimum(reached, self._over_the_link(layouts)[1])
+        return shared
 
     def of_data_ranks(self, layouts: Layouts) -> Numbers:
         """Of the data-parallel groups, each of every (p t)th GPU.
@@ -65,7 +79,21 @@ class Network:
         rings = np.minimum(replica, self.nodes.gpus_per_node)
         across = self.nodes.network * self.efficiency.network / rings
         inside = layouts.gpus <= self.nodes.gpus_per_node
-        return np.where(inside, self.within, np.minimum(across, self.within))
+        reached = np.where(inside, self.within, np.minimum(across, self.within))
+        shared: Numbers = np.minimum(reached, self._over_the_link(layouts)[0])
+        return shared
+
+    def _over_the_link(self, layouts: Layouts) -> tuple[Numbers, Numbers]:
+        """Of a ring of data ranks, and of a hand-over, between zones; endless where none crosses."""
+        p, t, d = np.broadcast_arrays(layouts.p, layouts.t, layouts.d)
+        shares = np.full((2, p.size), np.inf)
+        if self.nodes.spans_zones:
+            for place, cut in enumerate(zip(p.flat, t.flat, d.flat, strict=True)):
+                if math.prod(cut) == self.nodes.gpus:
+                    crossing = crossings(self.nodes.zones, self.nodes.gpus_per_node, int(cut[0]), int(cut[1]))
+                    shares[:, place] = [self.between_zones / each if each else np.inf for each in crossing]
+        rings, hand_overs = shares.reshape(2, *p.shape)
+        return rings, hand_overs
 
 
 def ring(size: Numbers) -> Numbers:

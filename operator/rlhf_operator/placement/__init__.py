@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal, cast, get_args
 
@@ -17,7 +18,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
-from rlhf_operator.placement.ask_mapper import NoPlaceError, have_room, map_auto, map_manual
+from rlhf_operator.placement.ask_mapper import NoPlaceError, Wanted, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
@@ -90,7 +91,13 @@ def still_fits(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Se
         return False
     if have.device == "CPU" or not capacity.nodes_known:  # one node may have several worker pods
         return bool(capacity.machines)
-    return have_room(capacity, [(pool.nodes, pool.slots_per_node, pool.gpu) for pool in have.pools], settings)
+    anywhere = None if job.spec.placement.mode == "Manual" else ""
+    wanted = [
+        Wanted(nodes, pool.slots_per_node, pool.gpu, zone if pool.gpu else None)
+        for pool in have.pools
+        for zone, nodes in Counter(pool.zones or (anywhere,) * pool.nodes).items()
+    ]
+    return have_room(capacity, wanted, settings)
 
 
 def better(job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings) -> str:
@@ -132,6 +139,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlac
                 nodes=len(pool.slots_per_machine),
                 slots_per_node=max(pool.slots_per_machine),
                 gpu=pool.gpu or None if mapping.device == "GPU" else None,
+                zones=pool.zones or None,
             )
             for pool in mapping.pools
         ),

@@ -91,7 +91,7 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
     if not capacity.machines:
         raise NoPlaceError(f"{nodes_too_small(job, snapshot, settings).as_clause}{capacity.note}")
-    asked = [(pool.nodes, pool.slots_per_node, None) for pool in pools]
+    asked = [Wanted(pool.nodes, pool.slots_per_node) for pool in pools]
     if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
@@ -186,30 +186,40 @@ def _with_device(job: Job, capacity: Capacity) -> Job:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
-def have_room(capacity: Capacity, pools: Iterable[tuple[int, int, str | None]], settings: Settings) -> bool:
-    """Whether the nodes have room for pools, the widest first; a pod takes its slots on one node.
+class Wanted(NamedTuple):
+    """Pods of a pool, each of which takes its slots on one node."""
 
-    pools: (pods, slots of each, the mapper's name of their GPUs or None for any).
-    """
-    free = Counter[tuple[int, str]]()
+    pods: int
+    slots: int
+    """Of each."""
+    gpu: str | None = None
+    """The mapper's name of their GPUs; None: any."""
+    zone: str | None = None
+    """None: any."""
+
+
+def have_room(capacity: Capacity, pools: Iterable[Wanted], settings: Settings) -> bool:
+    """Whether the nodes have room for pools, the widest first."""
+    free = Counter[tuple[int, str, str]]()
     for group in capacity.machines:
         known = settings.gpu_of(group.product)
-        free[group.slots, known.name if known else ""] += group.count
-    return all(_take(free, *pool) for pool in sorted(pools, key=lambda pool: -pool[1]))
+        free[group.slots, known.name if known else "", group.zone] += group.count
+    return all(_take(free, *pool) for pool in sorted(pools, key=lambda pool: -pool.slots))
 
 
-def _take(free: Counter[tuple[int, str]], pods: int, slots: int, wanted: str | None) -> bool:
+def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str | None, zone: str | None) -> bool:
     """Take the slots of each pod from the node with the fewest free slots that suffice; False where none does.
 
-    free: number of nodes by (free slots, name of their GPUs); changed in place.
+    free: number of nodes by (free slots, name of their GPUs, zone); changed in place.
     """
-    for size, gpu in sorted(each for each in free if each[0] >= slots and wanted in (None, each[1])):
+    suit = (each for each in free if each[0] >= slots and gpu in (None, each[1]) and zone in (None, each[2]))
+    for size, name, where in sorted(suit):
         of_a_node = size // slots
-        here = min(pods, free[size, gpu] * of_a_node)
+        here = min(pods, free[size, name, where] * of_a_node)
         full, rest = divmod(here, of_a_node)
-        free[size, gpu] -= full + bool(rest)
-        free[size % slots, gpu] += full
-        free[size - rest * slots, gpu] += bool(rest)
+        free[size, name, where] -= full + bool(rest)
+        free[size % slots, name, where] += full
+        free[size - rest * slots, name, where] += bool(rest)
         pods -= here
     return pods == 0
 

@@ -39,6 +39,8 @@ class MachineGroup:
     """Bytes/s of each GPU's part of the node's network, where the settings or a label say it."""
     price: float | None = None
     """Of a GPU for an hour, where the settings say it."""
+    zone: str = ""
+    """Where they lie; empty where nobody says."""
 
     def can_be(self, other: MachineGroup) -> bool:
         """Whether these machines differ from those of the other group in their count and in more slots at most."""
@@ -147,7 +149,8 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
     """The sets of machines that the mapper may choose between, each of as many machines as the job may take (maxNodes).
 
     First each group that is large enough, together with machines that have more slots and are used as if they had as
-    many; then the largest groups together, as many as the mapper can search. Empty where there are too few machines.
+    many; then groups that differ in their zone only; then the largest groups together, as many as the mapper can
+    search. Empty where there are too few machines.
     """
     fewest, most = job.spec.resources.nodes, job.spec.resources.max_nodes or job.spec.resources.nodes
     if capacity.device == "CPU" and capacity.machines:  # one node may have several worker pods
@@ -161,12 +164,21 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
         for group in capacity.machines[:MOST_GROUPS]
         if sum(each.count for each in capacity.machines if each.can_be(group)) >= take
     ]
-    mixed, left = [], take
+    kinds: dict[MachineGroup, list[MachineGroup]] = {}
     for group in capacity.machines[:MOST_GROUPS]:
-        if left:
-            mixed.append(replace(group, count=min(left, group.count)))
-            left -= mixed[-1].count
-    return [*alone, tuple(mixed)] if len(mixed) > 1 else alone
+        kinds.setdefault(replace(group, count=0, zone=""), []).append(group)
+    together = [_first(take, groups) for groups in (*kinds.values(), capacity.machines[:MOST_GROUPS])]
+    return list(dict.fromkeys([*alone, *(each for each in together if len(each) > 1)]))
+
+
+def _first(take: int, groups: Sequence[MachineGroup]) -> tuple[MachineGroup, ...]:
+    """So many machines, as far as there are, of one group after the other."""
+    found = []
+    for group in groups:
+        if take:
+            found.append(replace(group, count=min(take, group.count)))
+            take -= found[-1].count
+    return tuple(found)
 
 
 def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, settings: Settings) -> Cluster | None:
@@ -186,6 +198,8 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
             node_bandwidth=None if group.network is None or is_one else group.network * group.slots,
             host_memory=float(worker_memory(job, group.slots, settings)) / group.slots,
             gpu_hour_price=group.price,
+            zones=(group.zone,) * group.count if group.zone else (),
+            zone_bandwidth=settings.topology[0].gbps * GIGABIT if group.zone else None,
         )
         groups.append(nodes)
     return Cluster(merged(groups))
@@ -221,6 +235,7 @@ def _part(node: ObservedNode, slots: int, resource: str, settings: Settings) -> 
         link=said.link,
         network=network / _held(node, resource) if network else None,
         price=said.price_per_gpu_hour,
+        zone=settings.zone_of(node.labels),
     )
 
 

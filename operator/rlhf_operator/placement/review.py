@@ -68,6 +68,7 @@ def _placed(job: Job, have: MappedPlacement) -> DeviceMapping:
             models=(*pool.models, *(role for role, home in others.items() if home in pool.models)),
             slots_per_machine=(pool.slots_per_node,) * pool.nodes,
             gpu=pool.gpu or "",
+            zones=pool.zones or (),
         )
         for pool in have.pools
     )

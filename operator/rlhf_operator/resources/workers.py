@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_api.names import POOL_RESOURCE
 from rlhf_api.quantities import amount, times
@@ -23,9 +23,30 @@ INTERFACE = "eth0"
 
 
 def groups(pods: Pods) -> list[dict[str, Any]]:
-    """The worker groups in the order of the pools."""
-    given = group_names([pool.name for pool in pods.mapping.pools])
-    return [_group(pods, pool, name) for pool, name in zip(pods.mapping.pools, given, strict=True)]
+    """The worker groups in the order of the pools; a pool over several zones has one in each."""
+    parts = [part for pool in pods.mapping.pools for part in _parts(pool)]
+    given = group_names([f"{part.pool.name}{part.suffix}" for part in parts])
+    return [_group(pods, part, name) for part, name in zip(parts, given, strict=True)]
+
+
+class _Part(NamedTuple):
+    """The nodes of a pool in one zone."""
+
+    pool: MappedPool
+    zone: str
+    """Empty where nobody says."""
+    places: list[int]
+    """Of the nodes in the order of ranks."""
+    suffix: str = ""
+    """To the pool's name, if this is not all of it."""
+
+
+def _parts(pool: MappedPool) -> list[_Part]:
+    zones = pool.zones or ("",) * pool.nodes
+    found = {zone: [place for place, each in enumerate(zones) if each == zone] for zone in dict.fromkeys(zones)}
+    if len(found) == 1:
+        return [_Part(pool, zones[0], list(range(pool.nodes)))]
+    return [_Part(pool, zone, places, f"-{index}") for index, (zone, places) in enumerate(found.items())]
 
 
 def group_names(pools: Sequence[str]) -> list[str]:
@@ -41,8 +62,8 @@ def group_names(pools: Sequence[str]) -> list[str]:
     return given
 
 
-def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
-    runtime, on_gpus = pods.job.spec.runtime, pods.mapping.device == "GPU"
+def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
+    pool, runtime, on_gpus = part.pool, pods.job.spec.runtime, pods.mapping.device == "GPU"
     size, default = runtime.worker, pods.settings.worker
     memory = size.memory or times(default.memory, pool.slots_per_node)
     resources = {
@@ -61,18 +82,21 @@ def _group(pods: Pods, pool: MappedPool, name: str) -> dict[str, Any]:
         "securityContext": identity.of_container(*(["IPC_LOCK"] if runtime.rdma_resource_name else [])),
     }
     network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if runtime.host_network else {}
-    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, pool)}
+    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, part)}
+    own = POOL_RESOURCE + pool.name
+    # Where zones matter, the trainer asks for the nodes of its ranks by their places.
+    held = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
     return {
         "groupName": name,
         "replicas": 1,
         "minReplicas": 1,
         "maxReplicas": 1,
-        "numOfHosts": pool.nodes,
+        "numOfHosts": len(part.places),
         "rayStartParams": {
             "num-cpus": str(pool.slots_per_node),
             "num-gpus": str(pool.slots_per_node if on_gpus else 0),
             "object-store-memory": object_store(shared),
-            "resources": f"'{json.dumps({POOL_RESOURCE + pool.name: pool.slots_per_node})}'",  # in a shell's quotes
+            "resources": f"'{json.dumps(dict.fromkeys(held, pool.slots_per_node))}'",  # in a shell's quotes
         },
         "template": pods.template(names.WORKER, pod, pool=pool.name),
     }
@@ -94,13 +118,13 @@ def _collectives(runtime: Runtime, device: Device) -> dict[str, str]:
     }
 
 
-def _where(pods: Pods, pool: MappedPool) -> dict[str, Any]:
+def _where(pods: Pods, part: _Part) -> dict[str, Any]:
     """Which nodes the pods of a pool may go to, and which they like best."""
     runtime = pods.job.spec.runtime
     tolerations = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in runtime.tolerations]
     if pods.mapping.device == "GPU":
         tolerations.append({"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
-    affinity = {**_products(pods, pool), **_together(pods, pool)}
+    affinity = {**_products(pods, part), **_together(pods, part.pool)}
     return {
         **({"nodeSelector": dict(runtime.node_selector)} if runtime.node_selector else {}),
         **({"tolerations": tolerations} if tolerations else {}),
@@ -108,8 +132,12 @@ def _where(pods: Pods, pool: MappedPool) -> dict[str, Any]:
     }
 
 
-def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
-    """Nodes of the type of GPU that the mapper chose, not shared; a user who places by hand chooses nodes too."""
+def _products(pods: Pods, part: _Part) -> dict[str, Any]:
+    """Nodes of the type of GPU and in the zone that the mapper chose, not shared.
+
+    A user who places by hand chooses nodes too.
+    """
+    pool = part.pool
     if pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
     alike: dict[tuple[str, ...], set[str]] = {}
@@ -125,6 +153,8 @@ def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
         for label in names.GPU_SHARING
         if (ways := {node.labels.get(label, "none") for node in nodes} - {"none"})
     ]
+    is_there = {"operator": "In", "values": [part.zone]} if part.zone else {"operator": "DoesNotExist"}
+    zone = [{"key": level.label, **is_there} for level in pods.settings.topology]
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     terms = []
     for (label, *told), products in sorted(alike.items()):
@@ -136,7 +166,7 @@ def _products(pods: Pods, pool: MappedPool) -> dict[str, Any]:
             if detail in used
         ]
         product = {"key": label, "operator": "In", "values": sorted(products)}
-        terms.append({"matchExpressions": [product, *details, *unshared]})
+        terms.append({"matchExpressions": [product, *details, *unshared, *zone]})
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": required} if terms else {}
 

@@ -54,13 +54,17 @@ class ResourcePool:
 
     def reserve(self, *, deadline: float) -> None:
         """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
-        have = int(ray.cluster_resources().get(self.device, 0))
+        known = ray.cluster_resources()
+        have = int(known.get(self.device, 0))
         if have < self.size:
             raise EnvironmentProblem(f"pool {self.name} needs {self.size} {self.device} slots, but Ray has {have}")
         bundle = {"CPU": 1.0, "GPU": 1.0} if self.device == "GPU" else {"CPU": 1.0}
-        if (own := f"{POOL_RESOURCE}{self.name}") in ray.cluster_resources():
-            bundle[own] = 1.0  # else a small pool may sit on the machine that a large one needs
-        self._groups = [placement_group([bundle] * slots, strategy="STRICT_PACK") for slots in self.slots_per_machine]
+        own = f"{POOL_RESOURCE}{self.name}"
+        self._groups = []
+        for place, slots in enumerate(self.slots_per_machine):
+            # Else a small pool may sit on the machine that a large one needs, and ranks in another zone than planned.
+            here = {each: 1.0 for each in (own, f"{own}:{place}") if each in known}
+            self._groups.append(placement_group([{**bundle, **here}] * slots, strategy="STRICT_PACK"))
         until = time.monotonic() + deadline
         for group in self._groups:
             while not group.wait(LOOK_SECONDS):  # `ready` would start a process for its answer
