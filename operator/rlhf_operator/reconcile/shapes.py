@@ -38,7 +38,7 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     name = reader.name(ctx.snapshot, job, models)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     ended = next(filter(_has_ended, pods), None)
-    what = ", ".join(each.uri for each in wanted)
+    what = ", ".join(one_line(each.uri, LONGEST_PROBLEM) for each in wanted)
     message = f"Job {name} reads the config.json of {what}."
     if ended is not None:
         ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])

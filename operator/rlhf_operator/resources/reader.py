@@ -19,7 +19,7 @@ from rlhf_operator.snapshot import Snapshot
 Models = Sequence[tuple[str, str | None]]
 """(URI as the job names it, revision) of each model."""
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
-KEPT_SECONDS = 300
+KEPT_SECONDS = 60
 """How long Kubernetes leaves it when it has ended; then it may be made anew."""
 MESSAGE = "/dev/termination-log"
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
