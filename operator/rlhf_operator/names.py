@@ -35,6 +35,10 @@ STATUS_PORT: Final = 8490
 """Of /status.json of the head pod."""
 METRICS_PORT: Final = 8491
 """Of the trainer's /metrics in the head pod."""
+DASHBOARD_PORT: Final = 8265
+"""Of Ray's dashboard in the head pod: KubeRay submits the job there, and asks how it is."""
+RAY_METRICS_PORT: Final = 8080
+"""Of Ray's own metrics, in each pod."""
 
 
 GPU_PRODUCTS: Final = (
@@ -87,9 +91,9 @@ def reader(job: str, attempt: int, models: str) -> str:
     return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 
 
-def config_map(job: str, job_file: str) -> str:
-    """The ConfigMap with this job.yaml, which all attempts have that are given the same."""
-    return f"{job}-{sha256(job_file.encode()).hexdigest()[:10]}"
+def by_content(job: str, content: str) -> str:
+    """An object that never changes, such as the ConfigMap with this job.yaml; attempts that need the same share it."""
+    return f"{job}-{sha256(content.encode()).hexdigest()[:10]}"
 
 
 def output_claim(job: str) -> str:

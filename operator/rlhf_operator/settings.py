@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -55,6 +55,21 @@ class Level(Spec):
     gbps: GigabitsPerSecond
 
 
+Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
+"""As in a NetworkPolicy; the API server checks them."""
+
+
+class JobNetworkPolicy(Spec):
+    """Who may connect to the pods of a job besides themselves; where there are no peers, nobody."""
+
+    operator: Peers = ()
+    """To the progress of the training."""
+    kube_ray: Peers = ()
+    """To Ray's dashboard: without it no job begins."""
+    prometheus: Peers = ()
+    """To the metrics of the training and of Ray."""
+
+
 class Settings(Spec):
     """What holds for all jobs; a job's own spec.runtime and spec.checkpoint come first."""
 
@@ -79,6 +94,8 @@ class Settings(Spec):
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
     """How long pods may take to save a checkpoint when they are told to end."""
     storage: Storage = Storage()
+    job_network_policy: JobNetworkPolicy | None = None
+    """None: no NetworkPolicy is made for a job."""
     status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
     """Between two readings of a running job's progress."""
     lease_name: str = "rlhf-operator"

@@ -32,6 +32,10 @@ SLIPS: dict[str, tuple[Values, str]] = {
         {"trainer": {"worker": {"memory": "1m"}}},
         "'/trainer/worker/memory': '1m' does not match",
     ),
+    "nobody, which would be everybody": (
+        {"jobNetworkPolicy": {"kubeRay": [{}]}},
+        "'/jobNetworkPolicy/kubeRay/0': minProperties",
+    ),
     "the name of a label": ({"commonLabels": {"a b": "c"}}, "'/commonLabels': additional properties 'a b' not allowed"),
     "a label's value": ({"podLabels": {"a": "b c"}}, "'/podLabels/a': 'b c' does not match"),
     "a label that the chart sets": (

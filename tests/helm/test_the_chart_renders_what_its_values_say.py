@@ -8,7 +8,7 @@ import yaml
 
 from rlhf_operator import names
 from rlhf_operator.resources import head
-from tests.helm.rendering import CHART, RELEASE, Helm, Values, the
+from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 from tests.repo.tree import ROOT
 
 ALL_ON: Values = {
@@ -174,7 +174,7 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
     jobs = the(manifests, "PodMonitor", f"{RELEASE}-jobs")["spec"]
     assert jobs["selector"]["matchLabels"] == {names.ROLE: names.CONTROLLER}
     assert jobs["podTargetLabels"] == [names.JOB_NAME, names.ATTEMPT]
-    assert head.PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
+    assert head.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
 
 
 def test_the_policy_lets_metrics_in_and_what_the_operator_asks_for_out(helm: Helm) -> None:
@@ -185,6 +185,19 @@ def test_the_policy_lets_metrics_in_and_what_the_operator_asks_for_out(helm: Hel
     assert [each["port"] for each in dns["ports"]] == [53, 53]
     assert [each["port"] for each in progress["ports"]] == [names.STATUS_PORT]
     assert progress["to"][0]["podSelector"]["matchLabels"] == {names.ROLE: names.CONTROLLER}
+
+
+def test_the_pods_of_jobs_admit_this_operator_kuberay_and_prometheus(helm: Helm) -> None:
+    manifests = helm.template()
+    given = yaml.safe_load(the(manifests, "ConfigMap")["data"]["config.yaml"])["jobNetworkPolicy"]
+    (operator,) = given["operator"]
+    labels = the(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    assert operator["podSelector"]["matchLabels"].items() <= labels
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    (kuberay,), (prometheus,) = given["kubeRay"], given["prometheus"]
+    component, name = "app.kubernetes.io/component", "app.kubernetes.io/name"
+    assert kuberay == {"namespaceSelector": {}, "podSelector": {"matchLabels": {component: "kuberay-operator"}}}
+    assert prometheus == {"namespaceSelector": {}, "podSelector": {"matchLabels": {name: "prometheus"}}}
 
 
 def test_monitors_look_where_jobs_are_run(helm: Helm) -> None:

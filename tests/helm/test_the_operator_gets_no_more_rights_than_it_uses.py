@@ -18,6 +18,7 @@ NEEDED = {
     ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
+    ("networking.k8s.io", "networkpolicies"): {"get", "create"},
     ("events.k8s.io", "events"): {"create", "patch"},
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }
@@ -56,6 +57,11 @@ def test_it_may_do_in_all_namespaces_what_its_code_does(helm: Helm) -> None:
 def test_nodes_are_not_shown_to_it_where_that_is_not_wished(helm: Helm) -> None:
     manifests = helm.template({"rbac": {"readNodes": False}})
     assert rights([the(manifests, "ClusterRole", CLUSTER_ROLE)]) == NEEDED
+
+
+def test_policies_are_no_matter_of_its_where_it_makes_none(helm: Helm) -> None:
+    manifests = helm.template({"jobNetworkPolicy": {"enabled": False}})
+    assert ("networking.k8s.io", "networkpolicies") not in rights([the(manifests, "ClusterRole", CLUSTER_ROLE)])
 
 
 def test_with_namespaces_it_has_a_role_in_each_and_none_beyond(helm: Helm) -> None:

@@ -44,8 +44,11 @@ OTHER: Values = {
         ],
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },
+    "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "prometheus": []},
     "fullnameOverride": "other",
 }
+CLOSED_ELSEWHERE: Values = {"jobNetworkPolicy": {"enabled": False}}
+"""A cluster with policies of its own."""
 
 
 def config(helm: Helm, values: Values | None = None) -> str:
@@ -61,13 +64,13 @@ def read(helm: Helm, folder: Path, values: Values | None = None) -> dict[str, An
 
 
 def test_the_defaults_are_those_of_the_operator(helm: Helm, tmp_path: Path) -> None:
-    """Besides the election, which a pod has and a laptop has not."""
+    """Besides the election, which a pod has and a laptop has not, and who may connect to jobs."""
     expected = Settings().model_dump(by_alias=True)
-    assert read(helm, tmp_path) == {**expected, "leaseName": RELEASE, "leaseNamespace": NAMESPACE}
+    assert read(helm, tmp_path, CLOSED_ELSEWHERE) == {**expected, "leaseName": RELEASE, "leaseNamespace": NAMESPACE}
 
 
 def test_without_an_election_there_is_no_lease(helm: Helm, tmp_path: Path) -> None:
-    found = read(helm, tmp_path, {"leaderElection": {"enabled": False}})
+    found = read(helm, tmp_path, {"leaderElection": {"enabled": False}, **CLOSED_ELSEWHERE})
     assert found == Settings().model_dump(by_alias=True)
 
 
@@ -81,6 +84,11 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
         "imagePullPolicy": trainer["pullPolicy"],
         **{name: value for name, value in trainer.items() if name not in ("image", "pullPolicy")},
         **{name: tuple(value) for name, value in OTHER["cluster"].items()},
+        "jobNetworkPolicy": {
+            "operator": found["jobNetworkPolicy"]["operator"],
+            "kubeRay": (OTHER["jobNetworkPolicy"]["kubeRay"][0],),
+            "prometheus": (),
+        },
         "leaseName": "other",
         "leaseNamespace": NAMESPACE,
     }

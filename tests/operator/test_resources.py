@@ -134,7 +134,6 @@ def test_ray_s_containers_come_first_and_the_log_is_beside_the_head() -> None:
     assert [each["name"] for each in pod["containers"]] == [names.HEAD_CONTAINER, names.LOG_CONTAINER]
     ray, log = pod["containers"]
     assert log["command"] == ["python", "-m", "rlhf_trainer.sidecar", "/rlhf/output/helpful-ppo", "--port", "8490"]
-    assert [each["containerPort"] for each in log["ports"]] == [names.STATUS_PORT]
     shared = {each["name"] for each in ray["volumeMounts"]} & {each["name"] for each in log["volumeMounts"]}
     assert shared == {"scratch", "claim-0"}
     (keeps,) = (each for each in log["volumeMounts"] if not each.get("readOnly"))

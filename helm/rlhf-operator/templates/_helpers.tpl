@@ -73,6 +73,11 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch]  # patch: spec.storage.retain
+{{- if .Values.jobNetworkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -41,10 +41,11 @@ NODES: Final = Resource("", "v1", "nodes", "Node")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 READERS: Final = Resource("batch", "v1", "jobs", "Job")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
+POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
-CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, READERS)}
+CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, READERS)}
 """What may stand in a plan's Create."""
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"

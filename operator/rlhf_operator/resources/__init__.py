@@ -1,4 +1,4 @@
-"""What is made for a job, as plain Kubernetes objects: a reader; for an attempt claim, job.yaml and RayJob. Pure."""
+"""What is made for a job, as plain Kubernetes objects: a reader; for an attempt all that it needs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
-from rlhf_operator.resources import head, identity, job_file, storage, workers
+from rlhf_operator.resources import head, identity, job_file, network, storage, workers
 from rlhf_operator.resources.pods import Pods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -47,7 +47,10 @@ def for_attempt(
     )
     claim = storage.output_claim(snapshot.job, job, settings, at_least=claim_size)
     claims = (claim,) if storage.has_own_claim(job) else ()
-    return (*claims, document, _rayjob(pods))
+    # Pods on the network of their node have its address: a policy would shut them out from the head.
+    admitted = None if job.spec.runtime.host_network else settings.job_network_policy
+    policies = (network.policy(snapshot.job, admitted),) if admitted else ()
+    return (*claims, document, *policies, _rayjob(pods))
 
 
 def _rayjob(pods: Pods) -> Manifest:
@@ -76,6 +79,8 @@ def _rayjob(pods: Pods) -> Manifest:
             "ttlSecondsAfterFinished": KEPT_SECONDS,
             "rayClusterSpec": {
                 "rayVersion": pods.settings.ray_version,
+                # KubeRay makes a Secret that goes with this Ray, which answers to nobody without the token in it.
+                "authOptions": {"mode": "token"},
                 "enableInTreeAutoscaling": False,
                 "headGroupSpec": head.group(pods),
                 "workerGroupSpecs": workers.groups(pods),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +10,10 @@ from rlhf_operator import names
 from rlhf_operator.resources import identity, storage
 from rlhf_operator.resources.pods import SCRATCH, Pods, environment, object_store, shared_memory
 
-PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "rlhf-metrics": names.METRICS_PORT}
+PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
+"""Of Ray's container, from which KubeRay makes the head's Service."""
+LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.METRICS_PORT}
+"""Named beside them, where no Service is made of them. The metrics are those of the trainer."""
 SHARED_MEMORY = "4Gi"
 """The controller holds references, never the bytes."""
 
@@ -19,10 +23,9 @@ def group(pods: Pods) -> dict[str, Any]:
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
     shared = shared_memory(SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
-    ports = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
     ray = {
         **pods.container(names.HEAD_CONTAINER, resources, {}),
-        "ports": ports,
+        "ports": _named(PORTS),
         "securityContext": identity.of_container(),
     }
     pod = {"containers": [ray, _driver_log(pods)], "volumes": pods.volumes(shared)}
@@ -31,7 +34,7 @@ def group(pods: Pods) -> dict[str, Any]:
         "rayStartParams": {
             "num-cpus": "0",
             "num-gpus": "0",
-            "dashboard-host": "0.0.0.0",
+            "dashboard-host": "0.0.0.0",  # KubeRay submits the job there
             "no-monitor": "true",  # Ray's autoscaler: an attempt keeps the hosts that it was given
             "object-store-memory": object_store(shared),
         },
@@ -48,7 +51,7 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
         **pods.image,
         "command": ["python", "-m", "rlhf_trainer.sidecar", folder, "--port", str(names.STATUS_PORT)],
         "env": environment(pods.job, pods.whose),
-        "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
+        "ports": _named(LOG_PORTS),
         "resources": {
             "requests": {"cpu": "50m", "memory": "64Mi"},
             "limits": {"cpu": "500m", "memory": "256Mi"},
@@ -59,3 +62,7 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
             *output,
         ],
     }
+
+
+def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "containerPort": port} for name, port in ports.items()]

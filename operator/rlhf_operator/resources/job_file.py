@@ -27,7 +27,7 @@ def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manife
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": identity.metadata(snapshot.job, names.config_map(job.name, text)),
+        "metadata": identity.metadata(snapshot.job, names.by_content(job.name, text)),
         "immutable": True,
         "data": {KEY: text},
     }

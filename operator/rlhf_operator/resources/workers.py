@@ -77,7 +77,7 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
     shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
     ray = {
         **pods.container(names.WORKER_CONTAINER, resources, variables),
-        "ports": [{"name": "metrics", "containerPort": 8080}],
+        "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
         # RDMA pins the memory that it reads and writes.
         "securityContext": identity.of_container(*(["IPC_LOCK"] if runtime.rdma_resource_name else [])),
     }

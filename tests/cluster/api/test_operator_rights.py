@@ -34,6 +34,7 @@ def test_a_whole_life_needs_no_right_that_the_chart_does_not_give(
     # Other tests' namespaces may still be going, and nothing can be made in those.
     rlhf_server.until(lambda: not rlhf_server.items(ALL_JOBS), SECONDS, "no other jobs are there")
     own = {"namespaces": [namespace] if is_narrow else [], "readNodes": not is_narrow, "leaseNamespace": namespace}
+    own["jobNetworkPolicy"] = {"operator": [{"podSelector": {}}]}
     token = rlhf_server.token(namespace, chart.RELEASE)
     with stage(rlhf_server, namespace, tmp_path, token, **own) as (lives, process):
         lives.apply(small_job("whole", namespace, ttlSecondsAfterFinished=600), small_job("suspended", namespace))

@@ -35,6 +35,7 @@ from tests.operator.rendered import (
 PATHS = {
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "RayJob": "/apis/ray.io/v1/namespaces/{}/rayjobs",
 }
 JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/{}/rlhfjobs"
@@ -216,3 +217,16 @@ def test_the_cluster_of_an_attempt_keeps_its_head_for_one_life(rlhf_server: Clus
     assert cluster["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
     live = rlhf_server.expect("GET", f"{PATHS['RayJob'].format(namespace)}/{rayjob['metadata']['name']}")
     assert live["status"]["jobId"] == rayjob["metadata"]["name"]
+
+
+def test_kuberay_makes_a_token_that_goes_with_the_cluster_of_an_attempt(rlhf_server: Cluster, namespace: str) -> None:
+    (job, *_) = load(EXAMPLES[0])
+    pods = pods_of(rlhf_server, namespace, applied(rlhf_server, namespace, job, CPUS))
+    (cluster,) = rlhf_server.items(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters")
+    (secret,) = rlhf_server.items(f"/api/v1/namespaces/{namespace}/secrets")
+    assert [each["uid"] for each in secret["metadata"]["ownerReferences"]] == [cluster["metadata"]["uid"]]
+    token = {"secretKeyRef": {"name": cluster["metadata"]["name"], "key": "auth_token"}}
+    for pod in (each for found in pods.values() for each in found):
+        told = {each["name"]: each for each in pod["spec"]["containers"][0]["env"]}
+        assert told["RAY_AUTH_MODE"]["value"] == "token"
+        assert told["RAY_AUTH_TOKEN"]["valueFrom"] == token
