@@ -1,12 +1,13 @@
 """YAML as kubectl reads it (sigs.k8s.io/yaml, that is YAML 1.1 without timestamps, sexagesimals and duplicates)."""
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode, ScalarNode
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from rlhf_api.problems import Problem, SpecError
 
@@ -15,6 +16,8 @@ try:
 except ImportError:  # PyYAML was built without libyaml: the same text, four times as slowly
     from yaml import SafeDumper  # type: ignore[assignment]
 
+MOST_VALUES = 100_000
+"""Of a document; a few lines with aliases of aliases would stand for any number."""
 TAG = "tag:yaml.org,2002:"
 SCALARS = {
     "bool": (r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF", "yYnNtTfFoO"),
@@ -31,6 +34,13 @@ SCALARS = {
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError):  # a number of too many digits, a tag on what it does not fit
+            kind = node.tag.removeprefix(TAG)
+            raise ConstructorError(None, None, f"this cannot be read as {kind}", node.start_mark) from None
 
 
 class _Dumper(SafeDumper):
@@ -49,6 +59,8 @@ def _int(_: _Loader, node: ScalarNode) -> int:
 
 
 def _mapping(loader: _Loader, node: MappingNode) -> Iterable[dict[str, Any]]:
+    if not isinstance(node, MappingNode):
+        raise ConstructorError(None, None, "this is no mapping", node.start_mark)
     lines: dict[str, int] = {}
     for key, _ in node.value:
         if key.tag == TAG + "merge":
@@ -74,18 +86,39 @@ for _name, (_pattern, _first) in SCALARS.items():
 _Loader.add_constructor(TAG + "bool", _bool)
 _Loader.add_constructor(TAG + "int", _int)
 _Loader.add_constructor(TAG + "map", _mapping)
+for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none of them
+    del _Loader.yaml_constructors[TAG + _name]
 
 
 def read(text: str, source: str) -> list[Any]:
     """The documents in `text`, empty ones as None. Raises SpecError with the line, after `source`."""
     try:
-        return list(yaml.load_all(text, _Loader))
+        documents = list(yaml.load_all(text, _Loader))
+        for number, document in enumerate(documents, start=1):
+            if _values(document, {}) > MOST_VALUES:
+                sentence = f"its aliases stand for more than {MOST_VALUES:,} values"
+                raise SpecError([Problem(f"{source}document {number}", sentence)])
+        return documents
+    except RecursionError:
+        raise SpecError([Problem(f"{source}the text", "is nested too deeply")]) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SpecError([Problem(f"{source}line {line}", f"cannot be read: {_reason(error)}")]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SpecError([Problem(f"{source}line {line}", "cannot be read: a character is not printable")]) from None
+
+
+def _values(part: object, counted: dict[int, float]) -> float:
+    """Values in a part of a document, an alias counted as what it stands for; infinite where that is around it."""
+    if not isinstance(part, dict | list):
+        return 1
+    if id(part) not in counted:
+        counted[id(part)] = math.inf
+        counted[id(part)] = 1 + sum(
+            _values(each, counted) for each in (part.values() if isinstance(part, dict) else part)
+        )
+    return counted[id(part)]
 
 
 def _reason(error: yaml.MarkedYAMLError) -> str:

@@ -27,6 +27,9 @@ from rlhf_mapper.hardware import (
     merged,
 )
 
+LARGEST = 1e300
+"""YAML has whole numbers that are no floats."""
+
 
 def _in(unit: str, least: float, most: float) -> BeforeValidator:
     """A number in this unit; one outside of the bounds is in another unit, and the sentence says so."""
@@ -35,7 +38,8 @@ def _in(unit: str, least: float, most: float) -> BeforeValidator:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"is {_shown(value)}, expected a number, in {unit}")
         if not least <= value <= most:
-            raise ValueError(f"is {value:g}, expected {least:g} to {most:g}; it is in {unit}")
+            shown = f"{value:g}" if abs(value) < LARGEST else "far too large"
+            raise ValueError(f"is {shown}, expected {least:g} to {most:g}; it is in {unit}")
         return float(value)
 
     return BeforeValidator(check)

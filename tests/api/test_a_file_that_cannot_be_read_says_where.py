@@ -1,5 +1,6 @@
 """A manifest that is no YAML, or holds no jobs, is reported with its line or its document."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,20 @@ FILES = {
     ),
     "a key inside a value": ("a: b: c\n", "line 1: cannot be read: mapping values are not allowed here"),
     "an unprintable character": ("a: 1\nb: \x01\n", "line 2: cannot be read: a character is not printable"),
+    "a number of too many digits": ("a: 1\nb: " + "1" * 5000, "line 2: cannot be read: this cannot be read as int"),
+    "a tag on what it does not fit": ("a: !!float x\n", "line 1: cannot be read: this cannot be read as float"),
+    "a list that is said to be a mapping": ("a: !!map [1]\n", "line 1: cannot be read: this is no mapping"),
+    "a type that JSON has not": (
+        "a: !!timestamp x\n",
+        "line 1: cannot be read: could not determine a constructor for the tag 'tag:yaml.org,2002:timestamp'",
+    ),
+    "an alias within itself": ("a: &a [*a]\n", "document 1: its aliases stand for more than 100,000 values"),
+    "aliases of aliases": (
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")),
+        "document 1: its aliases stand for more than 100,000 values",
+    ),
+    "brackets without end": ("[" * 5000, "the text: is nested too deeply"),
     "a Python object": (
         "a: !!python/object:os.system {}\n",
         (

@@ -137,6 +137,7 @@ def test_cpu_slots_are_nodes_too() -> None:
         ("interNodeGbps", "200e9", "Gb/s (1e9 bits/s), one direction"),
         ("interNodeGbps", "200GB", "Gb/s (1e9 bits/s), one direction"),
         ("interNodeGbps", "-200", "Gb/s (1e9 bits/s), one direction"),
+        ("interNodeGbps", "1" * 400, "Gb/s (1e9 bits/s), one direction"),
         ("interNodeGbps", "yes", "Gb/s (1e9 bits/s), one direction"),
         ("pricePerGpuHour", "$2", "units of a currency, for one GPU and one hour"),
         ("pricePerGpuHour", "-1", "units of a currency, for one GPU and one hour"),

@@ -15,6 +15,8 @@ from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
+from tests.fuzz.server import server as judged
+from tests.fuzz.targets import tried
 
 JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/{}/rlhfjobs"
 DRY = "dryRun=All&fieldValidation=Strict"
@@ -142,3 +144,9 @@ def test_kubectl_explains_the_algorithm(rlhf_server: Cluster) -> None:
     said = rlhf_server.until(lambda: explained(rlhf_server, "rlhfjob.spec.algorithm"), 60, "the field is explained")
     assert "clipRange" in said
     assert "Clipping of the probability ratio" in said
+
+
+def test_damaged_documents_are_judged_alike(rlhf_server: Cluster) -> None:
+    found = tried(judged(rlhf_server), cases=200, seed=1)
+    assert not found.defects, "\n".join(f"case {number}: {shown}" for number, shown in found.defects.values())
+    assert {"taken by both", "refused by both"} <= found.outcomes.keys()

@@ -84,6 +84,21 @@ def test_a_torn_file_is_named_and_the_rest_is_shown(chain: Chain, file: str, tor
     assert "reward/mean" in text
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("job.yaml", "spec: {models: {actor: {optimizer: {learningRate: fast}}}}", "job.yaml cannot be read"),
+        ("job.yaml", "", "job.yaml cannot be read"),
+        ("metrics.jsonl", '{"step": "one"}\n{"step": NaN}\n', ""),
+        ("../summary.json", '{"helpful-ppo": [1]}', ""),
+    ],
+)
+def test_values_of_wrong_types_are_left_out(chain: Chain, file: str, text: str, sentence: str) -> None:
+    folder = chain([sample(1)])
+    (folder / "helpful-ppo" / file).write_text(text)
+    assert sentence in page_of(folder).sections["helpful-ppo"]
+
+
 @pytest.mark.parametrize("file", ["metrics.jsonl", "samples.jsonl", "status.json", "events.log"])
 def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> None:
     folder = chain([sample(1)])

@@ -9,6 +9,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_with_finished
 
@@ -65,6 +66,24 @@ def test_a_job_goes_on_from_its_newest_checkpoint_and_a_finished_one_not_at_all(
     assert starts(tmp_path) == {"helpful-ppo": None}
     run(tmp_path, "helpful-ppo", steps=3, saved_at=2)
     assert starts(tmp_path) == {"helpful-ppo": 2}
+
+
+@pytest.mark.parametrize("file", ["status.json", "inputs.json", "job.yaml"])
+@pytest.mark.parametrize("text", ["", "[1]", '{"phase": "Runn', "\ufeff\ud800", "a: [" * 5000])
+def test_a_damaged_file_of_a_finished_job_is_named(tmp_path: Path, file: str, text: str) -> None:
+    finish(tmp_path)
+    (tmp_path / "helpful-sft" / file).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(EnvironmentProblem, match=rf"^{tmp_path}/helpful-sft\S*: is not as a run left it: "):
+        unfinished(load_with_finished(tmp_path, MANIFEST, []), tmp_path)
+
+
+def test_a_damaged_state_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = run(tmp_path, "helpful-sft", saved_at=9)
+    uri = folder.checkpoints.begin(12)
+    texts = {"state.json": "{}", **folder.texts_for_checkpoint(up_to=9)}
+    folder.checkpoints.complete(uri, texts)
+    with pytest.raises(EnvironmentProblem, match=r"step-000012: is not as a run left it: KeyError: 'rows'"):
+        unfinished(jobs(), tmp_path)
 
 
 def test_records_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:

@@ -152,7 +152,10 @@ class Loader:
         fields = [f"{self.path}.{to_camel(key)}" for key in ("prompt_key", *self.responses, *self.labels)]
         template = self._limits.chat_template
         for first in range(0, len(rows), ROWS_AT_ONCE):
-            table = rows[first : first + ROWS_AT_ONCE]
+            try:
+                table = rows[first : first + ROWS_AT_ONCE]
+            except ValueError as error:  # of a Parquet file nobody has looked at the texts before
+                raise DataError(f"{self.path}.uri: rows {first} and later cannot be read: {error}") from error
             prompts, *others = (
                 Column(field=field, values=list(table[column]), first_row=first)
                 for field, column in zip(fields, columns, strict=True)

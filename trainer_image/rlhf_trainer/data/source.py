@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 
 HUB = "hf://"
+BEGINNING = 4096
+"""Bytes of a file that are looked at before it is read."""
+NO_ROW = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
+"""`datasets` makes a null of all of them."""
 KIND_OF_EXTENSION = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -54,6 +59,8 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> datasets.D
     except DataError as error:
         raise DataError(f"{path}.uri: {error}") from error
     kind = _kind_of_folder(found, path) if found.is_dir() else _kind_of_file(found, path)
+    if kind == "json":
+        _require_no_null(found, path)
     options: dict[str, Any] = {}
     if kind == "csv":  # texts such as "NA" and "12" stay texts; empty cells are missing values
         texts = dict.fromkeys(columns, str)
@@ -82,6 +89,16 @@ def _kind_of_folder(folder: Path, path: str) -> str:
     if len(kinds) > 1:
         raise DataError(f"{path}.uri: the folder {folder} mixes files of several kinds ({', '.join(sorted(kinds))})")
     return kinds.pop()
+
+
+def _require_no_null(place: Path, path: str) -> None:
+    """DataError for a file that begins with null: pyarrow's reader would end this process by a segmentation fault."""
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    for file in (each for each in files if KIND_OF_EXTENSION.get(each.suffix.lower()) == "json"):
+        with file.open("rb") as opened:
+            beginning = opened.read(BEGINNING)
+        if found := NO_ROW.match(beginning):
+            raise DataError(f"{path}.uri: {file} begins with {found[1].decode()}, which is no row")
 
 
 def _extensions() -> str:

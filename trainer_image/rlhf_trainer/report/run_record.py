@@ -10,8 +10,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from rlhf_api import kubectl_yaml
+from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError
 
@@ -82,19 +82,20 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     summary = _read(folder / "summary.json", _object, notes) or {}
     environment = _read(folder / "environment.json", _object, notes) or {}
-    jobs = [_job(path, summary.get(path.name, {}), notes) for path in paths]
+    summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
+    jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
     return Run(folder.resolve().name, _in_chain_order(jobs), environment)
 
 
 def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobRecord:
     notes = list(run_notes)
-    lines = [_numbers(row) for row in _json_lines(folder / "metrics.jsonl", notes) if "step" in row]
+    lines = [_numbers(row) for row in _json_lines(folder / "metrics.jsonl", notes) if isinstance(row.get("step"), int)]
     samples = [row for row in _json_lines(folder / "samples.jsonl", notes) if "prompt" in row]
     return JobRecord(
         name=folder.name,
-        settings=_read(folder / "job.yaml", lambda text: dict(yaml.safe_load(text)), notes) or {},
+        settings=_read(folder / "job.yaml", _settings, notes) or {},
         status=_read(folder / "status.json", Status.model_validate_json, notes) or Status(),
-        records=[by_step for _, by_step in sorted({int(line["step"]): line for line in lines}.items())],
+        records=[by_step for _, by_step in sorted({line["step"]: line for line in lines}.items())],
         samples=samples,
         events=_lines(folder / "events.log"),
         summary=summary,
@@ -115,9 +116,13 @@ def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
         return None
     try:
         return parse(_text(path))
-    except (ValueError, TypeError, yaml.YAMLError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         notes.append(f"{path.name} cannot be read")
         return None
+
+
+def _settings(text: str) -> dict[str, Any]:
+    return Job.parse(kubectl_yaml.read(text, "")[0]).model_dump(mode="json", by_alias=True)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.resume import LENGTHS, changes, differing, identity
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs
+from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, understood
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,13 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     for job in jobs:
         folder, read = JobFolder(output, job), inputs(job, made)
         newest = folder.newest_checkpoint()
-        if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
-            pending[job.name] = Start(checkpoint=None, inputs=read)
-            continue
-        before, after = (kubectl_yaml.read(text, "")[0] for text in (folder.saved(JOB_FILE, newest), dump(job)))
-        new_length = [field for field in differing(before, after) if field in LENGTHS]
-        found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
+        with understood(newest.uri if newest else folder.path):
+            if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
+                pending[job.name] = Start(checkpoint=None, inputs=read)
+                continue
+            before, after = (kubectl_yaml.read(text, "")[0] for text in (folder.saved(JOB_FILE, newest), dump(job)))
+            new_length = [field for field in differing(before, after) if field in LENGTHS]
+            found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
             pending[job.name] = Start(checkpoint=newest, inputs=read)

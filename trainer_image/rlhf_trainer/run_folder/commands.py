@@ -10,13 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_api import kubectl_yaml
-from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, own_attempt, read_exit, read_status, write_exit
-from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, written
+from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, read_job, written
 from rlhf_trainer.run_folder.lock import is_running
 
 POLL_SECONDS = 0.2
@@ -28,7 +26,7 @@ def job_folders(output: Path) -> list[JobFolder]:
     files = sorted(output.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
     if not files:
         raise SpecError([Problem(str(output), "is no run folder: no job has begun in it")])
-    return [JobFolder(output, Job.parse(kubectl_yaml.read(file.read_text(), f"{file}: ")[0])) for file in files]
+    return [JobFolder(output, read_job(file)) for file in files]
 
 
 def show_checkpoints(output: Path) -> None:

@@ -16,6 +16,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import one_line
 from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Pace, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
@@ -31,6 +32,7 @@ P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
 MAPPING = "mapping.json"
+LONGEST_REASON = 300
 SAVE_REQUEST = "save-now"
 """A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
 
@@ -56,7 +58,8 @@ def model_folder(uri: str, output: Path) -> str:
 def read_summary(output: Path) -> dict[str, Any]:
     """summary.json of a run folder; empty if there is none yet."""
     path = output / SUMMARY
-    return json.loads(path.read_text()) if path.is_file() else {}
+    with understood(path):
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
@@ -87,10 +90,11 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
         job, inputs, model = (status.parent / name for name in (JOB_FILE, INPUTS, "model"))
         if not (job.is_file() and inputs.is_file() and model.is_dir()):
             continue
-        if json.loads(status.read_text())["phase"] == "Succeeded":
-            (document,) = kubectl_yaml.read(job.read_text(), "")
-            made = identity(document, json.loads(inputs.read_text()))
-            found[status.parent.name] = FinishedJob(document["spec"]["algorithm"]["name"], made)
+        with understood(status.parent):
+            if json.loads(status.read_text())["phase"] == "Succeeded":
+                (document,) = kubectl_yaml.read(job.read_text(), "")
+                made = identity(document, json.loads(inputs.read_text()))
+                found[status.parent.name] = FinishedJob(document["spec"]["algorithm"]["name"], made)
     return found
 
 
@@ -131,6 +135,22 @@ def rfc3339(moment: datetime) -> str:
 
 
 @contextmanager
+def understood(path: Path | str) -> Iterator[None]:
+    """A file in the block that is not as a run left it is an EnvironmentProblem that names it, or the folder `path`."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = one_line(f"{type(error).__name__}: {error}", LONGEST_REASON)
+        raise EnvironmentProblem(f"{path}: is not as a run left it: {reason}") from error
+
+
+def read_job(file: Path) -> Job:
+    """The job of a JOB_FILE. EnvironmentProblem if it was damaged."""
+    with understood(file):
+        return Job.parse(kubectl_yaml.read(file.read_text(), "")[0])
+
+
+@contextmanager
 def written(path: Path) -> Iterator[None]:
     """What the disk refuses in the block is an EnvironmentProblem that names the file, or `path`."""
     try:
@@ -166,7 +186,8 @@ class JobFolder:
     def finished(self) -> bool:
         """Whether a job of this name has succeeded here before."""
         status = self.path / STATUS
-        return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
+        with understood(status):
+            return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -180,8 +201,7 @@ class JobFolder:
         """The newest whole one, where the manifest says now or where the run that was here kept them."""
         stores = [self.checkpoints]
         if (self.path / JOB_FILE).is_file():
-            before = Job.parse(kubectl_yaml.read((self.path / JOB_FILE).read_text(), "")[0])
-            stores.append(JobFolder(self.path.parent, before).checkpoints)
+            stores.append(JobFolder(self.path.parent, read_job(self.path / JOB_FILE)).checkpoints)
         found = [newest for store in stores if (newest := store.newest())]
         return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
@@ -234,7 +254,8 @@ class JobFolder:
     @writes
     def adopt(self) -> None:
         """The job has succeeded here in an earlier attempt: its status is now that of this one, too."""
-        self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
+        with understood(self.path / STATUS):
+            self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
         self._write_status(attempt=own_number())
 
     @property

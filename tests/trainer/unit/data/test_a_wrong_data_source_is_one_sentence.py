@@ -124,6 +124,21 @@ CASES = {
         {"rows.json": '{"prompt": "a",,}'},
         "spec.data.train.uri: file://{tmp}/rows.json cannot be read: JSON parse error: ",
     ),
+    "a first row that is null": Case(
+        {"uri": "file://{tmp}/rows.jsonl"},
+        {"rows.jsonl": f"\n null\n{rows(ROW)}"},
+        "spec.data.train.uri: {tmp}/rows.jsonl begins with null, which is no row",
+    ),
+    "a first row that becomes a null": Case(
+        {"uri": "file://{tmp}/rows.json"},
+        {"rows.json": f"[-Infinity, {json.dumps(ROW)}]"},
+        "spec.data.train.uri: {tmp}/rows.json begins with -Infinity, which is no row",
+    ),
+    "a first row that is null in a folder": Case(
+        {"uri": "file://{tmp}"},
+        {"a.jsonl": rows(ROW), "b.jsonl": "null"},
+        "spec.data.train.uri: {tmp}/b.jsonl begins with null, which is no row",
+    ),
     "bytes that are not Parquet": Case(
         {"uri": "file://{tmp}/rows.parquet"},
         {"rows.parquet": "abcd"},

@@ -1,0 +1,15 @@
+"""Some cases of each target; `python -m tests.fuzz` tries more, and docs/reliability.md has the figures."""
+
+import pytest
+
+from tests.fuzz.targets import TARGETS, tried_in_a_folder
+
+CASES = {"manifests": 200, "plans": 8, "settings": 200, "run_folders": 30, "rows": 40, "objects": 150}
+SEED = 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_whatever_is_damaged_ends_with_an_answer_or_with_sentences(target: str) -> None:
+    found = tried_in_a_folder(TARGETS[target], cases=CASES[target], seed=SEED)
+    assert not found.defects, "\n".join(f"case {number}: {shown}" for number, shown in found.defects.values())
+    assert len(found.outcomes) > 1, "some are refused, and some are not"
