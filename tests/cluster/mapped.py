@@ -62,6 +62,14 @@ def ppo(pool: str) -> Document:
     return {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec}
 
 
+def tight() -> Document:
+    """The job on the large nodes, with checkpoints on the small claim of the models."""
+    job = ppo("large")
+    job["metadata"]["name"] = "ppo-tight"
+    job["spec"]["checkpoint"] = {"storage": f"pvc://{CLAIM}/runs"}
+    return job
+
+
 def planned(pool: str) -> Document:
     """What `rlhf plan --json` says of it for the same nodes."""
     count, gpus, _, gpu = NODES[pool]
@@ -102,7 +110,10 @@ def gpu_nodes(server: Cluster) -> Iterator[None]:
 
 
 def measure(server: Cluster, namespace: str, folder: Path) -> Document:
-    """The statuses of both jobs once the operator has answered: by pool, and what `rlhf plan` says."""
+    """The statuses of both jobs once the operator has answered: by pool, and what `rlhf plan` says.
+
+    Of the large nodes also the size of the claim that is made, and why a job with a claim too small for it waits.
+    """
     claim = {
         "metadata": {"name": CLAIM},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
@@ -111,11 +122,21 @@ def measure(server: Cluster, namespace: str, folder: Path) -> Document:
     server.expect("POST", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
     write_model(server.folder_of_claim(namespace, CLAIM))
     with gpu_nodes(server), stage(server, namespace, folder) as (lives, _):
-        lives.apply(*(ppo(pool) for pool in NODES))
+        lives.apply(*(ppo(pool) for pool in NODES), tight())
         statuses = {pool: answered(lives.jobs, f"ppo-{pool}") for pool in NODES}
-        for pool in NODES:
-            lives.jobs.delete(f"ppo-{pool}")
-    return {pool: {"status": status, "plan": planned(pool)} for pool, status in statuses.items()}
+        made = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/ppo-large-output"
+        size = server.expect("GET", made)["spec"]["resources"]["requests"]["storage"]
+        waits = server.until(lambda: refused(lives.jobs, "ppo-tight"), SECONDS, "ppo-tight is refused")
+        for name in (*(f"ppo-{pool}" for pool in NODES), "ppo-tight"):
+            lives.jobs.delete(name)
+    found = {pool: {"status": status, "plan": planned(pool)} for pool, status in statuses.items()}
+    return {"large": found["large"] | {"claim": size, "tight": waits}, "small": found["small"]}
+
+
+def refused(jobs: Jobs, name: str) -> str:
+    """Why a job is not accepted; empty while it is, as before the shapes of its models are read."""
+    accepted = jobs.condition(name, "Accepted")
+    return f"{accepted['reason']}: {accepted['message']}" if accepted.get("status") == "False" else ""
 
 
 def answered(jobs: Jobs, name: str) -> Document:

@@ -28,7 +28,6 @@ from tests.fuzz.damage import as_json, damaged, encoded, torn
 from tests.operator.fake_trainer import START
 from tests.operator.simulated import UID, World
 
-GIVEN_BY_SERVER = ("namespace", "name", "uid", "resourceVersion", "generation", "creationTimestamp")
 KEY = ("team", "job")
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": "job", "uid": UID, "controller": True}
 LABELS = {names.JOB_NAME: "job", names.ATTEMPT: "1", names.MANAGED_BY: names.OPERATOR}
@@ -108,7 +107,7 @@ class Answers(Heartbeats):
             return None
 
 
-def objects(folder: Path) -> Case:
+def objects(_: Path) -> Case:
     """Passes over one job and what belongs to it."""
     loop, histories = asyncio.new_event_loop(), _statuses()
     specs = [document["spec"] for text in right_manifests() for document in kubectl_yaml.read(text, "")]
@@ -145,7 +144,6 @@ def objects(folder: Path) -> Case:
         assert not any(each.reason == "MapperError" for each in plan.status.conditions), plan.status.conditions
         return plan.status.phase
 
-    assert folder
     return case
 
 
@@ -154,7 +152,8 @@ def _damaged(dice: random.Random, document: dict[str, Any]) -> dict[str, Any]:
     given = {"namespace": "team", "uid": UID, "resourceVersion": "7", "generation": 1, "creationTimestamp": TIME}
     found = damaged(dice, document) if dice.random() < 0.5 else copy.deepcopy(document)
     found = found if isinstance(found, dict) else {}
-    metadata = found.get("metadata") if isinstance(found.get("metadata"), dict) else {}
+    metadata: Any = found.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     return {**found, "metadata": {**metadata, **given, "name": document["metadata"]["name"]}}
 
 
@@ -166,7 +165,8 @@ def _no_client() -> Client:
 
 def _statuses() -> list[dict[str, Any]]:
     """What stands in the status of a job at some moments of its life."""
-    world, found = World(), [{}]
+    world = World()
+    found: list[dict[str, Any]] = [{}]
     for happens in (
         world.operate,
         world.settle,

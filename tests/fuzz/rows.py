@@ -37,7 +37,7 @@ def rows(folder: Path) -> Case:
     def case(dice: random.Random) -> str:
         datasets.config.HF_DATASETS_CACHE = cache
         file = _write(dice, folder)
-        keys = {"prompt_key": "prompt", "chosen_safe_key": "a", "rejected_safe_key": "b"}
+        keys: dict[str, Any] = {"prompt_key": "prompt", "chosen_safe_key": "a", "rejected_safe_key": "b"}
         if dice.random() < 0.1:
             keys["prompt_key"] = dice.choice(("a", "missing", "promp\u0301t", "response"))
         source = DataSource(uri=f"file://{file}", **keys)

@@ -39,6 +39,13 @@ def test_on_a_node_that_is_too_small_the_remedy_is_named(found: Document) -> Non
     assert not status.get("mapping")
 
 
+def test_a_claim_is_made_for_the_checkpoints_and_one_that_is_too_small_is_refused(found: Document) -> None:
+    assert found["large"]["claim"] == "493Gi", "1.1 x 3 checkpoints of 12 bytes for each of 1.33e10 parameters"
+    why = found["large"]["tight"]
+    assert why.startswith("ClaimTooSmall: spec.checkpoint.storage: PersistentVolumeClaim models has ")
+    assert "give it 493Gi" in why
+
+
 def test_a_manifest_for_a_restricted_namespace_is_taken(rlhf_server: Cluster, namespace: str) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     rlhf_server.expect("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
