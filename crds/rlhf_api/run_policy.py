@@ -77,6 +77,13 @@ class RunPolicy(Spec):
     ttl_seconds_after_finished: Annotated[
         Whole | None, Field(description="The job is deleted so long after it has ended; unset keeps it.")
     ] = None
+    keep_pods_on_failure: Annotated[
+        bool,
+        Field(
+            description="Leave the pods of the attempt with which the job fails, for debugging; they hold their slots "
+            "until this is false or the job is deleted."
+        ),
+    ] = False
     failure_rules: Annotated[
         tuple[FailureRule, ...],
         Field(

@@ -79,6 +79,47 @@ def test_the_back_off_limit_ends_the_job() -> None:
     assert next(each.reason for each in world.status.conditions if each.type == "Failed") == "BackoffLimitExceeded"
 
 
+def test_the_pods_of_a_job_that_fails_are_kept_for_debugging_as_long_as_that_is_wanted() -> None:
+    policy = {"backoffLimit": 1, "keepPodsOnFailure": True}
+    world = World(spec={**SFT, "runPolicy": policy})
+    for _ in range(2):
+        world.run_to(5)
+        world.end(5)
+        world.ray_tells()
+        world.settle()
+        world.start_again()
+    assert (world.phase, world.made) == ("Failed", ["job-a1", "job-a2"])
+    assert {pod.attempt for pod in world.pods.values()} == {2}, "those of the first have made room"
+    assert next(each.reason for each in world.status.conditions if each.type == "ClusterReady") == "Kept"
+    world.edit(runPolicy={**policy, "keepPodsOnFailure": False})
+    world.settle()
+    world.collect()
+    world.collect()
+    assert not world.pods
+
+
+def test_kept_pods_go_with_the_job_when_its_time_is_over() -> None:
+    policy = {"backoffLimit": 0, "keepPodsOnFailure": True, "ttlSecondsAfterFinished": 100}
+    world = World(spec={**SFT, "runPolicy": policy})
+    world.run_to(5)
+    world.end(5)
+    world.settle()
+    assert (world.phase, world.is_deleted) == ("Failed", False)
+    world.wait(100)
+    world.settle()
+    assert world.is_deleted
+
+
+def test_pods_are_not_kept_of_a_job_that_succeeds() -> None:
+    world = World(spec={**SFT, "runPolicy": {"keepPodsOnFailure": True}})
+    world.run_to(50)
+    world.end(0)
+    world.ray_tells()
+    world.settle()
+    world.collect()
+    assert (world.phase, world.rayjobs) == ("Succeeded", {})
+
+
 def test_a_new_attempt_waits_for_the_last_pod_and_the_pause() -> None:
     world = running()
     world.end(5)

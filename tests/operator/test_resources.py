@@ -96,6 +96,8 @@ def test_an_attempt_is_submitted_once_and_ends_with_its_head() -> None:
     assert found["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
     assert (spec["submissionMode"], spec["jobId"], spec["backoffLimit"]) == ("HTTPMode", "helpful-ppo-a4", 0)
     assert (spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (True, 300)
+    kept = rayjob({"runPolicy.keepPodsOnFailure": True})["spec"]
+    assert (kept["shutdownAfterJobFinishes"], kept["ttlSecondsAfterFinished"]) == (True, 2**31 - 1)
     assert "suspend" not in spec
     for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
         assert pod["restartPolicy"] == "Never"

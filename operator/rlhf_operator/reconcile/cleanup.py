@@ -29,6 +29,12 @@ def clear(ctx: ReconcileContext) -> bool:
     return not ctx.snapshot.pods and not any(each.owned for each in ctx.snapshot.rayjobs)
 
 
+def is_kept(ctx: ReconcileContext) -> bool:
+    """Whether the pods of the last attempt stay for debugging."""
+    last = ctx.snapshot.current_rayjob()
+    return ctx.policy.keep_pods_on_failure and ctx.holds("Failed") and last is not None and not last.deleting
+
+
 def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
     """Delete the job's RayJobs, except the one of this name."""
     for each in ctx.snapshot.rayjobs:

@@ -22,8 +22,8 @@ MAX_BACKOFF_SECONDS: Final = 300.0
 
 
 def clean_up(ctx: ReconcileContext) -> None:
-    """A job that has ended: nothing may be left running, and after its time to live the job goes too."""
-    is_clear = cleanup.clear(ctx)
+    """A job that has ended: nothing may be left running but what is kept; after its time to live the job goes too."""
+    is_clear = cleanup.is_kept(ctx) or cleanup.clear(ctx)
     ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
     if not is_clear or ended is None or ttl is None:
         return
@@ -59,7 +59,11 @@ def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
     ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None)
     ctx.set_condition("Training", "False", "Finished", "No attempt is running.")
     ctx.set_condition("Failed", "True", reason, message)
-    cleanup.delete_rayjobs(ctx, but=None)
+    if cleanup.is_kept(ctx):
+        stay = "its pods stay until the job is deleted (spec.runPolicy.keepPodsOnFailure)"
+        ctx.set_condition("ClusterReady", "False", "Kept", f"Attempt {ctx.status.attempt} has ended; {stay}.")
+    else:
+        cleanup.delete_rayjobs(ctx, but=None)
 
 
 def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:

@@ -16,6 +16,8 @@ from rlhf_operator.snapshot import Snapshot
 
 KEPT_SECONDS = 300
 """How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
+LONGEST_KEPT = 2**31 - 1
+"""For good: Kueue admits no RayJob whose cluster KubeRay never takes down."""
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 """A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
 
@@ -59,7 +61,7 @@ def _rayjob(pods: Pods) -> Manifest:
     KubeRay makes the cluster of it, submits the entrypoint over HTTP, and takes the cluster down.
     """
     name = names.rayjob(pods.job.name, pods.attempt)
-    metadata = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt)
+    metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
     return {
         "apiVersion": "ray.io/v1",
@@ -76,7 +78,7 @@ def _rayjob(pods: Pods) -> Manifest:
             "entrypointNumCpus": 0,
             "backoffLimit": 0,
             "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "ttlSecondsAfterFinished": LONGEST_KEPT if policy.keep_pods_on_failure else KEPT_SECONDS,
             "rayClusterSpec": {
                 "rayVersion": pods.settings.ray_version,
                 # KubeRay makes a Secret that goes with this Ray, which answers to nobody without the token in it.
