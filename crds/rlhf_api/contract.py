@@ -54,6 +54,8 @@ FORMS = {
 }
 """What a user is told about each pattern."""
 
+DEEPEST = 16
+"""How many mappings and lists of free JSON may be within each other."""
 LARGEST = 2**31 - 1
 """The largest whole number of a field: the API server can multiply two of them without overflow."""
 
@@ -61,6 +63,17 @@ LARGEST = 2**31 - 1
 def _whole(value: object) -> object:
     """JSON has one kind of number: 3.0 and 1e3 are whole."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def shallow(value: object) -> object:
+    """Refuses what is nested too deeply; in a loop, since recursion would end in a RecursionError."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
+        level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
+    if any(isinstance(each, dict | list) for each in level):
+        raise ValueError(f"holds more than {DEEPEST} mappings and lists within each other")
+    return value
 
 
 WHOLE = BeforeValidator(_whole)

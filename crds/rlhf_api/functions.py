@@ -4,29 +4,16 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec
+from rlhf_api.contract import DEEPEST, ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, shallow
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every function."""
-DEEPEST = 16
-"""How many mappings and lists of an argument may be within each other."""
 
 
 def _not_always_given(name: str) -> str:
     if name in ALWAYS_GIVEN:
         raise ValueError("is given to every function; choose another name")
     return name
-
-
-def _shallow(arguments: object) -> object:
-    """Refuses what is nested too deeply; in a loop, since recursion would end in a RecursionError."""
-    level = [arguments]
-    for _ in range(DEEPEST + 1):
-        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
-        level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
-    if any(isinstance(each, dict | list) for each in level):
-        raise ValueError(f"holds more than {DEEPEST} mappings and lists within each other")
-    return arguments
 
 
 Argument = Annotated[Identifier, AfterValidator(_not_always_given)]
@@ -39,7 +26,7 @@ class Function(Spec):
     arguments: Annotated[
         dict[Argument, JsonValue],
         Field(max_length=64, description=f"Given to each call by name; at most {DEEPEST} levels deep."),
-        BeforeValidator(_shallow),
+        BeforeValidator(shallow),
     ] = Field(default_factory=dict)
     timeout_seconds: Annotated[
         float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")

@@ -8,9 +8,11 @@ from pydantic import Field, ValidationError, model_validator
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
+from rlhf_api.pod_template import PodRole, template_problems
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.rules import broken, used_roles
+from rlhf_api.runtime import PodSize
 from rlhf_api.spec import CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
 
 LONGEST_NAME = 40
@@ -48,7 +50,14 @@ class Job(Spec):
 
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
-        if problems := broken(self.spec):
+        runtime = self.spec.runtime
+        pods: tuple[tuple[PodRole, PodSize], ...] = (("controller", runtime.controller), ("worker", runtime.worker))
+        in_templates = (
+            problem.within(f"spec.runtime.{role}.template.")
+            for role, pod in pods
+            for problem in template_problems(pod.template or {}, role)
+        )
+        if problems := [*broken(self.spec), *in_templates]:
             raise SpecError(problems)
         return self
 

@@ -279,11 +279,6 @@ def _pods() -> Iterator[Rule]:
     yield Rule("runtime.env[]", exactly_one, "expected exactly one of value and secret")
     message = f'is "{{value}}"; names that begin with {OWN_VARIABLES} are the operator\'s own'
     yield Rule("runtime.env[].name", ~Field("runtime.env[].name").starts_with(OWN_VARIABLES), message)
-    path = "runtime.tolerations[]"
-    exists = Field(f"{path}.operator") == "Exists"
-    key, value = Field(f"{path}.key").given, Field(f"{path}.value").given
-    yield Rule(f"{path}.value", exists.implies(~value), "is for operator Equal only")
-    yield Rule(f"{path}.key", exists | key, "is missing, operator Equal needs it")
 
 
 PARTS = (

@@ -1,9 +1,9 @@
 """What the pods of a job are made of; only the operator reads it."""
 
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, JsonValue
 
 from rlhf_api.contract import (
     CPUS,
@@ -13,9 +13,8 @@ from rlhf_api.contract import (
     SECRET_KEY,
     Identifier,
     LabelKey,
-    Labels,
-    LabelValue,
     Spec,
+    shallow,
 )
 from rlhf_api.expressions import VALUE, Check
 
@@ -23,6 +22,7 @@ SOME_CPUS = Check(VALUE.quantity_minus("0") > 0, 'is "{value}", expected more th
 SOME_MEMORY = Check(
     VALUE.quantity_minus("1Mi") >= 0, 'is "{value}", expected at least 1Mi; a number without a unit is bytes'
 )
+PodTemplate = Annotated[dict[Identifier, JsonValue], BeforeValidator(shallow)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
 Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), SOME_CPUS]
 Memory = Annotated[Quantity, SOME_MEMORY]
@@ -46,19 +46,8 @@ class Variable(Spec):
     secret: Annotated[SecretKey | None, Field(description="Where its value is; the operator never reads it.")] = None
 
 
-class Toleration(Spec):
-    """A taint of nodes that the pods tolerate."""
-
-    key: Annotated[LabelKey | None, Field(description="Key of the taint; unset is all, with Exists only.")] = None
-    operator: Annotated[Literal["Exists", "Equal"], Field(description="How the value is compared.")] = "Equal"
-    value: Annotated[LabelValue | None, Field(description="Value of the taint; with Equal only.")] = None
-    effect: Annotated[
-        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None, Field(description="Effect; unset is all.")
-    ] = None
-
-
 class PodSize(Spec):
-    """CPUs and memory of a pod, as request and limit."""
+    """A pod: CPUs and memory, as request and limit, and what else Kubernetes may be told of it."""
 
     hints: ClassVar = MappingProxyType(
         dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
@@ -66,13 +55,26 @@ class PodSize(Spec):
 
     cpu: Annotated[Cpus | None, Field(description="CPUs; unset is the operator's default.")] = None
     memory: Annotated[Memory | None, Field(description="Memory; unset is the operator's default.")] = None
+    template: Annotated[
+        PodTemplate | None,
+        Field(
+            description="metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the "
+            "operator's, containers and the like merged by name. Ray's container is ray-head or ray-worker."
+        ),
+    ] = None
 
 
 class Runtime(Spec):
     """The pods of a job; what is unset is the operator's default."""
 
     hints: ClassVar = MappingProxyType(
-        {"resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode"}
+        {
+            "resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
+            **{
+                field: f"write worker: {{template: {{spec: {{{field}: ...}}}}}}"
+                for field in ("affinity", "hostNetwork", "nodeSelector", "priorityClassName", "tolerations", "volumes")
+            },
+        }
     )
 
     image: Annotated[
@@ -87,21 +89,9 @@ class Runtime(Spec):
     env: Annotated[
         tuple[Variable, ...], Field(strict=False, max_length=128, description="Environment variables of all pods.")
     ] = ()
-    node_selector: Labels = Field(default_factory=dict, description="Labels that worker nodes have.")
-    tolerations: Annotated[
-        tuple[Toleration, ...], Field(strict=False, max_length=32, description="Taints of worker nodes.")
-    ] = ()
-    topology_key: Annotated[
-        LabelKey | None,
-        Field(description="Label of nodes; workers of a pool go to nodes that share its value if they can."),
-    ] = None
     gpu_resource_name: Annotated[
         LabelKey | None, Field(description="What Kubernetes calls a GPU; unset is nvidia.com/gpu.")
     ] = None
-    rdma_resource_name: Annotated[
-        LabelKey | None, Field(description="Device of RDMA that each worker gets one of; adds IPC_LOCK.")
-    ] = None
-    host_network: Annotated[bool, Field(description="Workers use the network of their node.")] = False
     shared_memory: Annotated[Memory | None, Field(description="Size of /dev/shm of a worker.")] = None
     controller: Annotated[PodSize, Field(description="The head pod, in which the controller runs.")] = PodSize()
     worker: Annotated[PodSize, Field(description="Each worker pod.")] = PodSize()

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
-KEYS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "containers": "name",
-        "initContainers": "name",
-        "volumes": "name",
-        "volumeMounts": "mountPath",
-        "volumeDevices": "devicePath",
-        "env": "name",
-        "ports": "containerPort",
-        "resourceClaims": "name",
-        "claims": "name",
-        "hostAliases": "ip",
-    }
-)
-"""Lists whose entries are merged by a key; the entries of other lists of objects are added, and plain ones replace."""
+from rlhf_api.pod_template import KEYS
+
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"
 """One of them has to hold: of two such lists, one of each has to."""

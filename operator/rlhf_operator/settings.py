@@ -7,22 +7,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
+from rlhf_api.pod_template import PodRole, PodSpec, template_problems
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.runtime import Cpus, Memory, Runtime
+from rlhf_api.runtime import Cpus, Memory, PodTemplate, Runtime
 from rlhf_mapper.hardware import Gpu, gpu_of_product
 from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
+from rlhf_operator.overlay import merged
 
 
-class Size(Spec):
-    """CPUs and memory of a pod that does not say."""
+class Pod(Spec):
+    """CPUs and memory of a pod that does not say, and a template that a job's own is laid over."""
 
     cpu: Cpus
     memory: Memory
+    template: PodTemplate = Field(default_factory=dict)
 
 
 class Storage(Spec):
@@ -86,8 +89,8 @@ class Settings(Spec):
     """The first whose labels a node has holds for it."""
     topology: Annotated[tuple[Level, ...], Field(strict=False, max_length=1)] = ()
     """Outermost first; one level so far."""
-    controller: Size = Size(cpu="4", memory="16Gi")
-    worker: Size = Size(cpu="8", memory="64Gi")
+    controller: Pod = Pod(cpu="4", memory="16Gi")
+    worker: Pod = Pod(cpu="8", memory="64Gi")
     """Of a worker pod with one slot; more slots take as many times."""
     shared_memory: Memory = "16Gi"
     """/dev/shm of a worker."""
@@ -110,6 +113,26 @@ class Settings(Spec):
         if len(types) > len({each.name for each in gpus}):
             raise ValueError("has one name for GPUs with different figures")
         return gpus
+
+    @model_validator(mode="after")
+    def _templates_are_right(self) -> Self:
+        pods: tuple[tuple[PodRole, Pod], ...] = (("controller", self.controller), ("worker", self.worker))
+        found = [
+            each.within(f"{role}.template.") for role, pod in pods for each in template_problems(pod.template, role)
+        ]
+        if found:
+            raise SpecError(found)
+        return self
+
+    def template_of(self, runtime: Runtime, role: PodRole) -> dict[str, Any]:
+        """What the installation and a job say of its pods of a role, as a pod template."""
+        ours, own = (self.worker, runtime.worker) if role == "worker" else (self.controller, runtime.controller)
+        template: dict[str, Any] = merged(ours.template, own.template or {})
+        return template
+
+    def pod_of(self, runtime: Runtime, role: PodRole) -> PodSpec:
+        """What the operator reads of that template."""
+        return PodSpec.model_validate(self.template_of(runtime, role).get("spec", {}), by_alias=True, by_name=False)
 
     def gpu_resource_of(self, runtime: Runtime) -> str:
         """What Kubernetes calls a GPU of a job."""

@@ -89,6 +89,16 @@ def _policy(*rules: str) -> str:
     return f"runPolicy.failureRules=[{', '.join(rules)}]"
 
 
+HEAD_TEMPLATE = """{
+    metadata: {labels: {team: a}, annotations: {example.com/b: 'c d'}},
+    spec: {priorityClassName: high, initContainers: [{name: wait, image: busybox}]}}"""
+WORKER_TEMPLATE = """{spec: {
+    nodeSelector: {zone: a}, tolerations: [{operator: Exists}, {key: d}], hostNetwork: true,
+    resourceClaims: [{name: nic, resourceClaimTemplateName: nics}],
+    containers: [
+        {name: ray-worker, resources: {limits: {rdma/hca: 4}, claims: [{name: nic}]}, env: [{name: A, value: b}],
+         volumeMounts: [{name: data, mountPath: /tmp/data}]},
+        {name: mine, image: x, command: [sleep]}]}}"""
 RIGHT: dict[str, Case] = {
     **{f"a small {name}": Case(name, ()) for name in SPECS},
     "null is unset where there is a default": Case("PPO", ("algorithm.discount=", "training.seed=", "rollout=")),
@@ -96,7 +106,7 @@ RIGHT: dict[str, Case] = {
     "null for a field of another algorithm": Case("SFT", ("algorithm.clipRange=", "algorithm.valueClipRange=")),
     "null for a field of another form of reward": Case("PPO", ("models.reward.url=", "models.reward.sum=")),
     "null does not clip values": Case("PPO", ("algorithm.valueClipRange=",)),
-    "null in a selector": Case("PPO", ("runtime.nodeSelector={a: null}",)),
+    "null in a template": Case("PPO", ("runtime.worker.template={spec: {nodeSelector: {a: null}, affinity: null}}",)),
     "null as an argument": Case("PPO", (FUNCTION, "models.reward.arguments={a: null}")),
     "a whole number with a point": Case("PPO", ("training.totalSteps=3.0",)),
     "a whole number with an exponent": Case("PPO", ("training.totalSteps=1e3", "training.seed=4e9")),
@@ -165,10 +175,6 @@ RIGHT: dict[str, Case] = {
     ),
     "a run policy": Case("PPO", ("runPolicy={backoffLimit: 0, ttlSecondsAfterFinished: 0, activeDeadlineSeconds: 9}",)),
     "variables": Case("PPO", ("runtime.env=[{name: A, value: ''}, {name: B, secret: {name: s, key: k.x}}]",)),
-    "tolerations": Case(
-        "PPO",
-        ("runtime.tolerations=[{operator: Exists}, {key: a/b, value: c, effect: NoExecute}, {key: d}]",),
-    ),
     "the most slots": Case("PPO", ("resources={device: CPU, nodes: 100000, slotsPerNode: 1024}",)),
     "a package as a whole": Case(
         "PPO", ("models.actor.uri=package://examples", "data.train.uri=package://a_1/b..c/..d")
@@ -180,11 +186,13 @@ RIGHT: dict[str, Case] = {
     "pods": Case(
         "PPO",
         (
-            "runtime={image: 'example.com/trainer:1', nodeSelector: {example.com/zone: a}, sharedMemory: 16Gi}",
+            "runtime={image: 'example.com/trainer:1', sharedMemory: 16Gi}",
             "runtime.worker={cpu: 500m, memory: 1.5Gi}",
-            "runtime.rdmaResourceName=rdma/hca",
             "runtime.imagePullSecrets=[a.b, c]",
         ),
+    ),
+    "what Kubernetes may be told of pods": Case(
+        "PPO", (f"runtime.controller.template={HEAD_TEMPLATE}", f"runtime.worker.template={WORKER_TEMPLATE}")
     ),
 }
 
@@ -551,15 +559,7 @@ WRONG: dict[str, Case] = {
     "a secret without a key": Case(
         "PPO", ("runtime.env=[{name: A, secret: {name: s}}]",), "spec.runtime.env.0.secret.key"
     ),
-    "a toleration of any value with one": Case(
-        "PPO", ("runtime.tolerations=[{key: a, operator: Exists, value: b}]",), "spec.runtime.tolerations.0.value"
-    ),
-    "a toleration of a value of no key": Case(
-        "PPO", ("runtime.tolerations=[{value: b}]",), "spec.runtime.tolerations.0.key"
-    ),
-    "an effect that is not there": Case(
-        "PPO", ("runtime.tolerations=[{key: a, effect: Never}]",), "spec.runtime.tolerations.0.effect"
-    ),
+    "a template that is no mapping": Case("PPO", ("runtime.worker.template=[]",), "spec.runtime.worker.template"),
     "memory that is no quantity": Case("PPO", ("runtime.worker.memory=16 GB",), "spec.runtime.worker.memory"),
     "memory that is a number": Case("PPO", ("runtime.worker.memory=16",), "spec.runtime.worker.memory"),
     **{
@@ -573,10 +573,6 @@ WRONG: dict[str, Case] = {
         for cpu in ("0", "0.0", "0m", "4Gi", "4k")
     },
     "no CPU of the head": Case("PPO", ("runtime.controller.cpu='0'",), "spec.runtime.controller.cpu"),
-    "a selector that is no label": Case("PPO", ("runtime.nodeSelector={a: b c}",), "spec.runtime.nodeSelector.a"),
-    "a selector with a name that is none": Case(
-        "PPO", ("runtime.nodeSelector={a b: c}",), "spec.runtime.nodeSelector.a b"
-    ),
     "a service account with capitals": Case(
         "PPO", ("runtime.serviceAccountName=Me",), "spec.runtime.serviceAccountName"
     ),
@@ -585,7 +581,46 @@ WRONG: dict[str, Case] = {
     "an image with a line break": Case("PPO", ('runtime.image="image:1\\n"',), "spec.runtime.image"),
 }
 
+TEMPLATE = "spec.runtime.worker.template"
+
+
+def _template(text: str, path: str) -> Case:
+    """A template of workers that is wrong at a path of it."""
+    return Case("PPO", (f"runtime.worker.template={text}",), f"{TEMPLATE}.{path}")
+
+
+def _container(text: str, path: str) -> Case:
+    """The same of Ray's container."""
+    return _template(f"{{spec: {{containers: [{{name: ray-worker, {text}}}]}}}}", f"spec.containers.0.{path}")
+
+
 ONLY_VALIDATE: dict[str, Case] = {
+    "a part of a template that is none": _template("{spec: {}, status: {}}", "status"),
+    "a template's owner": _template("{metadata: {ownerReferences: []}}", "metadata.ownerReferences"),
+    "a label of the operator's": _template(
+        "{metadata: {labels: {rlhf.hybridflow.io/attempt: '7'}}}", "metadata.labels.rlhf.hybridflow.io/attempt"
+    ),
+    "a selector that is no label": _template("{spec: {nodeSelector: {a: b c}}}", "spec.nodeSelector.a"),
+    "a selector with a name that is none": _template("{spec: {nodeSelector: {a b: c}}}", "spec.nodeSelector.a b"),
+    "an effect that is not there": _template(
+        "{spec: {tolerations: [{key: a, effect: Never}]}}", "spec.tolerations.0.effect"
+    ),
+    "pods that start again": _template("{spec: {restartPolicy: Always}}", "spec.restartPolicy"),
+    "a token": _template("{spec: {automountServiceAccountToken: true}}", "spec.automountServiceAccountToken"),
+    "a container without a name": _template("{spec: {containers: [{image: x}]}}", "spec.containers.0.name"),
+    "containers that are no list": _template("{spec: {containers: {name: a}}}", "spec.containers"),
+    "the container of other pods": _template("{spec: {containers: [{name: ray-head}]}}", "spec.containers.0.name"),
+    "the operator's volume": _template("{spec: {volumes: [{name: claim-0}]}}", "spec.volumes.0.name"),
+    "the trainer's command": _container("command: [sleep]", "command"),
+    "the trainer's ports": _container("ports: []", "ports"),
+    "the image in a template": _container("image: x", "image"),
+    "a mount over the run folder": _container(
+        "volumeMounts: [{name: a, mountPath: /rlhf/output}]", "volumeMounts.0.mountPath"
+    ),
+    "the number of the attempt": _container("env: [{name: RLHF_ATTEMPT, value: '7'}]", "env.0.name"),
+    "memory in a template": _container("resources: {limits: {memory: 1Gi}}", "resources.limits.memory"),
+    "GPUs in a template": _container("resources: {requests: {nvidia.com/gpu: 9}}", "resources.requests.nvidia.com/gpu"),
+    "a claim without a name": _container("resources: {claims: [{request: a}]}", "resources.claims.0"),
     "an argument that every function gets": Case(
         "PPO", (FUNCTION, "models.reward.arguments={prompts: 1}"), "spec.models.reward.arguments.prompts"
     ),
@@ -596,7 +631,7 @@ ONLY_VALIDATE: dict[str, Case] = {
         "PPO", (FUNCTION, "models.reward.arguments={x-y: 1}"), "spec.models.reward.arguments.x-y"
     ),
 }
-"""What a structural schema cannot look into, arguments being any JSON; the operator says it in a condition."""
+"""What a structural schema cannot look into, arguments and templates being any JSON; the operator says it."""
 
 STOPPED = "suspend=true"
 TERM = "{name: a, reward: {%s}}"

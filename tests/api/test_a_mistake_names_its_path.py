@@ -15,6 +15,7 @@ MINI = f"{PPO}:training.miniBatchSize=8"
 SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
 URI = "expected a URI that starts with"
+MORE_MEMORY = "{name: ray-worker, resources: {limits: {memory: 1Gi}}}"
 DEEP = f"{{a: {'[' * 17}{']' * 17}}}"
 
 # sentence -> the overrides that plant the mistake, the expected path, the expected message
@@ -43,6 +44,16 @@ MISTAKES = {
         [f"{PPO}:runtime.resources={{cpu: 2}}"],
         f"{PPO}: spec.runtime.resources",
         "unknown field; CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
+    ),
+    "a selector that is no field of its own": (
+        [f"{PPO}:runtime.nodeSelector={{zone: a}}"],
+        f"{PPO}: spec.runtime.nodeSelector",
+        "unknown field; write worker: {template: {spec: {nodeSelector: ...}}}",
+    ),
+    "memory in a template": (
+        [f"{PPO}:runtime.worker.template={{spec: {{containers: [{MORE_MEMORY}]}}}}"],
+        f"{PPO}: spec.runtime.worker.template.spec.containers.0.resources.limits.memory",
+        "is the operator's; write spec.runtime.worker.memory",
     ),
     "a secret as a pod has it": (
         [f"{PPO}:runtime.env=[{{name: A, value: b, valueFrom: {{}}}}]"],

@@ -21,7 +21,7 @@ FULL = [
         "[{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}]}"
     ),
 ]
-FREE = ("metadata.labels", "metadata.annotations", "spec.runtime.nodeSelector")
+FREE = ("metadata.labels", "metadata.annotations")
 
 
 def _mappings(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -138,12 +138,7 @@ PARTS = {
         lambda mode, pools: {"mode": mode, "pools": pools}, st.sampled_from(["Auto", "Manual"]), POOLS
     ),
     "evaluation": FUNCTIONS.map(lambda functions: {"data": {"uri": "hf://x"}, "functions": functions}),
-    "runtime": st.sampled_from(
-        [
-            {"env": [{"name": "A", "value": "b"}, {"name": "RLHF_A"}]},
-            {"tolerations": [{"operator": "Exists", "value": "a"}, {"key": "a"}, {}]},
-        ]
-    ),
+    "runtime": st.just({"env": [{"name": "A", "value": "b"}, {"name": "RLHF_A"}]}),
 }  # fmt: skip
 
 

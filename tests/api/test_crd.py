@@ -91,9 +91,7 @@ def test_defaults_are_those_of_the_typed_spec() -> None:
         if field.is_required() or field.default is None:
             assert "default" not in schema, name
         elif name != "suspend":
-            assert schema["default"] == field.default.model_dump(mode="json", by_alias=True, exclude_none=True) | (
-                {"nodeSelector": {}} if name == "runtime" else {}
-            )
+            assert schema["default"] == field.default.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def test_a_default_that_only_some_algorithms_have_is_told_and_not_given() -> None:

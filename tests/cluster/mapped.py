@@ -56,7 +56,9 @@ def ppo(pool: str) -> Document:
         },
         "training": {"totalSteps": 1000, "promptBatchSize": 1024, "miniBatchSize": 128},
         "resources": {"device": "GPU", "maxNodes": NODES[pool][0]},
-        "runtime": {"nodeSelector": {POOL: pool}, "worker": {"memory": f"{MEMORY}Gi"}},
+        "runtime": {
+            "worker": {"memory": f"{MEMORY}Gi", "template": {"spec": {"nodeSelector": {POOL: pool}}}},
+        },
     }
     metadata = {"name": f"ppo-{pool}"}
     return {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": metadata, "spec": spec}

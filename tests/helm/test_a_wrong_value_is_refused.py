@@ -76,6 +76,8 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/global",
         "/commonLabels",
         "/serviceAccount/annotations",
+        "/trainer/controller/template",
+        "/trainer/worker/template",
         "/resources",
         "/nodeSelector",
         "/affinity",

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, QUANTITY
+from rlhf_api.problems import SpecError
 from rlhf_operator.settings import Settings
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 
@@ -19,8 +20,8 @@ OTHER: Values = {
         "pullPolicy": "Always",
         "rayVersion": "2.61.0",
         "gpuResourceName": "amd.com/gpu",
-        "controller": {"cpu": "1", "memory": "1Gi"},
-        "worker": {"cpu": "2", "memory": "2Gi"},
+        "controller": {"cpu": "1", "memory": "1Gi", "template": {"metadata": {"labels": {"team": "a"}}}},
+        "worker": {"cpu": "2", "memory": "2Gi", "template": {"spec": {"nodeSelector": {"pool": "a"}}}},
         "sharedMemory": "3Gi",
         "gracePeriodSeconds": 31,
         "storage": {"size": "4Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce"},
@@ -126,5 +127,10 @@ def test_the_values_of_a_small_cluster_are_taken(helm: Helm, tmp_path: Path) -> 
     """The file that the docs name, and with which the tests of the cluster install the chart."""
     small = yaml.safe_load((CHART / "examples/small.yaml").read_text())
     found = read(helm, tmp_path, small)
-    assert found["worker"] == small["trainer"]["worker"]
+    assert found["worker"] == {**small["trainer"]["worker"], "template": {}}
     assert found["storage"].items() >= small["trainer"]["storage"].items()
+
+
+def test_a_template_with_what_is_the_operator_s_is_refused_by_its_path(helm: Helm, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"worker\.template\.spec\.restartPolicy: is the operator's"):
+        read(helm, tmp_path, {"trainer": {"worker": {"template": {"spec": {"restartPolicy": "Always"}}}}})

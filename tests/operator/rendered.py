@@ -42,7 +42,7 @@ def changed(name: str, changes: Mapping[str, object]) -> Job:
         *parents, last = path.split(".")
         found: Any = document["spec"]
         for parent in parents:
-            found[parent] = found[parent] or {}
+            found[parent] = found.get(parent) or {}
             found = found[parent]
         found[last] = value
     return Job.parse(document)

@@ -302,7 +302,12 @@ def test_a_reader_has_the_rights_of_the_job_s_pods_and_no_others() -> None:
         "image": "example.com/trainer:1",
         "imagePullSecrets": ["registry"],
         "serviceAccountName": "trainer",
-        "rdmaResourceName": "rdma/hca",
+        "controller": {
+            "template": {
+                "metadata": {"labels": {"team": "a"}},
+                "spec": {"priorityClassName": "high", "containers": [{"name": "mine", "image": "x"}]},
+            }
+        },
         "env": [{"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}}],
     }
     job = changed("helpful-ppo", {"models.actor.uri": "pvc://models/llama", "runtime": runtime})
@@ -321,6 +326,7 @@ def test_a_reader_has_the_rights_of_the_job_s_pods_and_no_others() -> None:
     assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("trainer", [{"name": "registry"}])
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (template["metadata"]["labels"]["team"], pod["priorityClassName"]) == ("a", "high")
     (container,) = pod["containers"]
     assert container["image"] == "example.com/trainer:1"
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

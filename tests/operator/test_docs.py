@@ -16,7 +16,9 @@ from rlhf_api.status import ConditionType, Phase
 from rlhf_operator import names, placement
 from rlhf_operator.failure import CONCLUSIVE_EXIT_CODES, DEFAULT_ACTIONS, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.resources import identity, storage
+from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
+from tests.operator.rendered import changed
 from tests.repo.tree import ROOT
 
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
@@ -157,6 +159,13 @@ def test_the_example_of_rules_is_right() -> None:
     policy = RunPolicy.model_validate(kubectl_yaml.read(text, "")[0]["runPolicy"], by_alias=True, by_name=False)
     assert [rule.action for rule in policy.failure_rules] == ["Ignore", "Fail", "Remap", "Fail"]
     assert all(isinstance(rule, FailureRule) for rule in policy.failure_rules)
+
+
+def test_the_example_of_templates_is_right() -> None:
+    (text,) = re.findall(r"```yaml\n(runtime:.*?)```", GUIDE, re.DOTALL)
+    job = changed("helpful-ppo", {"runtime": yaml.safe_load(text)["runtime"]})
+    made = Settings().pod_of(job.spec.runtime, names.WORKER)
+    assert (made.node_selector, made.host_network) == ({"example.com/pool": "h100"}, True)
 
 
 def test_the_pod_that_hands_out_files_mounts_the_claim_that_a_job_gets() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.job import Job
 from rlhf_mapper import place as mapper
 from rlhf_operator.placement import input_hash, map_job
-from rlhf_operator.settings import Settings
+from rlhf_operator.settings import Pod, Settings
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot
 
@@ -19,6 +20,7 @@ PPO = "helpful-ppo"
 GPUS = nodes(2, 8, A100)
 H100 = "NVIDIA-H100-80GB-HBM3"
 MOST = 100_000
+WORKER = "runtime.worker.template.spec"
 OBJECTIVES = ("throughput", "fewest-gpus=1000")
 
 
@@ -46,7 +48,10 @@ def test_auto_takes_gpus_where_matching_nodes_have_some() -> None:
     assert mapping.slots <= 2
     assert mapping.gpu_memory_utilization
     assert (
-        mapped(changed(PPO, {"runtime.nodeSelector": {"zone": "a"}}), (*GPUS, node("c", labels={"zone": "a"}))).device
+        mapped(
+            changed(PPO, {f"{WORKER}.nodeSelector": {"zone": "a"}}),
+            (*GPUS, node("c", labels={"zone": "a"})),
+        ).device
         == "CPU"
     )
     assert mapped(changed(PPO, {"resources.device": "CPU"}), GPUS).device == "CPU"
@@ -93,7 +98,7 @@ def test_the_least_price_is_that_of_the_chart(price: float, expected: str) -> No
     ids=str,
 )
 def test_a_node_that_does_not_suit_does_not_count(other: dict[str, Any]) -> None:
-    job = changed(PPO, {"runtime.nodeSelector": {"pool": "mine"}, "resources.device": "GPU"})
+    job = changed(PPO, {f"{WORKER}.nodeSelector": {"pool": "mine"}, "resources.device": "GPU"})
     suits = node("suits", gpus=8, product=A100, labels={"pool": "mine"})
     assert place(job, [suits]).mapping
     answer = place(job, [node("other", gpus=8, product=A100, **({"labels": {"pool": "mine"}} | other))])
@@ -114,9 +119,57 @@ def test_a_node_that_does_not_suit_does_not_count(other: dict[str, Any]) -> None
 def test_a_tolerated_node_counts(toleration: dict[str, str]) -> None:
     taints = (("maintenance", "yes", "NoSchedule"), ("nice", "", "PreferNoSchedule"))
     tainted = [node("n", gpus=8, product=A100, taints=taints)]
-    assert place(changed(PPO, {"runtime.tolerations": [toleration], "resources.device": "GPU"}), tainted).mapping
+    assert place(changed(PPO, {f"{WORKER}.tolerations": [toleration], "resources.device": "GPU"}), tainted).mapping
     other = {"key": "maintenance", "value": "no"}
-    assert not place(changed(PPO, {"runtime.tolerations": [other], "resources.device": "GPU"}), tainted).mapping
+    assert not place(changed(PPO, {f"{WORKER}.tolerations": [other], "resources.device": "GPU"}), tainted).mapping
+
+
+def requires(*terms: dict[str, Any]) -> Job:
+    """The job with a node affinity."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    affinity = {"nodeAffinity": required, "podAntiAffinity": {"anything": []}}
+    return changed(PPO, {f"{WORKER}.affinity": affinity, "resources.device": "GPU"})
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "values", "suits"),
+    [
+        ("zone", "In", ["b", "a"], True),
+        ("zone", "In", ["b"], False),
+        ("zone", "NotIn", ["a"], False),
+        ("rack", "NotIn", ["a"], True),
+        ("zone", "Exists", [], True),
+        ("rack", "Exists", [], False),
+        ("rack", "DoesNotExist", [], True),
+        ("cards", "Gt", ["7"], True),
+        ("cards", "Lt", ["8"], False),
+        ("zone", "Gt", ["1"], False),
+        ("rack", "Lt", ["1"], False),
+    ],
+)
+def test_a_node_that_the_template_s_affinity_leaves_out_does_not_count(
+    key: str, operator: str, values: list[str], suits: bool
+) -> None:
+    there = [node("n", gpus=8, product=A100, labels={"zone": "a", "cards": "8"})]
+    expression = {"key": key, "operator": operator, "values": values}
+    assert bool(place(requires({"matchExpressions": [expression]}), there).mapping) == suits
+    assert bool(place(requires({}, {"matchExpressions": [expression]}), there).mapping) == suits, "one term is enough"
+
+
+def test_a_node_may_be_left_out_by_its_name() -> None:
+    there = [node("n", gpus=8, product=A100)]
+    for names, suits in ((["n"], False), (["m"], True)):
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": names}]
+        assert bool(place(requires({"matchFields": fields}), there).mapping) == suits
+
+
+def test_the_installation_s_template_holds_for_all_jobs() -> None:
+    there = [node("n", gpus=8, product=A100, taints=(("team", "a", "NoSchedule"),))]
+    template: dict[str, Any] = {"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}}
+    tolerant = Settings(worker=Pod(cpu="8", memory="64Gi", template=template))
+    job = changed(PPO, {"resources.device": "GPU"})
+    assert not place(job, there).mapping
+    assert place(job, there, tolerant).mapping
 
 
 def test_the_taint_of_gpu_nodes_needs_no_toleration() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.pod_template import CONTAINERS
 from rlhf_api.quantities import amount
 from rlhf_operator import names, resources
-from rlhf_operator.settings import Settings
+from rlhf_operator.settings import Pod, Settings
 from tests.operator.rendered import (
     A100,
     SETTINGS,
@@ -165,18 +166,52 @@ def test_pods_obey_the_restricted_profile() -> None:
             assert variables(container)["VLLM_CACHE_ROOT"] == "/rlhf/output/.cache/vllm", "/tmp is gone with the pod"
 
 
-def test_rdma_adds_its_device_and_the_capability_to_workers_only() -> None:
-    changes = {"resources.device": "GPU", "runtime.rdmaResourceName": "rdma/hca", "runtime.hostNetwork": True}
-    found = rayjob(changes, GPUS)
+RDMA = {
+    "hostNetwork": True,
+    "containers": [
+        {
+            "name": "ray-worker",
+            "resources": {"limits": {"rdma/hca": 4, "ephemeral-storage": "9Gi"}},
+            "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        },
+        {"name": "mine", "image": "x"},
+    ],
+}
+
+
+def test_a_template_of_workers_is_laid_over_ours() -> None:
+    found = rayjob({"resources.device": "GPU", "runtime.worker.template": {"spec": RDMA}}, GPUS)
     (group, *_) = map(pod_of, groups(found).values())
-    assert limits(group["containers"], "rdma/hca") == ["1"]
-    assert group["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    ray, own = group["containers"]
+    assert (ray["resources"]["limits"]["rdma/hca"], ray["resources"]["limits"]["ephemeral-storage"]) == (4, "9Gi")
+    assert ray["resources"]["limits"]["nvidia.com/gpu"] == ray["resources"]["requests"]["nvidia.com/gpu"]
+    assert ray["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (variables(ray)["NCCL_DEBUG"], variables(ray)["HOME"], own) == (
+        "INFO",
+        "/tmp",
+        {"name": "mine", "image": "x"},
+    )
     assert (group["hostNetwork"], group["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert "NCCL_SOCKET_IFNAME" not in variables(group["containers"][0]), "it has another name on the node"
+    assert "NCCL_SOCKET_IFNAME" not in variables(ray), "it has another name on the node"
     pod = pod_of(head(found))
     assert "hostNetwork" not in pod
     assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert pod["securityContext"]["runAsUser"] == group["securityContext"]["runAsUser"], "they write one folder"
+
+
+def test_the_job_s_template_comes_before_the_installation_s() -> None:
+    ours: dict[str, Any] = {"metadata": {"labels": {"team": "a", "cost": "b"}}, "spec": {"priorityClassName": "low"}}
+    settings = Settings(controller=Pod(cpu="4", memory="16Gi", template=ours))
+    own = {"metadata": {"labels": {"team": "c"}}, "spec": {"runtimeClassName": "gvisor"}}
+    template = head(rayjob({"runtime.controller.template": own}, settings=settings))["template"]
+    assert template["metadata"]["labels"].items() >= {"team": "c", "cost": "b", names.ROLE: names.CONTROLLER}.items()
+    assert (template["spec"]["priorityClassName"], template["spec"]["runtimeClassName"]) == ("low", "gvisor")
+    assert template["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_containers_are_those_that_templates_may_name() -> None:
+    pods = {"controller": pod_of(head(rayjob())), "worker": worker()}
+    assert {role: tuple(each["name"] for each in pod["containers"]) for role, pod in pods.items()} == CONTAINERS
 
 
 def test_variables_of_nccl_are_for_gpus() -> None:
@@ -239,12 +274,18 @@ def test_shared_memory_fits_into_the_pod_and_the_object_store_into_it(
     assert int(found["rayStartParams"]["object-store-memory"]) < amount(expected)
 
 
+ZONE = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+WHERE = {
+    "nodeSelector": {"zone": "a"},
+    "tolerations": [{"key": "maintenance", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [ZONE]}}},
+}
+
+
 def test_workers_go_where_the_job_says() -> None:
     changes: dict[str, object] = {
         "resources.device": "GPU",
-        "runtime.nodeSelector": {"zone": "a"},
-        "runtime.tolerations": [{"key": "maintenance", "operator": "Exists"}],
-        "runtime.topologyKey": "rack",
+        "runtime.worker.template": {"spec": WHERE},
         "runtime.serviceAccountName": "trainer",
         "runtime.imagePullSecrets": ["registry"],
         "runtime.image": "example.com/own:1",
@@ -253,12 +294,11 @@ def test_workers_go_where_the_job_says() -> None:
     pod, controller = pod_of(next(iter(groups(found).values()))), pod_of(head(found))
     assert pod["nodeSelector"] == {"zone": "a"}
     assert pod["tolerations"] == [
-        {"key": "maintenance", "operator": "Exists"},
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "maintenance", "operator": "Exists"},
     ]
-    (near,) = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert near["podAffinityTerm"]["topologyKey"] == "rack"
-    assert near["podAffinityTerm"]["labelSelector"]["matchLabels"][names.JOB_UID] == "uid-of-helpful-ppo"
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [each["key"] for each in term["matchExpressions"]] == ["nvidia.com/gpu.product", "zone"], "both hold"
     assert not {"nodeSelector", "tolerations", "affinity"} & controller.keys(), "they are for workers"
     for each in (pod, controller):
         assert (each["serviceAccountName"], each["imagePullSecrets"]) == ("trainer", [{"name": "registry"}])

@@ -67,7 +67,7 @@ def test_a_cluster_with_policies_of_its_own_gets_none() -> None:
 
 
 def test_workers_on_the_network_of_their_node_are_not_shut_out_from_the_head() -> None:
-    job = changed(PPO, {"runtime.hostNetwork": True})
+    job = changed(PPO, {"runtime.worker.template.spec.hostNetwork": True})
     assert "NetworkPolicy" not in made(job, nodes(1), SETTINGS)
 
 

@@ -29,6 +29,8 @@ DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
 }
 """Kind -> resource, DeleteOptions."""
 WRITTEN_BY: Final = {"fieldManager": names.OPERATOR}
+CREATED_BY: Final = {**WRITTEN_BY, "fieldValidation": "Strict"}
+"""A field of a user's template that Kubernetes does not know is refused, and not dropped."""
 
 
 class StaleError(Exception):
@@ -102,7 +104,7 @@ class Applier:
         path = resource.path(job.namespace)
         try:
             made = await self._client.call(
-                "POST", path, kind=resource.plural, query=WRITTEN_BY, body=manifest, may=self._may_write
+                "POST", path, kind=resource.plural, query=CREATED_BY, body=manifest, may=self._may_write
             )
         except ApiError as error:
             if error.status in (FORBIDDEN, INVALID, 400):

@@ -13,10 +13,10 @@ from rlhf_api.quantities import amount, times
 from rlhf_mapper.hardware import CPU_SLOT, GIGABIT, MOST_GROUPS, Cluster, NodeGroup, merged
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
+from rlhf_operator.placement.suitable import suitable
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode, Snapshot
 
-REPELS = ("NoSchedule", "NoExecute")
 MOST_DIGITS = 12
 """Of a label that says a number."""
 
@@ -107,7 +107,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
         )
         return Capacity(device=device, machines=(asked,), nodes_known=False)
     resource = settings.gpu_resource_of(job.spec.runtime)
-    nodes = [node for node in snapshot.nodes if _suits(node, job, resource)]
+    nodes = suitable(job, snapshot, settings)
     if resources.device == "CPU" or (resources.device == "Auto" and not any(_held(node, resource) for node in nodes)):
         part = MachineGroup(product="", count=1, slots=resources.slots_per_node or 1)
         return Capacity(device="CPU", machines=_grouped(part for _ in nodes), nodes_known=True)
@@ -133,8 +133,8 @@ def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacit
     least = 1 if job.spec.placement.mode == "Manual" else wanted
     fewer = [
         MachineGroup(product=names.gpu_product(node.labels, resource), count=1, slots=free)
-        for node in snapshot.nodes or ()
-        if _suits(node, job, resource) and not _is_shared(node)
+        for node in suitable(job, snapshot, settings)
+        if not _is_shared(node)
         if (free := _free(node, resource, snapshot)) < least
     ]
     return Capacity(device="GPU", machines=_grouped(fewer), nodes_known=True)
@@ -278,26 +278,6 @@ def _is_shared(node: ObservedNode) -> bool:
     """Whether several pods may be given one GPU (time-slicing, MPS): neither would know of the other's memory."""
     ways = {node.labels.get(label, "none") for label in names.GPU_SHARING}
     return ways != {"none"} or names.gpu_product(node.labels, "").upper().endswith("-SHARED")
-
-
-def _suits(node: ObservedNode, job: Job, resource: str) -> bool:
-    wanted = job.spec.runtime.node_selector
-    if not (node.ready and node.schedulable and wanted.items() <= dict(node.labels).items()):
-        return False
-    return all(
-        effect not in REPELS or _tolerated(job, resource, key, value, effect) for key, value, effect in node.taints
-    )
-
-
-def _tolerated(job: Job, resource: str, key: str, value: str, effect: str) -> bool:
-    if key == resource:  # worker pods that ask for GPUs tolerate the taint that keeps others off these nodes
-        return True
-    return any(
-        each.effect in (None, effect)
-        and each.key in (None, key)
-        and (each.operator == "Exists" or (each.value or "") == value)
-        for each in job.spec.runtime.tolerations
-    )
 
 
 def _grouped(parts: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:

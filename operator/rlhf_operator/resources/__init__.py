@@ -50,7 +50,8 @@ def for_attempt(
     claim = storage.output_claim(snapshot.job, job, settings, at_least=claim_size)
     claims = (claim,) if storage.has_own_claim(job) else ()
     # Pods on the network of their node have its address: a policy would shut them out from the head.
-    admitted = None if job.spec.runtime.host_network else settings.job_network_policy
+    on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
+    admitted = None if on_host else settings.job_network_policy
     policies = (network.policy(snapshot.job, admitted),) if admitted else ()
     return (*claims, document, *policies, _rayjob(pods))
 

@@ -11,7 +11,6 @@ from rlhf_operator.snapshot import ObservedJob
 
 USER = 1000
 """Of the trainer's image; also the group that volumes belong to."""
-ROOT = 0
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
@@ -41,17 +40,13 @@ def queue(job: ObservedJob) -> dict[str, str]:
 
 
 def of_pod(runtime: Runtime) -> dict[str, Any]:
-    """Fields of a pod: the restricted profile of Kubernetes, and no token of its service account.
-
-    With RDMA its processes are root, for a capability that was added does nothing for other users; they have no others.
-    """
-    user = ROOT if runtime.rdma_resource_name else USER
+    """Fields of a pod: the restricted profile of Kubernetes, and no token of its service account."""
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
-            "runAsNonRoot": user != ROOT,
-            "runAsUser": user,
+            "runAsNonRoot": True,
+            "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
@@ -65,7 +60,6 @@ def of_pod(runtime: Runtime) -> dict[str, Any]:
     return pod
 
 
-def of_container(*capabilities: str) -> dict[str, Any]:
-    """The security context of a container, with these capabilities and no others."""
-    added = {"add": list(capabilities)} if capabilities else {}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **added}}
+def of_container() -> dict[str, Any]:
+    """The security context of a container: no capabilities."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

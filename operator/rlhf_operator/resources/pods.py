@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_api.pod_template import PodRole
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
@@ -54,24 +55,24 @@ class Pods:
         """The claims."""
         return storage.mounts(self.job, self.snapshot.inputs)
 
-    def template(self, role: str, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
+    def template(self, role: PodRole, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
         """A pod template; `pod` holds the fields that differ between head and workers."""
         labels = {**identity.labels(self.snapshot.job, self.attempt), names.ROLE: role}
-        return {
+        ours = {
             "metadata": {
                 "labels": {**labels, names.POOL: pool} if pool else labels,
                 "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
             },
-            "spec": merged(
-                {
-                    "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
-                    **identity.of_pod(self.job.spec.runtime),
-                    **pod,
-                },
-                keep_off(self.avoided),
-            ),
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
+                **identity.of_pod(self.job.spec.runtime),
+                **pod,
+            },
         }
+        asked = merged(ours, self.settings.template_of(self.job.spec.runtime, role))
+        template: dict[str, Any] = merged(asked, {"spec": keep_off(self.avoided)})
+        return template
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
         """The container in which Ray runs; KubeRay says its command and its probes."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rlhf_api.job import Job
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
+from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity, storage
 from rlhf_operator.resources.pods import SCRATCH, environment, image_of
 from rlhf_operator.settings import Settings
@@ -22,6 +23,8 @@ RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "
 KEPT_SECONDS = 60
 """How long Kubernetes leaves it when it has ended; then it may be made anew."""
 MESSAGE = "/dev/termination-log"
+CONTAINERS = ("containers", "initContainers")
+"""Fields of a template that are for the head only."""
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
@@ -51,10 +54,15 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -
     pod = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": job.spec.run_policy.startup_deadline_seconds,
-        **identity.of_pod(job.spec.runtime.model_copy(update={"rdma_resource_name": None})),  # which would need root
+        **identity.of_pod(job.spec.runtime),
         "containers": [container],
         "volumes": [{"name": "scratch", "emptyDir": {}}, *storage.of_pod(mounts)],
     }
+    # It goes where the head may, and is what policies of the cluster want of that.
+    over = settings.template_of(job.spec.runtime, names.CONTROLLER)
+    spec = {field: value for field, value in over.get("spec", {}).items() if field not in CONTAINERS}
+    labels = {**identity.labels(snapshot.job), names.ROLE: names.READER}
+    template = merged({"metadata": {"labels": labels}, "spec": pod}, {**over, "spec": spec})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -63,10 +71,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [DISRUPTED]}]},
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {
-                "metadata": {"labels": {**identity.labels(snapshot.job), names.ROLE: names.READER}},
-                "spec": pod,
-            },
+            "template": template,
         },
     }
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from rlhf_api.names import POOL_RESOURCE
 from rlhf_api.quantities import amount, times
-from rlhf_api.runtime import Runtime
 from rlhf_api.status import MappedPool
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
@@ -70,18 +69,17 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
         "cpu": size.cpu or times(default.cpu, pool.slots_per_node),
         "memory": memory,
         **({pods.gpu_resource: str(pool.slots_per_node)} if on_gpus else {}),
-        **({runtime.rdma_resource_name: "1"} if runtime.rdma_resource_name else {}),
     }
     threads = max(1, int(amount(resources["cpu"])) // pool.slots_per_node)
-    variables = {"OMP_NUM_THREADS": str(threads), **_collectives(runtime, pods.mapping.device)}
+    on_host = pods.settings.pod_of(runtime, names.WORKER).host_network
+    variables = {"OMP_NUM_THREADS": str(threads), **_collectives(pods.mapping.device, on_host=on_host)}
     shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
     ray = {
         **pods.container(names.WORKER_CONTAINER, resources, variables),
         "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
-        # RDMA pins the memory that it reads and writes.
-        "securityContext": identity.of_container(*(["IPC_LOCK"] if runtime.rdma_resource_name else [])),
+        "securityContext": identity.of_container(),
     }
-    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if runtime.host_network else {}
+    network = {"dnsPolicy": "ClusterFirstWithHostNet"} if on_host else {}
     pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, part)}
     own = POOL_RESOURCE + pool.name
     # Where zones matter, the trainer asks for the nodes of its ranks by their places.
@@ -102,9 +100,9 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
     }
 
 
-def _collectives(runtime: Runtime, device: Device) -> dict[str, str]:
-    """Variables of collectives; of the interface only where its name is known."""
-    interface = {} if runtime.host_network else {"GLOO_SOCKET_IFNAME": INTERFACE}
+def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
+    """Variables of collectives; of the interface only where its name is known: not on the network of the node."""
+    interface = {} if on_host else {"GLOO_SOCKET_IFNAME": INTERFACE}
     if device == "CPU":
         return interface
     if interface:
@@ -119,15 +117,11 @@ def _collectives(runtime: Runtime, device: Device) -> dict[str, str]:
 
 
 def _where(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Which nodes the pods of a pool may go to, and which they like best."""
-    runtime = pods.job.spec.runtime
-    tolerations = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in runtime.tolerations]
-    if pods.mapping.device == "GPU":
-        tolerations.append({"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
-    affinity = {**_products(pods, part), **_together(pods, part.pool)}
+    """Which nodes the pods of a pool may go to, besides what templates say."""
+    taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    affinity = _products(pods, part)
     return {
-        **({"nodeSelector": dict(runtime.node_selector)} if runtime.node_selector else {}),
-        **({"tolerations": tolerations} if tolerations else {}),
+        **({"tolerations": [taint]} if pods.mapping.device == "GPU" else {}),
         **({"affinity": affinity} if affinity else {}),
     }
 
@@ -169,15 +163,3 @@ def _products(pods: Pods, part: _Part) -> dict[str, Any]:
         terms.append({"matchExpressions": [product, *details, *unshared, *zone]})
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": required} if terms else {}
-
-
-def _together(pods: Pods, pool: MappedPool) -> dict[str, Any]:
-    """Workers of a pool like to share the value of a label of their nodes, such as a rack."""
-    key = pods.job.spec.runtime.topology_key
-    if key is None:
-        return {}
-    same = {**identity.labels(pods.snapshot.job, pods.attempt), names.POOL: pool.name}
-    term = {"labelSelector": {"matchLabels": same}, "topologyKey": key}
-    return {
-        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    }

@@ -87,6 +87,22 @@ def test_a_job_whose_object_a_quota_refuses_says_so_and_goes_on_when_it_may(live
     assert (final["attempt"], lives.jobs.condition("refused", "Accepted")["status"]) == (1, "True")
 
 
+def test_a_template_with_a_field_that_kubernetes_does_not_know_is_told(lives: Lives) -> None:
+    job = small_job("unknown-field", lives.jobs.namespace)
+    job["spec"]["runtime"] = {"worker": {"template": {"spec": {"nodeSelectr": {"zone": "a"}}}}}
+    lives.apply(job)
+    message = wait_for_condition(lives, "unknown-field", "Accepted", "CreateRefused")["message"]
+    assert 'unknown field "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.nodeSelectr"' in message
+
+
+def test_a_template_with_what_is_the_operator_s_is_told_by_its_path(lives: Lives) -> None:
+    job = small_job("owned-field", lives.jobs.namespace)
+    job["spec"]["runtime"] = {"worker": {"template": {"spec": {"restartPolicy": "Always"}}}}
+    lives.apply(job)
+    message = wait_for_condition(lives, "owned-field", "Accepted", "InvalidSpec")["message"]
+    assert "spec.runtime.worker.template.spec.restartPolicy: is the operator's" in message
+
+
 def foreign_map(name: str) -> Document:
     return {"metadata": {"name": name}, "data": {"somebody": "else's"}}
 

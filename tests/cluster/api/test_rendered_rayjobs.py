@@ -15,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
+from rlhf_operator.overlay import REQUIRED
 from rlhf_operator.snapshot import ObservedNode
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
@@ -162,10 +163,33 @@ def _comparable(volume: Mapping[str, Any]) -> tuple[object, ...]:
     return (empty.get("medium"), size, volume.get("configMap", {}).get("name"), volume.get("persistentVolumeClaim"))
 
 
+AS_GIVEN = ("schedulerName", "resourceClaims")
 POOLS = [
     {"name": "head", "models": ["actor", "reference"], "nodes": 2, "slotsPerNode": 4},
     {"name": "7b", "models": ["critic", "reward"], "nodes": 1, "slotsPerNode": 2},
 ]
+NEAR = {"topologyKey": "topology.kubernetes.io/rack", "labelSelector": {"matchLabels": {names.ROLE: names.WORKER}}}
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"example.com/b": "c"}},
+    "spec": {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "maintenance", "operator": "Exists"}],
+        "affinity": {"podAffinity": {REQUIRED: [NEAR]}},
+        "schedulerName": "mine",
+        "hostNetwork": True,
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "initContainers": [{"name": "first", "image": "busybox"}],
+        "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nics"}],
+        "containers": [
+            {
+                "name": names.WORKER_CONTAINER,
+                "resources": {"limits": {"rdma/hca": "4", "ephemeral-storage": "9Gi"}, "claims": [{"name": "nic"}]},
+                "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }
+        ],
+    },
+}
 EVERYTHING = {
     "placement": {"mode": "Manual", "pools": POOLS},
     "checkpoint.storage": "pvc://shared/runs",
@@ -177,13 +201,8 @@ EVERYTHING = {
             {"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}},
             {"name": "NCCL_DEBUG", "value": "INFO"},
         ],
-        "nodeSelector": {"zone": "a"},
-        "tolerations": [{"key": "maintenance", "operator": "Exists"}],
-        "topologyKey": "topology.kubernetes.io/rack",
-        "rdmaResourceName": "rdma/hca",
-        "hostNetwork": True,
         "sharedMemory": "3Gi",
-        "worker": {"cpu": "4", "memory": "32Gi"},
+        "worker": {"cpu": "4", "memory": "32Gi", "template": TEMPLATE},
     },
 }  # fmt: skip
 
@@ -197,7 +216,11 @@ def test_what_a_job_says_of_its_pods_reaches_them(rlhf_server: Cluster, namespac
     assert [limits(pod)["nvidia.com/gpu"] for pod in (*found["head"], *found["7b"])] == ["4", "4", "2"]
     for pod in (*found["head"], *found["7b"]):
         spec = pod["spec"]
-        assert (spec["hostNetwork"], spec["nodeSelector"], limits(pod)["rdma/hca"]) == (True, {"zone": "a"}, "1")
+        assert (spec["hostNetwork"], spec["nodeSelector"], limits(pod)["rdma/hca"]) == (True, {"zone": "a"}, "4")
+        given = TEMPLATE["spec"]
+        assert {field: spec[field] for field in AS_GIVEN} == {field: given[field] for field in AS_GIVEN}
+        assert pod["metadata"]["labels"]["team"] == "a"
+        assert spec["containers"][0]["resources"]["claims"] == [{"name": "nic"}]
         assert spec["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
         assert variables(spec["containers"][0])["NCCL_DEBUG"] == "INFO"
         assert "podAffinity" in spec["affinity"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhf_api import kubectl_yaml
 from tests.api.cases import ONLY_VALIDATE, RIGHT, UPDATES, WRONG, Update, made
@@ -150,3 +151,37 @@ def test_damaged_documents_are_judged_alike(rlhf_server: Cluster) -> None:
     found = tried(judged(rlhf_server), cases=200, seed=1)
     assert not found.defects, "\n".join(f"case {number}: {shown}" for number, shown in found.defects.values())
     assert {"taken by both", "refused by both"} <= found.outcomes.keys()
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+LIMITED = (
+    "runtime.worker.template={spec: {hostNetwork: true}}",
+    "runtime.controller.template={spec: {priorityClassName: system-node-critical}}",
+    "runtime.controller.template={spec: {volumes: [{name: etc, hostPath: {path: /etc}}]}}",
+    "runtime.worker.template={spec: {tolerations: [{operator: Exists}]}}",
+)
+ALLOWED = "runtime.worker.template={spec: {priorityClassName: training, tolerations: [{key: training/a}], volumes: []}}"
+
+
+def test_the_example_of_a_policy_limits_templates(rlhf_server: Cluster, namespace: str) -> None:
+    text = (ROOT / "helm/rlhf-operator/examples/limits-of-templates.yaml").read_text()
+    policy, binding = yaml.safe_load_all(text)
+    where = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding["spec"]["matchResources"] = where
+    rlhf_server.expect("POST", POLICIES, policy)
+    rlhf_server.expect("POST", f"{POLICIES.removesuffix('policies')}policybindings", binding)
+
+    def asked(override: str) -> tuple[int, Any]:
+        document = made("PPO", (override,))
+        document["metadata"]["namespace"] = namespace
+        return create(rlhf_server, document, namespace=namespace)
+
+    rlhf_server.until(lambda: asked(LIMITED[0])[0] != CREATED, 60, "the policy is in force")
+    for override in LIMITED:
+        status, answer = asked(override)
+        assert (status, "RLHFJob" in answer["message"]) == (422, True), answer
+    for override in (ALLOWED, "runtime.sharedMemory=1Gi"):
+        status, answer = asked(override)
+        assert status == CREATED, answer
+    rlhf_server.expect("DELETE", f"{POLICIES}/rlhfjob-templates")
+    rlhf_server.expect("DELETE", f"{POLICIES.removesuffix('policies')}policybindings/rlhfjob-templates")

@@ -1,0 +1,217 @@
+"""Pod templates that are laid over the operator's: what may stand in them, and what the operator reads of them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from rlhf_api.contract import LabelKey, Labels, Spec
+from rlhf_api.problems import Problem
+from rlhf_api.pydantic_errors import explain
+
+PodRole = Literal["controller", "worker"]
+CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = MappingProxyType(
+    {"controller": ("ray-head", "driver-log"), "worker": ("ray-worker",)}
+)
+"""The operator's own; Ray's comes first."""
+KEYS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "containers": "name",
+        "initContainers": "name",
+        "volumes": "name",
+        "volumeMounts": "mountPath",
+        "volumeDevices": "devicePath",
+        "env": "name",
+        "ports": "containerPort",
+        "resourceClaims": "name",
+        "claims": "name",
+        "hostAliases": "ip",
+    }
+)
+"""Lists whose entries are merged by a key; the entries of other lists of objects are added, and plain ones replace."""
+OWN = "is the operator's"
+OF_THE_POD: Final = MappingProxyType(
+    {
+        "restartPolicy": f"{OWN}: an attempt ends with its pods",
+        "activeDeadlineSeconds": f"{OWN}; write spec.runPolicy.activeDeadlineSeconds",
+        "terminationGracePeriodSeconds": f"{OWN}; the chart has trainer.gracePeriodSeconds",
+        "automountServiceAccountToken": f"{OWN}: pods of jobs get no token",
+        "serviceAccountName": f"{OWN}; write spec.runtime.serviceAccountName",
+        "serviceAccount": f"{OWN}; write spec.runtime.serviceAccountName",
+        "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
+    }
+)
+"""Fields of a pod that a template cannot set, and why."""
+BY_KUBERAY = f"{OWN} or KubeRay's"
+OF_A_CONTAINER: Final = MappingProxyType(
+    {
+        "image": f"{OWN}; write spec.runtime.image",
+        "imagePullPolicy": f"{OWN}; the chart has trainer.pullPolicy",
+        **dict.fromkeys(("command", "args", "ports", "lifecycle"), BY_KUBERAY),
+        **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
+    }
+)
+"""The same of the operator's own containers."""
+OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+")
+OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")
+OWN_LABEL = re.compile(r"(rlhf\.hybridflow\.io|ray\.io|kueue\.x-k8s\.io)/.*|app\.kubernetes\.io/managed-by")
+OWN_VARIABLE = re.compile("RLHF_.*")
+OWN_RESOURCE = re.compile(r"cpu|memory|.*/gpu|nvidia\.com/mig-.*")
+
+
+class Part(Spec):
+    """What the operator reads of an object; all else in it goes on to Kubernetes as it is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Requirement(Part):
+    """Of a label of nodes, or of their names."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+
+class NodeTerm(Part):
+    """A node suits that meets all of these."""
+
+    match_expressions: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
+    match_fields: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
+
+
+class NodeTerms(Part):
+    """A node suits that suits one of them."""
+
+    node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(strict=False)]
+
+
+class NodeAffinity(Part):
+    """Which nodes a pod may go to."""
+
+    required: Annotated[NodeTerms | None, Field(alias="requiredDuringSchedulingIgnoredDuringExecution")] = None
+
+
+class Affinity(Part):
+    """Of a pod."""
+
+    node_affinity: NodeAffinity = NodeAffinity()
+
+
+class Toleration(Part):
+    """A taint of nodes that a pod tolerates."""
+
+    key: LabelKey | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Named(Part):
+    """An entry of a list that is merged by name."""
+
+    name: str
+
+
+class Mount(Part):
+    """A volume in a container."""
+
+    mount_path: str
+
+
+class ContainerResources(Part):
+    """Of a container."""
+
+    requests: dict[str, Any] = Field(default_factory=dict)
+    limits: dict[str, Any] = Field(default_factory=dict)
+
+
+class Container(Named):
+    """Of a pod."""
+
+    env: Annotated[tuple[Named, ...], Field(strict=False)] = ()
+    volume_mounts: Annotated[tuple[Mount, ...], Field(strict=False)] = ()
+    resources: ContainerResources = ContainerResources()
+
+
+class PodSpec(Part):
+    """What says where a pod may go, and what is in it."""
+
+    node_selector: Labels = Field(default_factory=dict)
+    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = ()
+    affinity: Affinity = Affinity()
+    host_network: bool = False
+    containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
+    init_containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
+    volumes: Annotated[tuple[Named, ...], Field(strict=False)] = ()
+
+
+class Metadata(Spec):
+    """What a template may say of a pod besides its spec."""
+
+    labels: Labels = Field(default_factory=dict)
+    annotations: dict[LabelKey, str] = Field(default_factory=dict)
+
+
+class Whole(Spec):
+    """A template."""
+
+    metadata: Metadata = Metadata()
+    spec: PodSpec = PodSpec()
+
+
+def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
+    """What cannot stand in a template; the paths begin in it."""
+    try:
+        read = Whole.model_validate(template, by_alias=True, by_name=False)
+    except ValidationError as found:
+        return explain(Whole, found).problems
+    spec = template.get("spec") or {}
+    return [
+        *_without_keys(spec, "spec"),
+        *(Problem(f"metadata.labels.{name}", OWN) for name in read.metadata.labels if OWN_LABEL.fullmatch(name)),
+        *(Problem(f"spec.{field}", why) for field, why in OF_THE_POD.items() if field in spec),
+        *(
+            Problem(f"spec.volumes.{place}.name", f'"{volume.name}" {OWN}; take another name')
+            for place, volume in enumerate(read.spec.volumes)
+            if OWN_VOLUME.fullmatch(volume.name)
+        ),
+        *(
+            problem.within(f"spec.containers.{place}.")
+            for place, container in enumerate(read.spec.containers)
+            for problem in _of_container(container, spec["containers"][place], role)
+        ),
+    ]
+
+
+def _without_keys(value: Any, path: str) -> Iterator[Problem]:
+    """Entries of lists that are merged by a key, and have none."""
+    children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    key = KEYS.get(path.rpartition(".")[2]) if isinstance(value, list) else None
+    for name, each in children:
+        if key and not (isinstance(each, Mapping) and isinstance(each.get(key), str | int)):
+            yield Problem(f"{path}.{name}", f"expected a mapping with {key}")
+        yield from _without_keys(each, f"{path}.{name}")
+
+
+def _of_container(container: Container, given: Mapping[str, Any], role: PodRole) -> Iterator[Problem]:
+    """What cannot be said of a container of the operator's."""
+    own, others = CONTAINERS[role], {name for names in CONTAINERS.values() for name in names} - {*CONTAINERS[role]}
+    if container.name in others:
+        yield Problem("name", f'"{container.name}" is in other pods; the operator\'s here: {", ".join(own)}')
+    if container.name not in own:
+        return
+    yield from (Problem(field, why) for field, why in OF_A_CONTAINER.items() if field in given)
+    for place, mount in enumerate(container.volume_mounts):
+        if OWN_FOLDER.fullmatch(mount.mount_path):
+            yield Problem(f"volumeMounts.{place}.mountPath", f'"{mount.mount_path}" {OWN}')
+    for place, variable in enumerate(container.env):
+        if OWN_VARIABLE.fullmatch(variable.name):
+            yield Problem(f"env.{place}.name", f'"{variable.name}" {OWN}')
+    for kind, quantities in (("requests", container.resources.requests), ("limits", container.resources.limits)):
+        for resource in quantities if container.name == own[0] else ():
+            if OWN_RESOURCE.fullmatch(resource):
+                told = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"
+                yield Problem(f"resources.{kind}.{resource}", f"{OWN}; write {told}")

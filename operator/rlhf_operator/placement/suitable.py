@@ -1,0 +1,64 @@
+"""The nodes that worker pods may go to, as the scheduler will see it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from rlhf_api.job import Job
+from rlhf_api.pod_template import NodeTerm, PodSpec, Requirement
+from rlhf_operator import names
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import ObservedNode, Snapshot
+
+REPELS = ("NoSchedule", "NoExecute")
+
+
+def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedNode]:
+    """The nodes that are ready and schedulable, and that the templates of the job and the installation ask for."""
+    workers, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
+    return [node for node in snapshot.nodes or () if _suits(node, workers, resource)]
+
+
+def _suits(node: ObservedNode, workers: PodSpec, resource: str) -> bool:
+    if not (node.ready and node.schedulable and workers.node_selector.items() <= dict(node.labels).items()):
+        return False
+    required = workers.affinity.node_affinity.required
+    if required and not any(_meets(node, term) for term in required.node_selector_terms):
+        return False
+    return all(
+        # Worker pods that ask for GPUs tolerate the taint that keeps others off these nodes.
+        effect not in REPELS or key == resource or _tolerated(workers, key, value, effect)
+        for key, value, effect in node.taints
+    )
+
+
+def _meets(node: ObservedNode, term: NodeTerm) -> bool:
+    """Whether a node meets all requirements of a term; one without any is met by no node."""
+    wanted = [(each, node.labels.get(each.key)) for each in term.match_expressions]
+    wanted += [(each, node.name) for each in term.match_fields]
+    return bool(wanted) and all(_holds(each, value) for each, value in wanted)
+
+
+def _holds(wanted: Requirement, value: str | None) -> bool:
+    match wanted.operator:
+        case "In":
+            return value in wanted.values
+        case "NotIn":
+            return value not in wanted.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    with suppress(ValueError):  # Gt, Lt: of whole numbers
+        have, bound = int(value or ""), int("".join(wanted.values))
+        return have > bound if wanted.operator == "Gt" else have < bound
+    return False
+
+
+def _tolerated(workers: PodSpec, key: str, value: str, effect: str) -> bool:
+    return any(
+        each.effect in (None, effect)
+        and each.key in (None, key)
+        and (each.operator == "Exists" or (each.value or "") == value)
+        for each in workers.tolerations
+    )
