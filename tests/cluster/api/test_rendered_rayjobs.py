@@ -32,6 +32,7 @@ from tests.operator.rendered import (
     pod_of,
     variables,
 )
+from tests.operator.test_pools_keep_to_their_zones import LARGE, there, zoned
 
 PATHS = {
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
@@ -230,6 +231,18 @@ def test_what_a_job_says_of_its_pods_reaches_them(rlhf_server: Cluster, namespac
     assert output["/rlhf/output"] == "runs/helpful-ppo"
     assert "/rlhf/claims/sets.v2" in output
     assert "hostNetwork" not in pod_of(head(rayjob))
+
+
+def test_a_pool_over_two_zones_becomes_pods_of_both(rlhf_server: Cluster, namespace: str) -> None:
+    rayjob = applied(rlhf_server, namespace, LARGE, there("abab"), settings=zoned())
+    found = pods_of(rlhf_server, namespace, rayjob)["all"]
+    zones: dict[str, set[str]] = {}
+    for pod in found:
+        terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        *_, zone = terms["nodeSelectorTerms"][0]["matchExpressions"]
+        zones.setdefault(zone["values"][0], set()).add(pod["metadata"]["name"])
+        asked_is_there(pod, groups(rayjob)[pod["metadata"]["labels"]["ray.io/group"]])
+    assert {zone: len(pods) for zone, pods in zones.items()} == {"a": 2, "b": 2}
 
 
 def test_the_cluster_of_an_attempt_keeps_its_head_for_one_life(rlhf_server: Cluster, namespace: str) -> None:
