@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.cluster.client import Cluster
 from tests.cluster.processes import FailedError
-from tests.cluster.settings import ROOT
+from tests.cluster.settings import NODE_NET, ROOT
 
 CHART = ROOT / "helm" / "rlhf-operator"
 SMALL = CHART / "examples" / "small.yaml"
@@ -24,6 +24,7 @@ VALUES: Mapping[str, Any] = {
         "gracePeriodSeconds": 60,
         "statusIntervalSeconds": 1,
     },
+    "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": NODE_NET}}]},  # it is no pod here
 }
 """Over SMALL, on this machine; what is run is in the folders that the cluster mounts into every container."""
 

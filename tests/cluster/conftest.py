@@ -9,6 +9,7 @@ from tests.cluster.build import API_GROUPS, PODS_GROUPS, NotBuiltError, built, n
 from tests.cluster.capabilities import api_cannot_run, pods_cannot_run, required
 from tests.cluster.client import Cluster
 from tests.cluster.launch import cluster
+from tests.cluster.network_plugin import NetworkPlugin
 from tests.cluster.settings import ROOT
 
 CRD = ROOT / "crds" / "rlhfjobs.yaml"
@@ -59,7 +60,7 @@ def pods_cluster() -> Iterator[Cluster]:
     """Level pods: two real nodes, everything is real; what is mounted into containers says settings.mounts."""
     need(pods_cannot_run())
     need_programs(PODS_GROUPS)
-    with cluster("pods", nodes=2) as running:
+    with cluster("pods", nodes=2) as running, NetworkPlugin(running):
         yield running
 
 
