@@ -55,7 +55,7 @@ def settings() -> kopf.OperatorSettings:
     made.networking.request_timeout = 60
     made.networking.enforce_retry_after = True
     # An API server that is down for an hour is waited for.
-    made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8, 13, 21), itertools.repeat(30, 120)))
+    made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(10, 360)))
     made.watching.inactivity_timeout = 70
     made.watching.chunk_size = 100
     made.queueing.idle_timeout = 1

@@ -33,7 +33,6 @@ from rlhf_operator.metrics import OperatorMetrics, Server
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
-from rlhf_operator.times import utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +41,12 @@ COMPARE_SECONDS: Final = 30.0
 """Between two looks at what the cluster offers: KubeRay may be installed later."""
 DEEPEST: Final = 100_000
 """Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
-STARTED_AGAIN: Final = 3
-"""Exit code where the process is to be started again, as a Deployment does."""
+PAUSE_SECONDS: Final = 2.0
+"""Before the operator begins anew."""
 
 
-class StartAgainError(Exception):
-    """What was found at the start is no longer so; a new process finds out how it is now."""
+class BeginAnewError(Exception):
+    """What was found at the start is no longer so; a new beginning finds out how it is now."""
 
 
 def main() -> None:
@@ -57,7 +56,10 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code: 0 after SIGTERM, 1 for an error, 2 for wrong settings, 3 to be started again."""
+    """The exit code: 0 after SIGTERM, 1 for an error at the start, 2 for wrong settings.
+
+    Once it has worked it does not end by itself: a container that ends is started later and later.
+    """
     options = _options(arguments)
     _log(options.log_format)
     try:
@@ -66,15 +68,19 @@ def run(arguments: Sequence[str]) -> int:
         for problem in error.problems:
             logger.error("%s", problem)
         return 2
-    try:
-        asyncio.run(_operate(settings, options.kubeconfig, options.port))
-    except (StartAgainError, LostLeaseError) as error:
-        logger.warning("%s; the operator is to be started again", error)
-        return STARTED_AGAIN
-    except (NoClusterError, ApiError, OSError) as error:
-        logger.error("%s", error)
-        return 1
-    return 0
+    pause = 0.0
+    while True:
+        try:
+            asyncio.run(_operate(settings, options.kubeconfig, options.port, pause))
+        except (BeginAnewError, LostLeaseError) as error:
+            logger.warning("%s; the operator begins anew", error)
+        except (NoClusterError, ApiError, OSError) as error:
+            logger.error("%s", error)
+            if not pause:
+                return 1
+        else:
+            return 0
+        pause = PAUSE_SECONDS
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -109,8 +115,8 @@ def _log(form: str) -> None:
 class _Operator:
     """All parts of one process, put together."""
 
-    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats) -> None:
-        self.settings, self.client = settings, client
+    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, pause: float) -> None:
+        self.settings, self.client, self.pause = settings, client, pause
         self.elector = _elector(settings, client)
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
@@ -119,8 +125,9 @@ class _Operator:
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
             queue_depth=lambda: self.reconciler.queue_depth,
             leads=lambda: self.reconciler.leads,
+            now=client.clock.now,
         )
-        events = EventRecorder(client, may_write, utc_now)
+        events = EventRecorder(client, may_write, client.clock.now)
         self.observer = Observer(client, self.cache, heartbeats, settings, self._enqueue)
         self.reconciler = Reconciler(
             decide,
@@ -129,6 +136,7 @@ class _Operator:
             applier=Applier(client, self.cache, events, may_write, self._enqueue),
             heartbeats=heartbeats,
             reconciled=self.metrics.reconciled,
+            clock=client.clock.now,
         )
         client.count = self.metrics.requested
         self._registry = kopf.OperatorRegistry()
@@ -141,6 +149,7 @@ class _Operator:
 
     async def find_offer(self) -> None:
         """Finds out what the cluster offers, as soon as the API server answers."""
+        await asyncio.sleep(self.pause)
         while True:
             try:
                 self.observer.offer = await discover(self.client, self.settings)
@@ -185,7 +194,7 @@ class _Operator:
                 stop_flag=self._stop,
             )
         except Exception as error:
-            ended = StartAgainError(f"a watch has failed: {str(error) or type(error).__name__}")
+            ended = BeginAnewError(f"a watch has failed: {str(error) or type(error).__name__}")
             raise (self._failed[0] if self._failed else ended) from error
         if self._failed:
             raise self._failed[0]
@@ -229,16 +238,16 @@ class _Operator:
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def compare_offers(self) -> None:
-        """StartAgainError when the cluster offers something else than at the start, such as KubeRay."""
+        """BeginAnewError when the cluster offers something else than at the start, such as KubeRay."""
         while True:
             await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.9, 1.1))
             try:
                 offer = await discover(self.client, self.settings)
-            except ApiError as error:
+            except (ApiError, NoClusterError) as error:
                 logger.warning("cannot see what the cluster offers: %s", error)
                 continue
             if offer != self.observer.offer:
-                raise StartAgainError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
+                raise BeginAnewError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
 
 
 def _named(offer: Offer) -> str:
@@ -254,14 +263,14 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
     return Elector(client, settings.lease_name, settings.lease_namespace, identity)
 
 
-async def _operate(settings: Settings, kubeconfig: Path | None, port: int) -> None:
-    """Until SIGTERM or SIGINT; raises what made it end before."""
+async def _operate(settings: Settings, kubeconfig: Path | None, port: int, pause: float = 0.0) -> None:
+    """Until SIGTERM or SIGINT; raises what made it end before. pause: seconds before anything is asked."""
     async with AsyncExitStack() as stack:
         client = await Client.connect(kubeconfig)
         stack.push_async_callback(client.close)
-        heartbeats = Heartbeats(utc_now)
+        heartbeats = Heartbeats(client.clock.now)
         stack.push_async_callback(heartbeats.close)
-        operator = _Operator(settings, client, heartbeats)
+        operator = _Operator(settings, client, heartbeats, pause)
         reconciler = operator.reconciler
         server = Server(operator.metrics.registry, unhealthy=reconciler.unhealthy, unready=reconciler.unready)
         stack.push_async_callback(server.stop)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.times import parsed, since, utc_now
+from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
 """Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
@@ -214,7 +214,7 @@ class OperatorMetrics:
         jobs: Callable[[], Iterable[ObservedJob]],
         queue_depth: Callable[[], int],
         leads: Callable[[], bool],
-        now: Callable[[], datetime] = utc_now,
+        now: Callable[[], datetime],
     ) -> None:
         """`jobs`, `queue_depth` and `leads` are asked at each scrape."""
         self.registry = CollectorRegistry()

@@ -22,7 +22,6 @@ from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import Result
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Refusal, Snapshot
-from rlhf_operator.times import utc_now
 from rlhf_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Reconciler:
         applier: Applier,
         heartbeats: Heartbeats,
         reconciled: Callable[[Result, float], None],
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime],
     ) -> None:
         """`reconciled` is called with the result and the seconds of every pass."""
         self._decide, self._settings = decide, settings

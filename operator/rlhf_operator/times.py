@@ -1,12 +1,32 @@
-"""Times as a status writes them."""
+"""Times as a status writes them, and the clock that they are read from."""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
+class ServerClock:
+    """The API server's time, by the Date of its answers: a clock of this machine that is wrong decides nothing.
+
+    Until the first answer it is this machine's.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = time.time() - time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(time.monotonic() + self._ahead, UTC)
+
+    def hear(self, date: str | None, asked: float) -> None:
+        """An answer came now; date: its header Date, in whole seconds; asked: time.monotonic() of the request."""
+        try:
+            said = parsedate_to_datetime(date or "").timestamp()
+        except ValueError:
+            return
+        earliest, latest = said - time.monotonic(), said + 1 - asked
+        self._ahead = min(max(self._ahead, earliest), latest)
 
 
 def timestamp(moment: datetime) -> str:

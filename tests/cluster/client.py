@@ -177,9 +177,18 @@ class Cluster:
 
     def restart(self) -> None:
         """Kill the API server and start it again; returns when it answers."""
-        self.order("stop", "kube-apiserver")
-        self.order("start", "kube-apiserver")
-        self.until(lambda: self.request("GET", "/readyz")[0] == 200, 60, "the API server answers")
+        with self.without("kube-apiserver"):
+            pass
+
+    @contextmanager
+    def without(self, program: str) -> Iterator[None]:
+        """The API server or its etcd is killed and away meanwhile; afterwards the API server answers again."""
+        self.order("stop", program)
+        try:
+            yield
+        finally:
+            self.order("start", program)
+            self.until(lambda: self.request("GET", "/readyz")[0] == 200, 60, "the API server answers")
 
     def stop_kuberay(self) -> None:
         """Kill KubeRay."""

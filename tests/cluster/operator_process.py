@@ -21,8 +21,6 @@ from tests.cluster.settings import ROOT, free_ports
 
 SECONDS_TO_START = 150
 SECONDS_TO_END = 30
-STARTED_AGAIN = 3
-"""Exit code of an operator that wants to be started again, such as one that has lost its Lease."""
 
 
 class OperatorProcess:
@@ -44,13 +42,9 @@ class OperatorProcess:
         # As in a pod whose container starts again: the Lease is still its own.
         self._environment = {**os.environ, "POD_NAME": f"operator-{self.port}"}
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_to_run = threading.Event()
-        self.starts = 0
 
     def start(self) -> None:
         """Start it; returns at once."""
-        self._is_to_run.set()
-        self.starts += 1
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, "--log-format", "text"],
@@ -66,7 +60,7 @@ class OperatorProcess:
         """Until /readyz says so."""
         end = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < end:
-            assert self.running or self.starts > 1, f"the operator has ended\n{self.log()}"
+            assert self.running, f"the operator has ended\n{self.log()}"
             if self.get("/readyz") is not None:
                 return
             time.sleep(0.1)
@@ -94,14 +88,8 @@ class OperatorProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def start_again(self) -> None:
-        """Start it if it has ended and said that it wants to be started, as a Deployment does."""
-        if self._is_to_run.is_set() and self._process is not None and self._process.poll() == STARTED_AGAIN:
-            self.start()
-
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None
-        self._is_to_run.clear()
         self._process.send_signal(number)
         try:
             return self._process.wait(SECONDS_TO_END)
@@ -153,9 +141,8 @@ def operator(
     process = OperatorProcess(server, namespace, folder, user, **settings)
     process.start()
     try:
-        with repeatedly(process.start_again, 0.2):
-            process.wait_until_ready()
-            yield process
+        process.wait_until_ready()
+        yield process
     finally:
         if process.running:
             process.send(signal.SIGCONT)

@@ -17,6 +17,7 @@ from rlhf_operator.cluster.client import ApiError, NotLeadingError
 from rlhf_operator.reconciler import Decide, Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Heartbeat, ObservedJob, ObservedPod, Refusal, Snapshot
+from rlhf_operator.times import ServerClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -108,7 +109,7 @@ def run(world: World, decide: Decide, test: Callable[[Reconciler], Awaitable[Non
     """A leading engine in a loop of its own."""
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world}
+        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
         engine = Reconciler(decide, Settings(**settings), reconciled=world.reconciled, **parts)
         leading = asyncio.create_task(engine.lead())
         try:
@@ -346,7 +347,7 @@ def test_an_engine_that_does_not_lead_does_nothing() -> None:
     world = World("a")
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world}
+        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
         engine = Reconciler(nothing_to_do, Settings(), reconciled=world.reconciled, **parts)
         await engine.sync()
         engine.enqueue([("n", "a")])

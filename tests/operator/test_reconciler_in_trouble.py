@@ -8,6 +8,7 @@ import pytest
 from rlhf_operator.cluster.client import NoClusterError
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
+from rlhf_operator.times import ServerClock
 from tests.operator.test_reconciler import World, nothing_to_do, run, until
 
 
@@ -33,7 +34,7 @@ def test_what_ends_the_work_says_what_it_was() -> None:
     world = World("a")
 
     async def main() -> None:
-        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world}
+        parts: dict[str, Any] = {"observer": world, "applier": world, "heartbeats": world, "clock": ServerClock().now}
 
         def reconciled(_result: str, _seconds: float) -> None:
             raise NoClusterError("no credentials")

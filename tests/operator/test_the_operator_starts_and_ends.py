@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from rlhf_operator import main
+from rlhf_operator.cluster.client import ApiError, NoClusterError
 from rlhf_operator.cluster.leader_election import LostLeaseError
-from rlhf_operator.main import StartAgainError
+from rlhf_operator.main import BeginAnewError
 from rlhf_operator.settings import Settings
 from tests.cluster.credentials import kubeconfig
 from tests.operator.test_metrics import fetched, free_port
@@ -129,7 +130,7 @@ def test_it_leads_and_gives_the_lease_back_when_it_is_told_to_end(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_another_leader_ends_it_to_be_started_again(tmp_path: Path) -> None:
+def test_another_leader_makes_it_begin_anew(tmp_path: Path) -> None:
     async def test(server: Server, operating: "asyncio.Task[None]", _: int) -> None:
         await until(lambda: server.holder and server.watches == 3)
         assert server.lease is not None
@@ -142,7 +143,7 @@ def test_another_leader_ends_it_to_be_started_again(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_cluster_that_offers_more_than_at_the_start_ends_it_to_be_started_again(
+def test_a_cluster_that_offers_more_than_at_the_start_makes_it_begin_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "COMPARE_SECONDS", 0.3)
@@ -150,8 +151,29 @@ def test_a_cluster_that_offers_more_than_at_the_start_ends_it_to_be_started_agai
     async def test(server: Server, operating: "asyncio.Task[None]", _: int) -> None:
         await until(lambda: server.holder and server.watches == 3)
         server.kinds["/apis/ray.io/v1"] = [("rayjobs", "RayJob")]
-        with pytest.raises(StartAgainError, match="and now kuberay"):
+        with pytest.raises(BeginAnewError, match="and now kuberay"):
             await operating
         assert server.holder == ""
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("trouble", [LostLeaseError("lost"), BeginAnewError("another offer")])
+def test_once_it_has_worked_the_process_does_not_end_by_itself(
+    trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, pauses = tmp_path / "settings.yaml", list[float]()
+    config.write_text("{}")
+    ends = iter([trouble, ApiError(403, "not yet"), NoClusterError("no definition"), None])
+
+    async def life(_: Settings, __: Path | None, ___: int, pause: float) -> None:
+        pauses.append(pause)
+        if error := next(ends):
+            raise error
+
+    monkeypatch.setattr(main, "_operate", life)
+    assert main.run(["--config", str(config)]) == 0
+    assert pauses[0] == 0
+    assert min(pauses[1:]) > 0
+    ends = iter([NoClusterError("no definition")])
+    assert main.run(["--config", str(config)]) == 1

@@ -21,6 +21,7 @@ from rlhf_operator.cluster.resources import PODS
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, Snapshot
+from rlhf_operator.times import ServerClock
 from tests.cluster.credentials import kubeconfig
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -204,7 +205,8 @@ class Clumsy:
 def test_whatever_is_listed_does_not_end_the_operator(pauses: list[float]) -> None:
     observer: Any = Clumsy(RecursionError(), ValueError("of a version"), ApiError(0, "nobody there"))
     unused: Any = None
-    engine = Reconciler(unused, Settings(), observer=observer, applier=unused, heartbeats=unused, reconciled=unused)
+    parts: dict[str, Any] = {"applier": unused, "heartbeats": unused, "reconciled": unused}
+    engine = Reconciler(unused, Settings(), observer=observer, clock=ServerClock().now, **parts)
     asyncio.run(engine.sync())
     assert pauses == [0.5, 1.0, 2.0]
     assert engine.unready() is None

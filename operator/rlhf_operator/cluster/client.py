@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from kubernetes.aio.utils import Backoff, on_retry_after_error
 from rlhf_operator.actions import Manifest
 from rlhf_operator.cluster.resources import Resource
 from rlhf_operator.snapshot import Document
+from rlhf_operator.times import ServerClock
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ class Client:
     """Called after every request."""
 
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
+        self.clock = ServerClock()
         self._kubeconfig = kubeconfig
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._api = self._api_before = ApiClient(configuration)
@@ -214,6 +217,7 @@ class Client:
                     path,
                     body=body,
                     query_params=list((query or {}).items()),
+                asked = time.monotonic()
                     content_type=MERGE_PATCH if method == "PATCH" else "application/json",
                     serialize=False,
                     _request_timeout=TIMEOUT,
@@ -223,6 +227,7 @@ class Client:
             answer = _parsed(error.body)
             reason = (error.body or "")[:500] if answer is None else answer.get("message")
             raise ApiError(
+                self.clock.hear(response.headers.get("Date"), asked)
                 error.status, f"{where}: {error.status}: {reason or 'no reason given'}", error.headers
             ) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -4,6 +4,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from tests.cluster.lifecycle import SECONDS
 from tests.cluster.operator_process import OperatorProcess, operator, repeatedly
 from tests.cluster.proxy import CUT, Fault, proxy
 from tests.cluster.stage import ROOM_FOR_ALL, Lives, has_failed_once, played, small_job
+from tests.cluster.wrong_clock import WrongClock
 
 NAMES = ("one", "two", "three")
 SEED = 7
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
+ANEW = "the operator begins anew"
+"""In the log of one that has lost its Lease, and lives on."""
 
 
 @pytest.fixture
@@ -80,6 +84,51 @@ def test_a_job_goes_on_while_the_api_server_and_kuberay_come_and_go(
         assert "Traceback" not in process.log()
 
 
+def test_the_operator_lives_on_without_api_server_or_etcd_and_knows_at_once_what_has_come(
+    rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
+) -> None:
+    with (
+        operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as first,
+        operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as second,
+    ):
+        lives.apply(small_job("one", namespace))
+        lives.train("one")
+
+        def is_lost(times: int) -> bool:
+            return (first.log() + second.log()).count(ANEW) >= times
+
+        for times, program in enumerate(("kube-apiserver", "etcd"), 1):
+            with rlhf_server.without(program):
+                rlhf_server.until(partial(is_lost, times), SECONDS, "the Lease is lost")
+            lives.jobs.train("one", lives.kubelets.trainer("one"), 3 + times)
+        final = lives.succeed("one")
+        assert (final["attempt"], final["failedAttempts"]) == (1, 0)
+        assert first.running
+        assert second.running
+        assert "Traceback" not in first.log() + second.log()
+
+
+def test_a_clock_that_goes_wrong_decides_nothing(
+    rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = WrongClock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as process:
+        lives.apply(small_job("slow", namespace, startupDeadlineSeconds=300))
+        lives.jobs.wait_for("slow", "Initializing")
+        clock.set(600)
+        passes = process.metric("rlhf_operator_reconcile_total")
+        lives.jobs.patch("slow", {"metadata": {"labels": {"looked": "at"}}})
+        rlhf_server.until(lambda: process.metric("rlhf_operator_reconcile_total") > passes, SECONDS, "it looks")
+        clock.set(-600)
+        lives.apply(small_job("slower", namespace, startupDeadlineSeconds=3, backoffLimit=0))
+        failed = lives.jobs.wait_for("slower", "Failed")
+        assert failed["lastFailure"]["reason"] == "StartupTimeout"
+        assert lives.jobs.phase("slow") == "Initializing"
+        assert [each["outcome"] for each in lives.jobs.status("slow")["attempts"]] == ["Running"]
+
+
 def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
@@ -100,7 +149,7 @@ def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
             rlhf_server.until(lambda: leads(second), SECONDS, "the second leads")
             lives.train("one", 2)
             first.send(signal.SIGCONT)
-            rlhf_server.until(lambda: first.starts == 2, SECONDS, "the first has noticed that it leads no more")
+            rlhf_server.until(lambda: ANEW in first.log(), SECONDS, "the first has noticed that it leads no more")
             first.wait_until_ready()
             second.kill()
             rlhf_server.until(lambda: leads(first), SECONDS, "the first leads again")
