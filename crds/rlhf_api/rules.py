@@ -233,6 +233,7 @@ def _placement() -> Iterator[Rule]:
     auto = MODE == "Auto"
     yield Rule("resources.maxNodes", most >= fewest, "is {value}, fewer than resources.nodes ({few})", {"few": fewest})
     yield Rule("resources.maxNodes", most.given.implies(auto), "is for placement.mode Auto only")
+    yield Rule("resources.nodes", auto | (fewest == 1), "is for placement.mode Auto only; pools have their own")
     yield Rule("placement.pools", auto.implies(pools.size() == 0), "is for mode Manual only")
     yield Rule("placement.pools", auto | (pools.size() > 0), "is missing, mode Manual needs it")
     any_speed = Field("placement.objective") == "throughput"

@@ -24,6 +24,7 @@ Reason = Literal[
     "StartupTimeout",
     "SecretMissing",
     "ClaimMissing",
+    "PodsRefused",
     "Internal",
     "Unknown",
 ]

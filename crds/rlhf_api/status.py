@@ -241,6 +241,9 @@ class Status(Spec):
     """The state of one job."""
 
     phase: Annotated[Phase, Field(description="Where the job is in its life.")] = "Pending"
+    reason: Annotated[
+        str | None, Field(description="In one word why it is in that phase, such as of its last failure; on a cluster.")
+    ] = None
     observed_generation: Annotated[
         int | None, Field(ge=0, description="Generation of the spec that the operator has acted on.")
     ] = None

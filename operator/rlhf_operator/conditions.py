@@ -16,6 +16,9 @@ RESTARTING = "Restarting"
 """Reason of Training=False between two attempts."""
 SUSPENDING = "Suspending"
 """Reason of Suspended=False while pods are left."""
+READING_SHAPES = "ReadingShapes"
+READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
+"""Reasons of Mapped=False while a pod reads the shapes of models, or cannot be made."""
 LONGEST_MESSAGE = 1024
 
 

@@ -11,11 +11,12 @@ from typing import Final, get_args
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
-from rlhf_operator import names
+from rlhf_operator import names, starting
 from rlhf_operator.snapshot import ObservedNode, ObservedPod, ObservedRayJob, Snapshot
+from rlhf_operator.starting import Cause
 from rlhf_operator.times import parsed, since, timestamp
 
-FAILS: Final = ("UserCode", "Data", "Spec")
+FAILS: Final = ("UserCode", "Data", "Spec", "PodsRefused")
 IGNORED: Final = ("NodeLost", "Preempted", "Evicted")
 DEFAULT_ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {each: "Fail" if each in FAILS else "Ignore" if each in IGNORED else "Restart" for each in get_args(Reason)}
@@ -67,10 +68,6 @@ AVOIDED_SECONDS: Final = 3600.0
 UNEXPLAINED: Final = ("HeadLost", "WorkerLost", "Communication", "Unknown")
 """For these a pod that is gone already may tell more."""
 
-PULL_SECONDS: Final = 300.0
-"""So long the kubelet may go on trying to pull an image."""
-MISSING_SECONDS: Final = 60.0
-"""So long a Secret or claim may follow the job that names it."""
 NODE_SECONDS: Final = 60.0
 """So long the node of a pod may be not ready."""
 EVIDENCE_SECONDS: Final = 60.0
@@ -80,10 +77,8 @@ EVICTION_SECONDS: Final = 10.0
 LAST_WORDS_SECONDS: Final = 30.0
 """So long the trainer's last status may take to be read once Ray has said that the job ended."""
 
-PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 OWN_CONTAINERS = frozenset({names.HEAD_CONTAINER, names.WORKER_CONTAINER})
 EXIT_CODE = re.compile(r"exit code:? (-?\d{1,9})\b")
-CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
 def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
@@ -208,9 +203,6 @@ def bad_nodes(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
     return tuple(sorted(node.name for node in snapshot.nodes or () if node.name in failed))
 
 
-Cause = tuple[Reason, str, ObservedPod | None]
-
-
 def _reported(snapshot: Snapshot) -> Cause | None:
     """What the trainer itself says, where its word is enough."""
     code = exit_code(snapshot)
@@ -245,9 +237,7 @@ def _pod_disruption(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> Caus
         return reason, f"{what} on node {pod.node or '(none)'} was ended: {pod.disruption} {pod.message}".rstrip(), pod
     if node_is_gone(pod, snapshot):
         return "NodeLost", f"node {pod.node} of {what} is gone", pod
-    node = node_of(pod, snapshot)
-    is_silent = node is not None and not node.ready and not pod.ready
-    if is_silent and since(_latest(pod.not_ready_since or pod.created, snapshot), now) >= NODE_SECONDS:
+    if (_silence(pod, snapshot, now) or 0.0) >= NODE_SECONDS:
         return "NodeLost", f"node {pod.node} of {what} is not ready", pod
     if pod.phase == "Unknown" or pod.reason in ("NodeLost", "NodeShutdown"):
         return "NodeLost", f"node {pod.node} of {what} does not answer: {pod.message}", pod
@@ -340,22 +330,37 @@ def _ended(pod: ObservedPod) -> str:
     return f"ended: container {ended.name}, exit code {ended.exit_code}" if ended else ""
 
 
+def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
+    """Seconds until what keeps a pod from starting, or a silent node, becomes a failure; None where nothing will.
+
+    No event may come by then.
+    """
+    silences = (silence for pod in current_pods(snapshot) if (silence := _silence(pod, snapshot, now)) is not None)
+    lefts = (*(left for left, _ in _start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
+    return min((left for left in lefts if left > 0), default=None)
+
+
 def _start_failure(snapshot: Snapshot, now: datetime) -> Cause | None:
-    """A pod that cannot start and has had its time."""
-    return next((cause for pod in current_pods(snapshot) for cause in _start_problems(pod, snapshot, now)), None)
+    """What keeps a pod from starting and has had its time."""
+    return next((cause for left, cause in _start_problems(snapshot, now) if left <= 0), None)
 
 
-def _start_problems(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> Iterator[Cause]:
-    waited = since(_latest(pod.not_ready_since or pod.created, snapshot), now)
-    for each in pod.containers:
-        message = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
-        if each.waiting_reason in PULLING and waited >= PULL_SECONDS:
-            yield "ImagePull", message, pod
-        is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
-        if each.waiting_reason == "CreateContainerConfigError" and is_missing and waited >= MISSING_SECONDS:
-            yield "SecretMissing", message, pod
-    if (claim := CLAIM.search(pod.unschedulable)) and waited >= MISSING_SECONDS:
-        yield "ClaimMissing", f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs", pod
+def _start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, Cause]]:
+    """(seconds that are left to it, cause) of all that keeps the attempt's pods from starting."""
+    if rayjob := snapshot.current_rayjob():
+        waited = since(_latest(max(rayjob.created, rayjob.started or rayjob.created), snapshot), now)
+        yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob))
+    for pod in current_pods(snapshot):
+        waited = since(_latest(max(pod.created, pod.not_ready_since or pod.created), snapshot), now)
+        yield from ((limit - waited, cause) for limit, cause in starting.problems(pod))
+
+
+def _silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
+    """Seconds for which the node of a pod has been silent; None where it is not."""
+    node = node_of(pod, snapshot)
+    if node is None or node.ready or pod.ready:
+        return None
+    return since(_latest(pod.not_ready_since or pod.created, snapshot), now)
 
 
 def _latest(moment: datetime, snapshot: Snapshot) -> datetime:

@@ -49,6 +49,10 @@ class ObservedRayJob:
     job_status: str = ""
     """Ray's own word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
     message: str = ""
+    started: datetime | None = None
+    """When KubeRay took it up."""
+    refused: str = ""
+    """What the API server said when it refused KubeRay a pod of it; empty where none is missing for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +216,8 @@ class Snapshot:
     """What the cluster offers and the operator may use."""
     refused: Refusal | None = None
     """Of the last pass; None where all went well or there was none."""
+    complaint: str = ""
+    """The newest warning about an object of the job that should have pods and has none; read with `fresh` only."""
     watching_since: datetime
     """Absence and silence before this time prove nothing: the operator was not there."""
     fresh: bool = False

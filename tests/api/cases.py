@@ -413,6 +413,7 @@ WRONG: dict[str, Case] = {
     ),
     "fewer nodes at most than at least": Case("PPO", ("resources={nodes: 2, maxNodes: 1}",), "spec.resources.maxNodes"),
     "more nodes with manual placement": Case("PPO", (POOLS, "resources.maxNodes=2"), "spec.resources.maxNodes"),
+    "nodes with manual placement": Case("PPO", (POOLS, "resources.nodes=2"), "spec.resources.nodes"),
     "more nodes than there are": Case("PPO", ("resources.nodes=100001",), "spec.resources.nodes"),
     "more nodes at most than there are": Case("PPO", ("resources.maxNodes=100001",), "spec.resources.maxNodes"),
     "more slots than a node has": Case("PPO", ("resources.slotsPerNode=1025",), "spec.resources.slotsPerNode"),

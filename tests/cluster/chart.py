@@ -54,8 +54,8 @@ def helm_upgrade(cluster: Cluster, namespace: str, *options: object) -> str:
 
 
 def uninstall(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
-    """Take the release away; CRD and jobs stay."""
-    cluster.helm("uninstall", RELEASE, "--namespace", namespace, "--wait")
+    """Take the release away, if it is there; CRD and jobs stay."""
+    cluster.helm("uninstall", RELEASE, "--namespace", namespace, "--wait", "--ignore-not-found")
 
 
 def last_words(cluster: Cluster, namespace: str) -> str:

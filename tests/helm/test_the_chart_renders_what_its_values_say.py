@@ -62,6 +62,7 @@ def test_the_defaults_install_one_operator_for_all_namespaces(helm: Helm) -> Non
         "ConfigMap",
         "CustomResourceDefinition",
         "Deployment",
+        "Lease",
         "Role",
         "RoleBinding",
         "Service",

@@ -19,7 +19,7 @@ NEEDED = {
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
     ("networking.k8s.io", "networkpolicies"): {"get", "create"},
-    ("events.k8s.io", "events"): {"create", "patch"},
+    ("events.k8s.io", "events"): {"list", "create", "patch"},  # list: why no pods are made
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }
 """(API group, resource) -> verbs, in each namespace with jobs."""

@@ -90,7 +90,7 @@ def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
     )
     assert events() == [("Normal", "Mapped"), ("Warning", "NameConflict")]
     world.rayjobs.clear()
-    assert events() == [("Normal", "Provisioning")]
+    assert events() == [("Normal", "Provisioning"), ("Warning", "KubeRayAway")]
 
 
 def test_what_the_server_refused_was_told_when_it_was() -> None:

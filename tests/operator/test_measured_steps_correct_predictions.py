@@ -251,7 +251,8 @@ def test_a_better_placement_that_is_gone_is_no_longer_named() -> None:
 
 def test_a_placement_by_hand_is_measured_and_stays() -> None:
     pools = [{"name": "all", "models": ["actor"], "nodes": 1, "slotsPerNode": 1}]
-    world = trained(spec={**SFT, "placement": {"mode": "Manual", "pools": pools}}, nodes=fleet(4))
+    spec = {**SFT, "resources": {"device": "CPU"}, "placement": {"mode": "Manual", "pools": pools}}
+    world = trained(spec=spec, nodes=fleet(4))
     assert measured(world).phases
     assert (mapped(world)[0], named(world)) == ("ManualPlacement", 0)
 

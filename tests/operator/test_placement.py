@@ -320,6 +320,14 @@ def test_a_product_that_the_table_lacks_is_used_without_a_prediction() -> None:
     assert "the figures of GPU NVIDIA-X9000 are not known" in answer.message
 
 
+def test_a_product_that_the_table_lacks_is_named_where_it_is_one_of_several_or_placed_by_hand() -> None:
+    job = changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": 8})
+    mixed = (*nodes(1, 8, A100, "a"), *nodes(1, 8, "NVIDIA-X9000", "x"))
+    assert "GPU NVIDIA-X9000 are not known; cluster.gpus" in place(job, mixed).message
+    by_hand = changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}, "resources.device": "GPU"})
+    assert "GPU NVIDIA-X9000 are not known" in place(by_hand, nodes(2, 8, "NVIDIA-X9000")).message
+
+
 CPU_SLOTS = {"resources.device": "CPU", "resources.slotsPerNode": 2}
 
 

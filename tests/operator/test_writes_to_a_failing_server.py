@@ -380,6 +380,20 @@ def test_the_same_event_again_becomes_a_series(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_no_event_announces_what_was_refused(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("POST", RAYJOBS, 403, {"message": "exceeded quota"})
+        parts.server.will("PATCH", f"{JOB}/status", 200, {"metadata": {"name": "a", "namespace": "n", "uid": "uid-a"}})
+        told = tuple(Event(kind="Normal", reason=reason, message=".") for reason in ("Mapped", "Provisioning"))
+        plan = Plan(status=Status(phase="Provisioning"), actions=(Create(manifest=rayjob("uid-a")),), events=told)
+        with pytest.raises(RefusedError):
+            await parts.applier.apply(snapshot(), plan)
+        written = [body["reason"] for _, path, body in parts.server.requests if path.endswith("/events")]
+        assert written == ["CreateRefused", "Mapped"]
+
+    run(tmp_path, test)
+
+
 def test_an_event_that_is_refused_stops_nothing(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("POST", EVENTS, 403)

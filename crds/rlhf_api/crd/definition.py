@@ -30,7 +30,7 @@ COLUMNS = (
     ("Attempt", "integer", ".status.attempt", 1),
     ("Queue", "string", ".status.queue", 1),
     ("RayJob", "string", ".status.rayJobName", 1),
-    ("Reason", "string", ".status.lastFailure.reason", 1),
+    ("Reason", "string", ".status.reason", 1),
     ("Remaining", "integer", ".status.progress.remainingSeconds", 1),
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )

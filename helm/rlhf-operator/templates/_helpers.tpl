@@ -80,7 +80,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]  # list: why no pods are made
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [list, watch]

@@ -67,6 +67,7 @@ class Applier:
         """
         if plan.status != snapshot.job.status:
             await self._write_status(snapshot.job, plan.status)
+        events = plan.events
         try:
             for action in plan.actions:
                 assert not isinstance(action, ReadLive), "the reconciler reads live and decides again"
@@ -76,8 +77,12 @@ class Applier:
                     await self._set_owner(snapshot.job, action)
                 else:
                     await self._delete(snapshot.job.namespace, action)
+        except RefusedError:
+            # What the new phase announces was not done, and the next pass takes the phase back.
+            events = tuple(each for each in events if each.reason != plan.status.phase)
+            raise
         finally:
-            for event in plan.events:
+            for event in events:
                 await self._events.record(snapshot.job, event)
 
     async def _write_status(self, job: ObservedJob, status: Status) -> None:

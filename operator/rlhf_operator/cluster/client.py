@@ -145,11 +145,16 @@ class Client:
         resource: Resource,
         namespace: str | None,
         selector: str = "",
+        fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """All objects, in pages; what the server says now. slim: what is kept of an object, of each page at once."""
+        """All objects, in pages; what the server says now. slim: what is kept of an object, of each page at once.
+
+        selector: of labels; fields: of fields.
+        """
         items: list[Document] = []
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        query = {"limit": str(PAGE)}
+        query |= {name: value for name, value in (("labelSelector", selector), ("fieldSelector", fields)) if value}
         while True:
             try:
                 page = await self.call("GET", resource.path(namespace), kind=resource.plural, query=query)
@@ -212,22 +217,22 @@ class Client:
         where = f"{method} {path}"
         try:
             async with self._slots:
+                asked = time.monotonic()
                 response = await DynamicClient(self._api).request(  # type: ignore[no-untyped-call]
                     method,
                     path,
                     body=body,
                     query_params=list((query or {}).items()),
-                asked = time.monotonic()
                     content_type=MERGE_PATCH if method == "PATCH" else "application/json",
                     serialize=False,
                     _request_timeout=TIMEOUT,
                 )
+                self.clock.hear(response.headers.get("Date"), asked)
                 text = await response.text(errors="replace")
         except ApiException as error:
             answer = _parsed(error.body)
             reason = (error.body or "")[:500] if answer is None else answer.get("message")
             raise ApiError(
-                self.clock.hear(response.headers.get("Date"), asked)
                 error.status, f"{where}: {error.status}: {reason or 'no reason given'}", error.headers
             ) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,13 +12,13 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Attempt
-from rlhf_operator import names
+from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key
-from rlhf_operator.cluster.client import Client, Listing
+from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, Listing
 from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
-from rlhf_operator.cluster.resources import JOBS, PODS, RAYJOBS
+from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     ObservedClaim,
@@ -76,7 +77,7 @@ class Observer:
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
         slim = parse.slim_pod if kind.name == "pods" else None
-        listing = await self._client.list(kind.resource, namespace, kind.selector, slim)
+        listing = await self._client.list(kind.resource, namespace, kind.selector, slim=slim)
         self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
@@ -89,7 +90,8 @@ class Observer:
         if fresh and "kuberay" in self.offer.capabilities:
             foreign = await self._foreign_rayjobs(entry.value)
         await self._read_last_heartbeat(entry.value)
-        return self._snapshot(entry.value, foreign, fresh=fresh, since=since)
+        snapshot = self._snapshot(entry.value, foreign, fresh=fresh, since=since)
+        return replace(snapshot, complaint=await self._complaint(snapshot)) if fresh else snapshot
 
     def head(self, key: Key) -> tuple[str, ObservedPod] | None:
         """(the job's uid, the head pod of its current attempt), if it can be asked."""
@@ -146,6 +148,25 @@ class Observer:
         known = self._heartbeats.last(job.uid, job.status.attempt)
         if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
             await self._heartbeats.read(*head)
+
+    async def _complaint(self, snapshot: Snapshot) -> str:
+        """The newest warning about the job's objects that should have pods and have none."""
+        told = [
+            parse.complaint(each)
+            for kind, name in _without_pods(snapshot).items()
+            for each in (await self._warnings(snapshot.job.namespace, kind)).items
+            if re.fullmatch(name, raw.text(each, "regarding", "name"))
+        ]
+        return max(told, default=("", ""))[1]
+
+    async def _warnings(self, namespace: str, kind: str) -> Listing:
+        """Events of type Warning about the objects of a kind; none where they may not be read."""
+        try:
+            return await self._client.list(EVENTS, namespace, fields=f"type=Warning,regarding.kind={kind}")
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return Listing(items=(), version=0)
 
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
@@ -216,6 +237,18 @@ class Observer:
         rayjob = names.rayjob(job.name, job.status.attempt or 0)
         found = self._cache.quotas.find(job.namespace, rayjob)
         return found[0][1].value if found else None
+
+
+def _without_pods(snapshot: Snapshot) -> dict[str, str]:
+    """Kinds of the objects that others make pods of and that have none yet -> a pattern of their names."""
+    job, rayjob = snapshot.job, snapshot.current_rayjob()
+    mapped = conditions.found(job.status.conditions, "Mapped")
+    if mapped is not None and mapped.reason in conditions.READING and not snapshot.readers:
+        return {"Job": f"{job.name}-shapes-.*"}
+    is_starting = rayjob is not None and rayjob.deployment_status == "Initializing" and not rayjob.deleting
+    if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
+        return {}
+    return {"RayJob": rayjob.name, "RayCluster": f"{rayjob.name}-[a-z0-9]+"}
 
 
 def _input(job: ObservedJob) -> ObservedInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,6 +28,8 @@ from rlhf_operator.snapshot import (
     ObservedRayJob,
 )
 
+REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
+"""The name is another one in each try, and says nothing."""
 MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1
 """Larger ones are refused by the API server."""
@@ -118,7 +121,22 @@ def rayjob(document: Document, job_uid: str) -> ObservedRayJob:
         deployment_status=raw.text(document, "status", "jobDeploymentStatus"),
         job_status=raw.text(document, "status", "jobStatus"),
         message=raw.text(document, "status", "message"),
+        started=raw.time(document, "status", "startTime"),
+        refused=_refused(document),
     )
+
+
+def _refused(document: Document) -> str:
+    """Why pods of a RayJob are missing, by the condition of its cluster that KubeRay shows in the RayJob's status."""
+    failure = raw.condition({"status": raw.mapping(document, "status", "rayClusterStatus")}, "ReplicaFailure")
+    is_so = failure.get("status") == "True" and raw.text(failure, "reason").startswith("FailedCreate")
+    return REFUSED_POD.sub("", raw.text(failure, "message").partition("\n")[2]) if is_so else ""
+
+
+def complaint(document: Document) -> tuple[str, str]:
+    """(when it was said last, what it says) of an event."""
+    last = raw.text(document, "series", "lastObservedTime") or raw.text(document, "deprecatedLastTimestamp")
+    return last or raw.text(document, "eventTime"), REFUSED_POD.sub("", raw.text(document, "note"))
 
 
 def pod(document: Document) -> ObservedPod:

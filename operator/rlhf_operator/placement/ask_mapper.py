@@ -24,6 +24,7 @@ from rlhf_operator.placement.capacity import (
     counted,
     machine_choices,
     nodes_too_small,
+    unknown_figures,
 )
 from rlhf_operator.placement.past import Past
 from rlhf_operator.placement.shapes import Shapes, UnknownShapeError, shapes_of
@@ -67,11 +68,7 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         large_enough = _large_enough(job, offers, clusters, shapes, capacity)
         return MapperAnswer(_together(job, large_enough, capacity), shapes.why_unknown)
     if not known:
-        product = offers[0][0].product
-        figures = (
-            f"the figures of GPU {product} are not known" if product else "the nodes do not say which GPUs they have"
-        )
-        return MapperAnswer(_together(job, offers, capacity), figures)
+        return MapperAnswer(_together(job, offers, capacity), unknown_figures(offers[0], settings))
     past = Past.of(job, shapes.known, capacity.device, snapshot)
     search = partial(plan_job, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
     answers = {each: search(each, correction=past.correction(each), explains=False) for each in known}
@@ -119,7 +116,7 @@ def predict_placed(
     machines = capacity.machines if capacity.device == "GPU" and capacity.nodes_known else equal
     cluster = cluster_of(machines, capacity.device, job, settings)
     if cluster is None:
-        return Infeasible(reason="the figures of the GPUs are not known")
+        return Infeasible(reason=unknown_figures(machines, settings))
     correction = past.correction(cluster)
     return predict(job, placed, cluster, shapes, correction=correction, responses=past.responses)
 

@@ -205,6 +205,14 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
     return Cluster(merged(groups))
 
 
+def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str:
+    """Why nothing can be predicted on machines of which `cluster_of` knows no figures."""
+    unknown = sorted({group.product for group in machines if settings.gpu_of(group.product) is None})
+    if not all(unknown):
+        return "the nodes do not say which GPUs they have"
+    return f"the figures of GPU {' and '.join(unknown)} are not known; cluster.gpus of the chart can say them"
+
+
 def _parts(node: ObservedNode, job: Job, snapshot: Snapshot, settings: Settings, head: Fraction) -> list[MachineGroup]:
     """The parts of a node that a job may have: as many GPUs each as it asks for, or in one part all that are free.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import failure, names
+from rlhf_operator import failure, names, starting
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.resources import storage
@@ -17,6 +17,10 @@ NOT_QUEUED: Final = ("NotQueued", "The job names no queue.")
 IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt was not held back.")
 QUEUED: Final = "Queued"
 """Reason of ClusterReady=False while Kueue keeps the RayJob suspended."""
+PATIENCE_SECONDS: Final = 5.0
+"""KubeRay makes the pods of a RayJob in less."""
+LOOK_AGAIN_SECONDS: Final = 30.0
+"""Between two looks at why there are no pods."""
 SILENCE_SECONDS: Final = 60.0
 """Training becomes Unknown after so long, and at least four readings, without a heartbeat."""
 
@@ -148,10 +152,37 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
     if is_whole and (trains or all(pod.ready for pod in pods)):
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
-    reason, message = next(
-        filter(None, map(start_problem, pods)), ("PodsPending", f"{expected + 1} pods are to be ready.")
-    )
+    problem = None if is_whole else _why_pods_are_missing(ctx)
+    problem = problem or next(filter(None, map(start_problem, pods)), None)
+    reason, message = problem or ("PodsPending", f"{expected + 1} pods are to be ready.")
     ctx.set_condition("ClusterReady", "False", reason, message)
+
+
+def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
+    """(reason, sentence); None while they may still come by themselves."""
+    rayjob = ctx.snapshot.current_rayjob()
+    if rayjob is None:
+        return None
+    if rayjob.refused:
+        return refusal(rayjob.refused)
+    waited = ctx.age(max(rayjob.created, ctx.condition_since("QuotaReserved") or rayjob.created))
+    if waited < PATIENCE_SECONDS:
+        ctx.requeue_after(PATIENCE_SECONDS - waited)
+        return None
+    if not starting.is_taken_up(rayjob):
+        return "KubeRayAway", f"KubeRay has not taken up RayJob {rayjob.name}; see whether its operator runs."
+    ctx.requeue_after(LOOK_AGAIN_SECONDS)
+    if failure.current_pods(ctx.snapshot):
+        return None
+    ctx.require_live("it is not known why no pods are made")
+    return refusal(ctx.snapshot.complaint) if ctx.snapshot.complaint else None
+
+
+def refusal(why: str) -> tuple[str, str]:
+    """(reason, sentence) of pods that were refused."""
+    if starting.QUOTA in why:
+        return "QuotaExceeded", f"A quota of the namespace has no room: {why}"
+    return "PodsRefused", f"Pods cannot be made: {why}"
 
 
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
@@ -159,7 +190,7 @@ def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     if pod.unschedulable:
         return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
     for each in pod.containers:
-        if each.waiting_reason in failure.PULLING:
+        if each.waiting_reason in starting.PULLING:
             return "ImagePull", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
         if each.waiting_reason == "CreateContainerConfigError":
             return "ConfigError", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"

@@ -31,6 +31,8 @@ MAX_LISTED_ATTEMPTS: Final = 10
 FINAL: Final = frozenset({"Succeeded", "Failed"})
 EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
     {
+        "Pending": ("Accepted", "InputsReady"),
+        "Mapping": ("Mapped",),
         "Queued": ("QuotaReserved",),
         "Provisioning": ("ClusterReady",),
         "Suspending": ("Suspended",),
@@ -43,12 +45,17 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = Mappin
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
 """All of them must be True before a RayJob is created."""
+WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady")
+"""A new reason of one of these is an event."""
+BY_FAILURES: Final = ("BackoffLimitExceeded", "FailureRule")
+"""Reasons of Failed that say less than the failure of the last attempt."""
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 """In these phases one of the conditions above is False, and its reason has an event of its own."""
 INPUT_NOT_READY: Final = "InputNotReady"
-READING_SHAPES: Final = "ReadingShapes"
-NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, READING_SHAPES})
+NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
 """Such reasons for which nobody has to act: the job waits for another job, or for a pod of its own."""
+ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", "Kept", "Ended"})
+"""Reasons of ClusterReady=False that need no event of their own."""
 
 
 class NeedsLiveReadError(Exception):
@@ -86,7 +93,9 @@ class ReconcileContext:
         if not self.has_ended or before not in FINAL:
             phase = conditions.phase_of(self.status.conditions)
             generation = self.snapshot.job.generation
-            self.set_status(phase=phase, observed_generation=generation if generation >= 0 else None)
+            self.set_status(
+                phase=phase, reason=self._reason(phase), observed_generation=generation if generation >= 0 else None
+            )
         self._add_obstacle_events()
         if self.status.phase != before and self.status.phase not in PHASES_WITHOUT_EVENT:
             kind: Literal["Normal", "Warning"] = "Warning" if self.status.phase == "Failed" else "Normal"
@@ -100,14 +109,27 @@ class ReconcileContext:
         )
 
     def _add_obstacle_events(self) -> None:
-        """One event for each new reason why no attempt can start."""
+        """One event for each new reason why no attempt can start, or why its pods do not."""
         refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
-        for kind in BEFORE_AN_ATTEMPT:
+        told = {refused, *ON_ITS_WAY}
+        for kind in WITH_EVENTS:
             was = conditions.found(self.snapshot.job.status.conditions, kind)
             now = self.condition(kind)
             is_new = was is None or now is None or (was.status, was.reason) != (now.status, now.reason)
-            if now is not None and now.status == "False" and is_new and now.reason != refused:
+            if now is not None and now.status == "False" and is_new and now.reason not in told:
                 self.add_event("Normal" if now.reason in NO_WARNINGS else "Warning", now.reason, now.message)
+
+    def _reason(self, phase: Phase) -> str | None:
+        """In one word why the job is in its phase; None where it just trains."""
+        failure, failed = self.status.last_failure, self.condition("Failed")
+        is_of_it = failure is not None and failure.attempt == self.status.attempt
+        if failure and is_of_it and (phase == "Restarting" or (failed and failed.reason in BY_FAILURES)):
+            return failure.reason
+        if phase == "Running" and self.holds("Stalled"):
+            return "NoProgress"
+        has_come = phase in FINAL or phase == "Suspended"
+        explaining = [self.condition(kind) for kind in EXPLAINING_CONDITIONS.get(phase, ("Training",))]
+        return next((each.reason for each in explaining if each and (each.status != "True" or has_come)), None)
 
     def _phase_message(self, before: str) -> str:
         """Message of the event about a new phase: that of the condition which explains the phase."""

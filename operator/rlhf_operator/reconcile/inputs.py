@@ -30,9 +30,12 @@ def accepted(ctx: ReconcileContext) -> Job | None:
 
 def conflict(ctx: ReconcileContext, name: str) -> bool:
     """Whether a RayJob of this name is there that is not the job's; a condition says so."""
-    if not any(each.name == name and not each.owned for each in ctx.snapshot.rayjobs):
+    there = next((each for each in ctx.snapshot.rayjobs if each.name == name and not each.owned), None)
+    if there is None:
         return False
     message = f"a RayJob named {name} is there and belongs to something else; delete it, or name the job otherwise"
+    if there.deleting:
+        message = f"RayJob {name} of an earlier job is deleted, and KubeRay has not let it go; see whether KubeRay runs"
     ctx.set_condition("Accepted", "False", "NameConflict", message)
     ctx.requeue_after(REQUEUE_SECONDS)
     return True

@@ -33,11 +33,8 @@ def prepare(ctx: ReconcileContext) -> None:
     if (seconds_left := finish.fail_if_too_late(ctx)) is not None and seconds_left <= 0:
         return
     if not is_clear:
-        left = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3]) or "the RayJob"
         if ctx.status.attempt is not None:
-            ctx.set_condition(
-                "Training", "False", conditions.RESTARTING, f"Waits until {left} of the last attempt is gone."
-            )
+            ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {_left(ctx)} is gone.")
         return
     if _is_backing_off(ctx):
         return
@@ -54,7 +51,15 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
     else:
         message = "The job saves a checkpoint and frees its slots."
+        if not ctx.snapshot.pods:
+            message = "The slots are free; KubeRay has to let the RayJob go."
         ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
+
+
+def _left(ctx: ReconcileContext) -> str:
+    """What is left of the last attempt."""
+    pods = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3])
+    return f"{pods} of the last attempt" if pods else "the RayJob of the last attempt, which KubeRay has to let go,"
 
 
 def _resume(ctx: ReconcileContext) -> None:

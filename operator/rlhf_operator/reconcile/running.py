@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import failure
+from rlhf_operator import failure, starting
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.times import parsed, timestamp
@@ -35,6 +35,8 @@ def check(ctx: ReconcileContext) -> None:
 def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
     found = _failure(ctx, has_advanced=has_advanced)
     if found is None:
+        if (soon := failure.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
+            ctx.requeue_after(soon)
         attempt_status.set_readiness(ctx)
         left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
         if left is not None and left > 0:
@@ -83,6 +85,9 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
     if ctx.record is None or ctx.record.first_step is not None:
         return None
+    rayjob = ctx.snapshot.current_rayjob()
+    if rayjob is not None and not starting.is_taken_up(rayjob):
+        return None  # without KubeRay nothing can begin
     limit = ctx.policy.startup_deadline_seconds
     waited = ctx.age(_began(ctx))
     if waited < limit:
@@ -111,7 +116,8 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 def _began(ctx: ReconcileContext) -> datetime:
     """When the attempt could begin."""
-    return _latest(ctx, parsed(ctx.record.start_time) if ctx.record else None, ctx.condition_since("QuotaReserved"))
+    rayjob, recorded = ctx.snapshot.current_rayjob(), parsed(ctx.record.start_time) if ctx.record else None
+    return _latest(ctx, recorded, ctx.condition_since("QuotaReserved"), rayjob.started if rayjob else None)
 
 
 def _silence(ctx: ReconcileContext) -> float:

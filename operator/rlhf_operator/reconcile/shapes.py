@@ -16,7 +16,7 @@ from rlhf_operator import names
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.shapes import Unread, unread
 from rlhf_operator.reconcile import attempt_status
-from rlhf_operator.reconcile.context import READING_SHAPES, ReconcileContext
+from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import reader
 from rlhf_operator.snapshot import ObservedPod
 
@@ -39,7 +39,7 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     ended = next(filter(_has_ended, pods), None)
     what = ", ".join(one_line(each.uri, LONGEST_PROBLEM) for each in wanted)
-    message = f"Job {name} reads the config.json of {what}."
+    reason, message = "ReadingShapes", f"Job {name} reads the config.json of {what}."
     if ended is not None:
         ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])
         ctx.requeue_after(0.0)  # the next pass maps
@@ -48,10 +48,14 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
         ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, models)))
         if queue := ctx.snapshot.job.labels.get(names.QUEUE):
             message = f"{message} Queue {queue} has to admit it first."
+        elif ctx.snapshot.complaint:
+            reason, message = attempt_status.refusal(f"Job {name}: {ctx.snapshot.complaint}")
+        else:
+            ctx.requeue_after(attempt_status.PATIENCE_SECONDS)
         message = ctx.snapshot.refused.message if ctx.snapshot.refused else message
     elif problem := attempt_status.start_problem(pods[0]):
         message = f"{message} {problem[1]}"
-    ctx.set_condition("Mapped", "False", READING_SHAPES, message)
+    ctx.set_condition("Mapped", "False", reason, message)
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
     return False
 

@@ -21,6 +21,9 @@ LONGEST_KEPT = 2**31 - 1
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 """A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
 
+PODS_FIRST = "foregroundDeletion"
+"""Whoever deletes the RayJob, Kubernetes ends its pods at once, and does not wait until KubeRay has let it go."""
+
 
 def for_attempt(
     snapshot: Snapshot,
@@ -71,6 +74,7 @@ def _rayjob(pods: Pods) -> Manifest:
             **metadata,
             "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)},
             "annotations": {NO_NEW_HEAD: "true"},
+            "finalizers": [PODS_FIRST],
         },
         "spec": {
             "submissionMode": "HTTPMode",

@@ -211,8 +211,12 @@ def test_a_user_with_the_role_view_sees_jobs(api_server: Cluster, namespace: str
     assert not eve("create")
 
 
-def test_an_uninstalled_chart_leaves_the_crd(api_server: Cluster, release: str) -> None:
-    assert release
+def test_an_uninstalled_chart_leaves_the_crd_and_no_lease(api_server: Cluster, release: str) -> None:
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{release}/leases"
+    api_server.request("POST", leases, {"metadata": {"name": chart.RELEASE}, "spec": {}})  # unless an operator has led
+    assert api_server.request("GET", f"{leases}/{chart.RELEASE}")[0] == 200
+    chart.uninstall(api_server, namespace=release)
+    assert not api_server.items(leases)
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlhfjobs.rlhf.hybridflow.io"
     kept = api_server.expect("GET", path)["metadata"]["annotations"]
     assert kept["helm.sh/resource-policy"] == "keep"

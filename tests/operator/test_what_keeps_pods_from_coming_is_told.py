@@ -1,0 +1,153 @@
+"""Pods that are not made or cannot start: what is said of them, and when that is a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rlhf_operator.cluster import parse
+from rlhf_operator.failure import NODE_SECONDS
+from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
+from rlhf_operator.starting import MISSING_SECONDS, PULL_SECONDS
+from tests.operator.simulated import SFT, World
+from tests.operator.test_a_job_lives_its_life import message, reason
+
+LIMIT = "maximum memory usage per Container is 1Gi, but limit is 3Gi"
+FULL = "exceeded quota: q, requested: memory=3Gi,pods=1, used: memory=6Gi,pods=2, limited: memory=8Gi,pods=2"
+SMALL = "exceeded quota: q, requested: limits.memory=3Gi, used: limits.memory=0, limited: limits.memory=2Gi"
+
+
+def begun(**policy: Any) -> World:
+    """Its RayJob is made."""
+    world = World(spec={**SFT, "runPolicy": policy})
+    world.settle()
+    return world
+
+
+def change(world: World, **fields: Any) -> None:
+    """KubeRay says something of the RayJob."""
+    rayjob = world.live
+    assert rayjob
+    world.rayjobs[rayjob.name] = replace(rayjob, **fields)
+
+
+def refused(why: str) -> World:
+    world = begun()
+    change(world, deployment_status="Initializing", refused=why)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(("why", "told"), [(LIMIT, "PodsRefused"), (FULL, "QuotaExceeded"), (SMALL, "QuotaExceeded")])
+def test_a_refusal_is_told_at_once_and_in_every_place(why: str, told: str) -> None:
+    world = refused(why)
+    assert (reason(world, "ClusterReady"), world.status.reason) == (told, told)
+    assert why in message(world, "ClusterReady")
+    assert [each.kind for each in world.events if each.reason == told] == ["Warning"]
+    world.settle()
+    assert len([each for each in world.events if each.reason == told]) == 1
+
+
+@pytest.mark.parametrize("why", [LIMIT, SMALL])
+def test_what_would_be_refused_for_ever_fails_the_job_and_nothing_is_tried_again(why: str) -> None:
+    world = refused(why)
+    world.wait(MISSING_SECONDS - 1)
+    world.settle()
+    assert world.phase == "Provisioning"
+    world.wait(1)
+    world.settle()
+    assert (world.phase, world.status.reason) == ("Failed", "PodsRefused")
+    assert world.made == ["job-a1"]
+
+
+@pytest.mark.parametrize("why", [FULL, "exceeded quota: q", "exceeded quota: q, requested: x, used: y, limited: z"])
+def test_a_quota_that_may_have_room_later_is_waited_for(why: str) -> None:
+    world = refused(why)
+    world.wait(10 * MISSING_SECONDS)
+    world.settle()
+    assert world.phase == "Provisioning"
+    change(world, refused="")
+    world.make_pods()
+    world.settle()
+    assert reason(world, "ClusterReady") == "PodsPending"
+
+
+def test_without_kuberay_no_deadline_runs_and_one_begins_when_it_comes() -> None:
+    world = begun(startupDeadlineSeconds=600)
+    world.wait(5)
+    world.settle()
+    assert (reason(world, "ClusterReady"), world.status.reason) == ("KubeRayAway", "KubeRayAway")
+    world.wait(6000)
+    world.settle()
+    assert world.made == ["job-a1"]
+    assert not world.status.last_failure
+    change(world, deployment_status="Initializing", started=world.now)
+    world.wait(599)
+    world.settle()
+    assert not world.status.last_failure
+    world.wait(1)
+    world.settle()
+    assert world.status.last_failure
+    assert world.status.last_failure.reason == "StartupTimeout"
+
+
+def container(why: str, says: str) -> ObservedContainer:
+    return ObservedContainer(name="ray-head", waiting_reason=why, waiting_message=says)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit", "told"),
+    [
+        ({"containers": (container("CreateContainerConfigError", 'secret "x" not found'),)}, 60.0, "SecretMissing"),
+        ({"containers": (container("ErrImagePull", "not found"),)}, PULL_SECONDS, "ImagePull"),
+        ({"unschedulable": 'persistentvolumeclaim "c" not found'}, MISSING_SECONDS, "ClaimMissing"),
+    ],
+)
+@pytest.mark.parametrize("node_is_behind", [0, 600])
+def test_what_keeps_a_pod_is_looked_at_again_when_its_time_is_over(
+    fields: dict[str, Any], limit: float, told: str, node_is_behind: int
+) -> None:
+    world = begun()
+    world.make_pods()
+    seen = world.now - timedelta(seconds=node_is_behind)
+    world.change(world.head().name, not_ready_since=seen, **fields)
+    world.settle()
+    plan = world.operate()
+    assert plan
+    assert plan.requeue_after == limit
+    assert not world.status.last_failure
+    world.wait(limit)
+    world.settle()
+    assert world.status.last_failure
+    assert world.status.last_failure.reason == told
+
+
+def test_a_silent_node_is_looked_at_again_when_its_time_is_over() -> None:
+    world = World(nodes=tuple(ObservedNode(name=f"n{each}", ready=True, schedulable=True, labels={}) for each in "ab"))
+    world.run_to(3)
+    lost, kept = world.nodes or ()
+    world.nodes = (replace(lost, ready=False), kept)
+    for pod in list(world.pods.values()):
+        if pod.node == lost.name:
+            world.change(pod.name, ready=False, not_ready_since=world.now)
+    plan = world.operate()
+    assert plan
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= NODE_SECONDS
+
+
+def test_a_refusal_is_read_from_the_status_that_kuberay_gives_its_rayjob() -> None:
+    said = 'FailedCreateHeadPod\npods "a-a1-x-head" is forbidden: ' + LIMIT
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateHeadPod", "message": said}
+    cluster = {"conditions": [failure]}
+
+    def read(**changes: str) -> ObservedRayJob:
+        cluster["conditions"] = [{**failure, **changes}]
+        return parse.rayjob({"status": {"rayClusterStatus": cluster}}, "")
+
+    assert read().refused == LIMIT
+    assert read(status="False").refused == ""
+    assert read(reason="FailedDeleteWorkerPod").refused == ""
