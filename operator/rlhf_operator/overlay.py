@@ -14,21 +14,22 @@ TERMS: Final = "nodeSelectorTerms"
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
     """`base` with what `over` says besides or instead; null says nothing. field: the name of what both are."""
-    if isinstance(base, Mapping) and isinstance(over, Mapping):
+    if isinstance(over, Mapping):
+        known = base if isinstance(base, Mapping) else {}
         said = {name: value for name, value in over.items() if value is not None}
-        return {**base, **{name: merged(base.get(name), value, name) for name, value in said.items()}}
-    if not (isinstance(base, list) and isinstance(over, list)):
+        return {**known, **{name: merged(known.get(name), value, name) for name, value in said.items()}}
+    if not isinstance(over, list) or not all(isinstance(each, Mapping) for each in over):
         return over
+    entries = base if isinstance(base, list) else []
     if field == TERMS:
-        return [merged(one, other) for one in base for other in over]
+        return [merged(one, other) for one in entries or [{}] for other in over]
     if key := KEYS.get(field):
-        entries = {each[key]: each for each in base}
+        by_key = {each[key]: each for each in entries}
         for each in over:
-            entries[each[key]] = merged(entries.get(each[key]), each)
-        return list(entries.values())
-    if all(isinstance(each, Mapping) for each in over):
-        return base + [each for each in over if each not in base]
-    return over
+            by_key[each[key]] = merged(by_key.get(each[key]), each)
+        return list(by_key.values())
+    added = [merged(None, each) for each in over]
+    return entries + [each for each in added if each not in entries]
 
 
 def keep_off(nodes: Sequence[str]) -> dict[str, Any]:

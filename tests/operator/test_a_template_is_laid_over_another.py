@@ -51,6 +51,11 @@ def test_entries_without_a_key_are_added_once_and_plain_values_replaced() -> Non
     assert merged({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}}) == {"a": 1, "b": {"c": 2, "d": 3}}
 
 
+def test_null_says_nothing_however_deep_it_stands() -> None:
+    over = {"nodeSelector": {"a": None, "b": "c"}, "tolerations": [{"key": "d", "value": None}], "affinity": None}
+    assert merged({}, over) == {"nodeSelector": {"b": "c"}, "tolerations": [{"key": "d"}]}
+
+
 def test_of_two_choices_of_nodes_both_hold() -> None:
     a, b = ({"matchExpressions": [has("gpu", product)]} for product in ("a", "b"))
     zone = {"matchExpressions": [has("zone", "z")]}
