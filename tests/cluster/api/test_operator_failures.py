@@ -163,3 +163,18 @@ def test_a_failure_is_told_and_followed_as_documented(ends: dict[str, Future[Doc
     assert [each["reason"] for each in status["conditions"] if each["type"] == "Failed"] == [last][: bool(last)]
     assert (status["phase"] == "Failed") == bool(last)
     assert [each["outcome"] for each in status["attempts"][1:]] == ([] if last else ["Running"])
+
+
+def test_the_next_attempt_keeps_off_the_node_that_failed_it(hands: Hands) -> None:
+    name, jobs = "keeps-off", hands.jobs
+    jobs.server.add_node("another")
+    hands.lives.apply(small_job(name, jobs.namespace))
+    hands.lives.train(name)
+    hands.disrupt(name, "DeletionByTaintManager")
+    there = {pod["spec"]["nodeName"] for pod in jobs.wait_for_pods(name, 2)}
+    bad = jobs.status(name)["attempts"][0]["node"]
+    assert there == {"fake0", "another"} - {bad}
+    (told,) = (each["note"] for each in jobs.events(name) if each["reason"] == "NodesAvoided")
+    assert bad in told
+    jobs.delete(name)
+    jobs.server.remove_node("another")
