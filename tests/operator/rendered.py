@@ -101,7 +101,13 @@ def mapped(job: Job, there: Sequence[ObservedNode] | None, settings: Settings = 
 
 
 def made(
-    job: Job, there: Sequence[ObservedNode] | None, settings: Settings = SETTINGS, *, attempt: int = 1, **more: Any
+    job: Job,
+    there: Sequence[ObservedNode] | None,
+    settings: Settings = SETTINGS,
+    *,
+    attempt: int = 1,
+    avoided: Sequence[str] = (),
+    **more: Any,
 ) -> dict[str, Manifest]:
     """The manifests of an attempt by kind; `more`: of `snapshot`."""
     seen = snapshot(job, there, **more)
@@ -109,7 +115,7 @@ def made(
     return {
         each["kind"]: each
         for each in resources.for_attempt(
-            seen, job, mapping, settings, attempt=attempt, claim_size=claim_size(job, seen)
+            seen, job, mapping, settings, attempt=attempt, avoided=avoided, claim_size=claim_size(job, seen)
         )
     }
 

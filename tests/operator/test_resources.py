@@ -148,7 +148,8 @@ def test_pods_save_before_they_end_within_their_grace_period() -> None:
     found = rayjob(settings=Settings(grace_period_seconds=90))
     for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
         command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        assert command == ["timeout", "75", "rlhf", "save-now", "/rlhf/output"]
+        keeps_logs = "timeout 15 python -m rlhf_trainer.ray_logs /rlhf/output"
+        assert command == ["sh", "-c", f"{keeps_logs} & timeout 75 rlhf save-now /rlhf/output; wait"]
         assert pod["terminationGracePeriodSeconds"] == 90
 
 

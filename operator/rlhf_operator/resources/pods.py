@@ -79,13 +79,14 @@ class Pods:
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - LAST_SECONDS))
-        save_now = ["timeout", saving_seconds, "rlhf", "save-now", names.OUTPUT_FOLDER]
+        keep_logs = f"timeout {LAST_SECONDS} python -m rlhf_trainer.ray_logs {names.OUTPUT_FOLDER}"
+        save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,
             **self.image,
             "env": environment(self.job, {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
-            "lifecycle": {"preStop": {"exec": {"command": save_now}}},
+            "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save_now}; wait"]}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},

@@ -15,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
-from rlhf_operator.overlay import REQUIRED
+from rlhf_operator.overlay import REQUIRED, TERMS
 from rlhf_operator.snapshot import ObservedNode
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
@@ -210,8 +210,14 @@ EVERYTHING = {
 
 def test_what_a_job_says_of_its_pods_reaches_them(rlhf_server: Cluster, namespace: str) -> None:
     there = [node(f"n{place}", gpus=8, product=A100, labels={"zone": "a"}) for place in range(3)]
-    rayjob = applied(rlhf_server, namespace, changed("helpful-ppo", EVERYTHING), there)
+    rayjob = applied(rlhf_server, namespace, changed("helpful-ppo", EVERYTHING), there, avoided=("bad", "worse"))
     found = pods_of(rlhf_server, namespace, rayjob)
+    for pod in (pod for pods in found.values() for pod in pods):
+        (term,) = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED][TERMS]
+        assert [(each["operator"], *each["values"]) for each in term["matchFields"]] == [
+            ("NotIn", "bad"),
+            ("NotIn", "worse"),
+        ]
     assert {pool: len(pods) for pool, pods in found.items()} == {names.CONTROLLER: 1, "head": 2, "7b": 1}
     assert {pod["metadata"]["labels"]["ray.io/group"] for pod in found["head"]} == {"pool-head"}
     assert [limits(pod)["nvidia.com/gpu"] for pod in (*found["head"], *found["7b"])] == ["4", "4", "2"]

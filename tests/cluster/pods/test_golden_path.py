@@ -123,6 +123,13 @@ def test_the_status_says_where_the_models_lived(chain: Chain) -> None:
     assert mapping["predictedStepSeconds"] > 0
 
 
+def test_the_logs_of_ray_are_on_the_claim(chain: Chain) -> None:
+    logs = chain.folder(PPO).parent / "ray-logs" / f"a{chain.ended[PPO]['attempt']}"
+    written = {pod.name: {file.name for file in pod.rglob("*")} for pod in logs.iterdir()}
+    assert len(written) == 2, "head and worker"
+    assert all({"raylet.out", "raylet.err"} & files for files in written.values()), written
+
+
 def test_the_model_is_on_the_claim_and_loads(chain: Chain) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -1,0 +1,59 @@
+"""Keeps what Ray and its workers wrote in this pod when the pod is told to end.
+
+`python -m rlhf_trainer.ray_logs RUN_FOLDER` copies the ends of the files of Ray's session into the run folder, so many
+bytes at most. Standard library only: it must be done long before the kubelet kills the pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rlhf_trainer.run_folder.attempt import Attempt, own_attempt
+
+LOGS: Final = Path("/tmp/ray/session_latest/logs")
+FOLDER: Final = "ray-logs"
+"""Of the run folder; below it one for each attempt, and in that one for each pod."""
+KEPT_ATTEMPTS: Final = 3
+MOST_OF_A_FILE: Final = 1 << 20
+"""Bytes from its end."""
+MOST_OF_A_POD: Final = 32 << 20
+
+
+def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
+    """Copy the ends of the files that changed last; what cannot be read or written is left out."""
+    kept = output / FOLDER / f"a{attempt.number}"
+    with suppress(OSError):
+        older = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: each.stat().st_mtime)
+        for each in older[: -KEPT_ATTEMPTS + 1]:
+            shutil.rmtree(each, ignore_errors=True)
+    room, files = MOST_OF_A_POD, [each for each in logs.rglob("*") if each.is_file()]
+    for file in sorted(files, key=lambda each: each.stat().st_mtime, reverse=True):
+        with suppress(OSError), file.open("rb") as source:
+            source.seek(max(file.stat().st_size - min(MOST_OF_A_FILE, room), 0))
+            end = source.read(min(MOST_OF_A_FILE, room))
+            if not end:
+                continue
+            target = kept / pod / file.relative_to(logs)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(end)
+            room -= len(end)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m rlhf_trainer.ray_logs", description="Keep Ray's logs of this pod.")
+    parser.add_argument("output", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
+    given, attempt = parser.parse_args(arguments), own_attempt()
+    if attempt is not None:
+        keep(given.logs, given.output, attempt, socket.gethostname())
+
+
+if __name__ == "__main__":
+    main()
