@@ -287,6 +287,7 @@ def measured(name: str, jobs: int, rate: float, idle_seconds: float) -> Figures:
         server.kubectl("apply", "--server-side", "-f", DEFINITION)
         server.until(lambda: server.request("GET", f"{GROUP_PATH}/rlhfjobs")[0] == 200, 30, "RLHFJobs are known")
         server.make_namespace(NAMESPACE)
+        server.add_node("large", {"cpu": "1M", "memory": "1Pi", "nvidia.com/gpu": str(2 * jobs)})  # none is to wait
         server.order("stop", "kube-controller-manager")
         process = Process(commands(server.folder)[name], server, server.folder / f"{name}.log")
         try:

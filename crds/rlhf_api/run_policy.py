@@ -66,11 +66,11 @@ class RunPolicy(Spec):
     active_deadline_seconds: Annotated[
         Count | None, Field(description="Longest time of all attempts together, pauses and queueing not counted.")
     ] = None
+    queue_deadline_seconds: Annotated[
+        Count | None, Field(description="Longest time that the job waits for room; unset waits as long as it takes.")
+    ] = None
     startup_deadline_seconds: Annotated[
-        Count,
-        Field(
-            description="Longest time from an attempt's creation, in a queue its admission, to the first sign of life."
-        ),
+        Count, Field(description="Longest time from all pods of an attempt having nodes to the first sign of life.")
     ] = 1800
     progress_deadline_seconds: Annotated[
         Count, Field(description="Longest time between two steps of a running attempt; it is then stopped as hung.")

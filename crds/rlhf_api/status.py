@@ -3,6 +3,7 @@
 The trainer writes progress, metrics, checkpoint, output and lastFailure; the operator copies them and adds the rest.
 """
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -216,6 +217,27 @@ class Measured(Pace):
     ] = ()
 
 
+class ReservedAmount(Spec):
+    """So much of one resource."""
+
+    resource: Annotated[str, Field(description="cpu, memory, or a device such as nvidia.com/gpu.")]
+    amount: Annotated[int, Field(ge=0, description="In thousandths of CPUs, bytes, numbers of devices.")]
+
+
+class Reserved(Spec):
+    """Room on a node that a job holds, whether its pods are there yet or not."""
+
+    node: Annotated[str, Field(description="The node.")]
+    requests: Annotated[
+        tuple[ReservedAmount, ...], Field(strict=False, max_length=32, description="Of all its pods there.")
+    ]
+
+    @property
+    def amounts(self) -> Counter[str]:
+        """By resource."""
+        return Counter({each.resource: each.amount for each in self.requests})
+
+
 class Attempt(Spec):
     """One try of a job: one RayJob."""
 
@@ -224,8 +246,8 @@ class Attempt(Spec):
     end_time: Annotated[Timestamp | None, Field(description="When it ended (RFC 3339).")] = None
     slots: Annotated[int, Field(ge=1, description="GPUs or CPU slots it was given.")]
     outcome: Annotated[
-        Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped"],
-        Field(description="How it ended, if it has."),
+        Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"],
+        Field(description="How it ended, if it has; Withdrawn: others took its room before its pods had nodes."),
     ] = "Running"
     counted: Annotated[bool, Field(description="Whether its failure counts against backoffLimit.")] = False
     reason: Annotated[Reason | None, Field(description="Why it failed.")] = None
@@ -268,6 +290,10 @@ class Status(Spec):
         Field(strict=False, max_length=16, description="Of models whose config.json a pod of the job has read."),
     ] = ()
     mapping: Annotated[MappedPlacement | None, Field(description="Where the models of this attempt live.")] = None
+    reserved: Annotated[
+        tuple[Reserved, ...],
+        Field(strict=False, max_length=10000, description="The room that it holds; none in Kueue's queues."),
+    ] = ()
     progress: Annotated[Progress | None, Field(description="How far the job is.")] = None
     metrics: Annotated[tuple[Metric, ...], Field(strict=False, max_length=100, description="Latest values.")] = ()
     checkpoint: Annotated[SavedState | None, Field(description="The newest whole checkpoint.")] = None

@@ -20,6 +20,8 @@ class ReadLive:
     """
 
     why: str
+    alone: bool = False
+    """No other job may reserve room until this pass has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -66,6 +66,8 @@ class Reconciler:
         self._pauses: dict[Key, float] = {}
         self._stale: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
+        self._one_reserves = asyncio.Lock()
+        """Held from the look at what is free to the status that says whose it is now."""
         self.leads = False
         self._since = clock()
         self._synced = False
@@ -189,22 +191,23 @@ class Reconciler:
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
         """Seconds until the next one, if time alone can change anything."""
-        fresh = key in self._stale
+        fresh, alone = key in self._stale, False
         while True:
-            snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
-            self._stale.discard(key)
-            if snapshot is None:
-                return None
-            loop = asyncio.get_running_loop()
-            snapshot = replace(snapshot, refused=self._refused.get(key))
-            plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
-            looks = [action.why for action in plan.actions if isinstance(action, ReadLive)]
-            if not looks:
-                break
-            if fresh:
-                raise StillUndecidedError(looks[0])
-            fresh = True
-        await self._applier.apply(snapshot, plan)
+            async with self._one_reserves if alone else nullcontext():
+                snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
+                self._stale.discard(key)
+                if snapshot is None:
+                    return None
+                loop = asyncio.get_running_loop()
+                snapshot = replace(snapshot, refused=self._refused.get(key), alone=alone)
+                plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
+                look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
+                if look is None:
+                    await self._applier.apply(snapshot, plan)
+                    break
+            if fresh and (alone or not look.alone):
+                raise StillUndecidedError(look.why)
+            fresh, alone = True, alone or look.alone
         if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
             # What was made is in the cache already, so that no event of a watch will bring this key again; but of a
             # Job only the pods are watched.

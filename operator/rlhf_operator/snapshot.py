@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from rlhf_api.quantities import amount
 from rlhf_api.status import Attempt, Status
 
 Document = Mapping[str, Any]
@@ -23,6 +27,7 @@ class ObservedJob:
     generation: int
     resource_version: str
     """Every write of the status is on condition that this still holds."""
+    created: datetime
     deleting: bool
     labels: Mapping[str, str]
     spec: Document
@@ -93,12 +98,14 @@ class ObservedPod:
     """Reason of the condition DisruptionTarget: PreemptionByScheduler, DeletionByTaintManager, ..."""
     unschedulable: str = ""
     """Message of the condition PodScheduled=False."""
+    scheduled: datetime | None = None
+    """When it got its node."""
     created: datetime
     not_ready_since: datetime | None = None
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     requests: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of memory and numbers of devices that it holds on its node; none once it has ended."""
+    """Thousandths of CPUs, bytes of memory and numbers of devices that it holds on its node; none once it has ended."""
     containers: tuple[ObservedContainer, ...] = ()
 
     @property
@@ -211,7 +218,11 @@ class Snapshot:
     nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What pods of others request on each node: bytes of memory and numbers of devices."""
+    """What others hold on each node: what their pods request, and what other jobs have reserved for pods to come."""
+    held_by_jobs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The part of `taken` that RLHFJobs hold, and so will give back."""
+    line: tuple[ObservedJob, ...] = ()
+    """Other jobs of all namespaces that wait for room, or may once they have been looked at."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     """What the cluster offers and the operator may use."""
     refused: Refusal | None = None
@@ -222,6 +233,12 @@ class Snapshot:
     """Absence and silence before this time prove nothing: the operator was not there."""
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
+    alone: bool = False
+    """Whether no other job reserves room in the meantime."""
+
+    def taken_by_strangers(self) -> dict[str, Counter[str]]:
+        """What is taken on each node and will be when all other jobs have ended."""
+        return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
 
     def without(self, nodes: Collection[str]) -> Snapshot:
         """The same without these nodes."""
@@ -237,6 +254,16 @@ class Snapshot:
         """The trainer's latest heartbeat, if it is about the current attempt."""
         beat = self.heartbeat
         return beat if beat is not None and beat.attempt == self.job.status.attempt else None
+
+
+def amounts(quantities: Mapping[str, str]) -> Counter[str]:
+    """Thousandths of CPUs, bytes of memory and numbers of devices, rounded up; nothing else."""
+    found = Counter[str]()
+    for name, quantity in quantities.items():
+        if name in ("cpu", "memory") or "/" in name:
+            with suppress(ValueError):
+                found[name] = math.ceil(amount(quantity) * (1000 if name == "cpu" else 1))
+    return found
 
 
 def inputs_of(spec: Document) -> set[str]:

@@ -240,6 +240,20 @@ def auto_mapping_cluster(folder: Path) -> dict[str, Any]:
     return row
 
 
+def shared_cluster(folder: Path) -> dict[str, Any]:
+    """Twelve jobs with room for two, and two that need all of it: in order, without a deadlock or a lost attempt."""
+    output = folder / "shared.json"
+    command = [sys.executable, "-m", "tests.cluster.shared", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"tests.cluster.shared exits with {code}", {"exit_code": code})
+    row: dict[str, Any] = json.loads(output.read_text())
+    outcomes = {outcome for part in ("turns", "pairs") for each in row[part]["outcomes"] for outcome in each}
+    if outcomes != {"Succeeded"} or not row["turns"]["in_order"] or row["pairs"]["pods_meanwhile"]:
+        raise FellShortError("a job lost an attempt, had its turn too early, or held room that was not enough", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -250,6 +264,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "real_size": real_size,
     "speed": speed,
     "auto_mapping_cluster": auto_mapping_cluster,
+    "shared_cluster": shared_cluster,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 

@@ -21,6 +21,7 @@ DOCUMENT = {
     "conditions": [],
     "attempts": [],
     "shapes": [],
+    "reserved": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
     "lastFailure": {"reason": "OutOfMemory", "exitCode": 5, "message": "The actor did not fit."},
@@ -29,7 +30,8 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    assert Status().document() == {"phase": "Pending", "metrics": [], "conditions": [], "attempts": [], "shapes": []}
+    empty = ("metrics", "conditions", "attempts", "shapes", "reserved")
+    assert Status().document() == {"phase": "Pending", **{name: [] for name in empty}}
 
 
 def test_a_status_is_read_back() -> None:

@@ -76,6 +76,7 @@ def snapshot(
         uid=uid or f"uid-of-{job.name}",
         generation=1,
         resource_version="7",
+        created=THEN,
         deleting=False,
         labels=labels or {},
         spec=job.model_dump(mode="json", by_alias=True)["spec"],

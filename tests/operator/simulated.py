@@ -102,6 +102,7 @@ class World:
             uid=UID,
             generation=self.generation,
             resource_version=str(self.version),
+            created=START,
             deleting=False,
             labels=dict(self.labels),
             spec=self.spec,
@@ -121,6 +122,7 @@ class World:
             capabilities=self.capabilities,
             watching_since=self.watching_since,
             fresh=fresh,
+            alone=fresh,
         )
         if fresh:
             return seen

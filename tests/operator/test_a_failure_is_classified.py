@@ -228,19 +228,34 @@ def test_a_claim_that_is_missing_for_a_pod_is_named() -> None:
     assert "models" in failed(world).message
 
 
-def test_pods_that_find_no_place_end_in_a_timeout_with_the_schedulers_words() -> None:
+def test_pods_without_nodes_are_waited_for_and_the_deadline_runs_from_when_all_have_one() -> None:
     world = World(spec={**SFT, "runPolicy": {"startupDeadlineSeconds": 600}})
     world.settle()
     world.make_pods()
     world.change(world.worker().name, unschedulable="0/3 nodes are available: insufficient cpu")
+    world.wait(100_000)
     world.settle()
-    assert world.phase == "Provisioning"
+    (ready,) = (each for each in world.status.conditions if each.type == "ClusterReady")
+    assert (world.phase, ready.reason) == ("Provisioning", "Unschedulable")
+    world.change(world.worker().name, unschedulable="", scheduled=world.now)
+    world.settle()
     plan = decide(world.observe(fresh=True), world.now, world.settings)
     assert plan.requeue_after == pytest.approx(600)
     world.wait(601)
     world.settle()
     assert failed(world).reason == "StartupTimeout"
-    assert "insufficient cpu" in failed(world).message
+
+
+def test_a_claim_that_is_not_bound_ends_in_a_timeout_with_the_schedulers_words() -> None:
+    world = World(spec={**SFT, "runPolicy": {"startupDeadlineSeconds": 600}})
+    world.settle()
+    world.make_pods()
+    world.change(world.worker().name, unschedulable="pod has unbound immediate PersistentVolumeClaims")
+    world.settle()
+    world.wait(601)
+    world.settle()
+    assert failed(world).reason == "StartupTimeout"
+    assert "PersistentVolumeClaims" in failed(world).message
 
 
 def test_silence_between_two_steps_is_a_hang() -> None:

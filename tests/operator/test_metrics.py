@@ -57,6 +57,7 @@ def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, A
         uid=f"uid-{name}",
         generation=1,
         resource_version="1",
+        created=NOW,
         deleting=False,
         labels={},
         spec={"algorithm": {"name": "PPO"}} if spec is None else spec,

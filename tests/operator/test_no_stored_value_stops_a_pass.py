@@ -203,6 +203,7 @@ def test_a_pass_over_anything_ends_with_a_plan(
         uid=UID,
         generation=1,
         resource_version="1",
+        created=START,
         deleting=False,
         labels={},
         spec=spec,

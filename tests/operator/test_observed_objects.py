@@ -199,7 +199,7 @@ def test_a_change_of_a_job_is_news_for_all_that_read_it_even_through_others() ->
     cache = Cache()
     cache.put("jobs", job("c", actor="job://b"))
     cache.put("jobs", job("b", actor="job://a"))
-    cache.put("jobs", job("other"))
+    cache.put("jobs", job("other", phase="Running"))
     assert cache.put("jobs", job("a")) == {("n", "a"), ("n", "b"), ("n", "c")}
     assert cache.put("jobs", job("a", 2)) == {("n", "a")}
     assert cache.put("jobs", job("a", 3, phase="Succeeded")) == {("n", "a"), ("n", "b"), ("n", "c")}
@@ -333,9 +333,9 @@ def test_a_pod_holds_what_its_containers_request_together_or_one_before_them() -
         initContainers=before,
         overhead={"memory": "1Mi"},
     )
-    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 9 * 2**30 + 2**20}
+    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 9 * 2**30 + 2**20, "cpu": 8000}
     document["spec"]["initContainers"] = before[1:]
-    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 6.5 * 2**30 + 2**20}
+    assert parse.pod(document).requests == {"nvidia.com/gpu": 3, "memory": 6.5 * 2**30 + 2**20, "cpu": 8000}
     document["status"]["phase"] = "Succeeded"
     assert parse.pod(document).requests == {}
 

@@ -29,6 +29,7 @@ def job(name: str) -> ObservedJob:
         uid=f"uid-{name}",
         generation=1,
         resource_version="7",
+        created=NOW,
         deleting=False,
         labels={},
         spec={},
@@ -294,6 +295,26 @@ def test_jobs_are_worked_on_side_by_side_and_a_job_never_twice_at_once() -> None
         assert world.most_at_once <= 1
 
     run(world, nothing_to_do, test)
+
+
+def test_one_job_at_a_time_looks_at_what_is_free_and_reserves_it() -> None:
+    world = World(*"abcdefgh")
+    looking: list[str] = []
+
+    def reserve(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
+        if not snapshot.alone:
+            return Plan(status=Status(), actions=(ReadLive(why="room is reserved", alone=True),))
+        assert snapshot.fresh
+        looking.append(snapshot.job.name)
+        assert looking == [*world.applied, looking[-1]], "all that looked before have written what they reserve"
+        return nothing_to_do(snapshot, now, settings)
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: len(world.applied) == 8)
+        assert sorted(looking) == list("abcdefgh")
+        assert world.results == ["done"] * 8
+
+    run(world, reserve, test)
 
 
 def test_a_job_that_is_gone_is_not_applied() -> None:

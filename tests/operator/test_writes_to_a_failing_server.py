@@ -104,6 +104,7 @@ def snapshot() -> Snapshot:
         uid="uid-a",
         generation=1,
         resource_version="7",
+        created=NOW,
         deleting=False,
         labels={},
         spec={},

@@ -6,12 +6,14 @@ one that has been deleted never comes back, whatever the order in which lists, w
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rlhf_api.names import KIND
+from rlhf_api.status import Phase, Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.client import Listing
@@ -35,8 +37,8 @@ KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas"]
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16
 """Pods of an attempt that are remembered; the first ones pulled the others down."""
-PLACED_LATER: Final = ("Pending", "Mapping")
-"""Phases in which the nodes decide what happens next."""
+PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping", "Queued")
+"""Phases in which the nodes, and what others hold there, decide what happens next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Entry(Generic[T]):
     """uid of the job that it belongs to, as far as it says; empty for what belongs to none."""
     index_names: frozenset[str]
     value: T
+    taken_in: float = field(default_factory=time.monotonic, compare=False)
+    """When, in seconds of this process."""
 
     def is_same_as(self, other: Entry[T] | None) -> bool:
         """Whether nothing that counts has changed."""
@@ -123,19 +127,28 @@ class Pods(Table[ObservedPod]):
         super().__init__(_pod)
         self.requested: dict[str, Counter[str]] = {}
         """By node; an entry is replaced, never changed."""
+        self.requested_by_jobs: dict[str, Counter[str]] = {}
+        """The part of RLHFJobs."""
 
     def _set(self, key: Key, before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> None:
         super()._set(key, before, now)
         for entry, sign in ((before, -1), (now, 1)):
-            if entry and entry.value.node and entry.value.requests:
-                self._add(entry.value, sign)
+            if entry and holds_room(entry):
+                for requested in (self.requested, *([self.requested_by_jobs] if entry.owner else [])):
+                    _add(requested, entry.value, sign)
 
-    def _add(self, pod: ObservedPod, sign: int) -> None:
-        together = Counter(self.requested.get(pod.node, {}))
-        together.update({name: sign * number for name, number in pod.requests.items()})
-        self.requested[pod.node] = +together
-        if not self.requested[pod.node]:
-            del self.requested[pod.node]
+
+def _add(requested: dict[str, Counter[str]], pod: ObservedPod, sign: int) -> None:
+    together = Counter(requested.get(pod.node, {}))
+    together.update({name: sign * number for name, number in pod.requests.items()})
+    requested[pod.node] = +together
+    if not requested[pod.node]:
+        del requested[pod.node]
+
+
+def holds_room(pod: Entry[ObservedPod]) -> bool:
+    """Whether it has a node and has not ended."""
+    return bool(pod.value.node and pod.value.requests)
 
 
 def _identity(document: Document) -> tuple[Key, str, int]:
@@ -199,7 +212,8 @@ class Cache:
         key, before, now = getattr(self, kind).put(document)
         if now is None or now.is_same_as(before):
             return set()
-        return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now)
+        freed = self._in_phase("Mapping", "Queued") if kind == "pods" and _frees_room(before, now) else set()
+        return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now) | freed
 
     def remove(self, kind: KindName, document: Document) -> set[Key]:
         """Forgets an object that has been deleted; the jobs that it changes something for."""
@@ -207,9 +221,14 @@ class Cache:
             key, job = self.jobs.remove(document)
             return self._jobs_of_job(key, job, None)
         key, before = getattr(self, kind).remove(document)
-        if kind == "pods":
-            self._remember_lost_pod(key[0], before)
-        return self._jobs_of(kind, key, before)
+        return self._jobs_of_removed(kind, key, before)
+
+    def _jobs_of_removed(self, kind: KindName, key: Key, entry: Entry[Any] | None) -> set[Key]:
+        if kind != "pods":
+            return self._jobs_of(kind, key, entry)
+        self._remember_lost_pod(key[0], entry)
+        freed = self._in_phase("Mapping", "Queued") if _frees_room(entry, None) else set()
+        return self._jobs_of(kind, key, entry) | freed
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
         """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
@@ -234,9 +253,8 @@ class Cache:
             # One that is younger than the list cannot be in it.
             if entry is not None and entry.uid not in there and entry.version <= listing.version:
                 table.drop(key, entry.uid)
-                if kind == "pods":
-                    self._remember_lost_pod(key[0], entry)
-                changed |= self._jobs_of_job(key, entry, None) if kind == "jobs" else self._jobs_of(kind, key, entry)
+                is_job = kind == "jobs"
+                changed |= self._jobs_of_job(key, entry, None) if is_job else self._jobs_of_removed(kind, key, entry)
         for document in listing.items:
             changed |= self.put(kind, document)
         return changed
@@ -260,14 +278,35 @@ class Cache:
 
     def _jobs_of_node(self, name: str) -> set[Key]:
         on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
-        return on_it | {key for key, job in self.jobs if job.value.status.phase in PLACED_LATER}
+        return on_it | self._in_phase(*PLACED_LATER)
+
+    def _in_phase(self, *phases: Phase) -> set[Key]:
+        return {key for key, job in self.jobs if job.value.status.phase in phases}
 
     def _jobs_of_job(self, key: Key, before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> set[Key]:
         if before is now:
             return set()
         if before is not None and (now is None or now.uid != before.uid):
             self._lost_pods.pop(before.uid, None)
-        return {key} if _is_unchanged_for_dependants(before, now) else {key, *self._dependants(key)}
+        dependants = set() if _is_unchanged_for_dependants(before, now) else self._dependants(key)
+        return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
+
+    def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
+        """All in line if a job has given room back, and those behind it if it has left the line or was never in it."""
+        is_there = now is not None and now.uid == before.uid
+        was, new = before.status, now.value.status if now is not None and is_there else Status()
+        if was.reserved and not new.reserved:
+            return self._in_phase("Queued")
+        is_ahead = was.phase == "Queued" or not was.conditions
+        if not is_ahead or (is_there and (was.phase, not was.conditions) == (new.phase, not new.conditions)):
+            return set()
+        return {
+            key
+            for key, job in self.jobs
+            if job.value.status.phase == "Queued"
+            or (job.value.status.phase == "Pending" and not job.value.status.conditions)
+            if job.value.created >= before.created
+        }
 
     def _dependants(self, key: Key) -> set[Key]:
         """The jobs that read a job's output, and those that read theirs, and so on."""
@@ -279,6 +318,13 @@ class Cache:
             found |= new
             waiting += new
         return found
+
+
+def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:
+    """Whether a pod of a job, or one with devices, holds no room any more; of others that is seen by the minute."""
+    if before is None or not holds_room(before) or (now is not None and holds_room(now)):
+        return False
+    return bool(before.owner) or any("/" in name for name in before.value.requests)
 
 
 def _is_unchanged_for_dependants(before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -28,6 +29,7 @@ from rlhf_operator.snapshot import (
     ObservedQuota,
     ObservedRayJob,
     Snapshot,
+    amounts,
     claims_named,
     inputs_of,
 )
@@ -37,6 +39,11 @@ logger = logging.getLogger(__name__)
 ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 """Ray's words for a job that has ended."""
 NEVER: Final = 2**63
+NEW_SECONDS: Final = 30.0
+"""A job that nobody has looked at so long after it came is no longer waited for: its passes fail."""
+
+Held = dict[str, Counter[str]]
+"""By node: thousandths of CPUs, bytes of memory, numbers of devices."""
 
 
 class Observer:
@@ -174,6 +181,7 @@ class Observer:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in self._inputs(job)}
         pods = tuple(self._pods(job))
+        taken, by_jobs = self._held_by_others(job)
         return Snapshot(
             job=job,
             rayjobs=(*self._rayjobs(job), *foreign),
@@ -186,7 +194,9 @@ class Observer:
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(self._measured(job)) if fresh else (),
             nodes=nodes,
-            taken=self._taken(job),
+            taken=taken,
+            held_by_jobs=by_jobs,
+            line=tuple(self._line(job)),
             capabilities=self.offer.capabilities,
             watching_since=since,
             fresh=fresh,
@@ -201,13 +211,45 @@ class Observer:
             if each.owner == job.uid:
                 yield each.value
 
-    def _taken(self, job: ObservedJob) -> dict[str, Counter[str]]:
-        """What the pods of others request on each node."""
-        taken = dict(self._cache.pods.requested)
-        for pod in self._pods(job):
-            if pod.node in taken:
-                taken[pod.node] = taken[pod.node] - Counter(pod.requests)
-        return taken
+    def _held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
+        """(what is taken on each node without the pods of a job, the part of it that other jobs hold).
+
+        What jobs hold for pods to come counts where it is reserved, or where it is free if others have taken that.
+        """
+        requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
+        taken, by_jobs = (_without(each, self._pods(job)) for each in requested)
+        missing = self._missing(job)
+        for node, amount in missing.items():
+            for held in (taken, by_jobs):
+                held[node] = held.get(node, Counter()) + amount
+        there = {key[1]: amounts(entry.value.allocatable) for key, entry in self._cache.nodes} if missing else {}
+        for node, amount in missing.items():
+            surplus = (taken[node] - there.get(node, Counter())) & amount
+            for other, allocatable in there.items() if surplus else ():
+                moved = surplus & (allocatable - taken.get(other, Counter()))
+                surplus -= moved
+                for held in (taken, by_jobs):
+                    held[node] = held[node] - moved
+                    held[other] = held.get(other, Counter()) + moved
+        return taken, by_jobs
+
+    def _missing(self, job: ObservedJob) -> Held:
+        """What of the room of all other jobs no pods have taken yet, by node."""
+        missing: Held = {}
+        for _, entry in self._cache.jobs:
+            other = entry.value
+            if other.uid != job.uid and other.status.reserved and not other.deleting:
+                reserved = {each.node: each.amounts for each in other.status.reserved}
+                for node, amount in _without(reserved, self._pods(other)).items():
+                    missing[node] = missing.get(node, Counter()) + amount
+        return {node: amount for node, amount in missing.items() if amount}
+
+    def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
+        for _, entry in self._cache.jobs:
+            other = entry.value
+            is_new = not other.status.conditions and time.monotonic() - entry.taken_in < NEW_SECONDS
+            if other.uid != job.uid and (is_new or other.status.phase == "Queued") and not other.deleting:
+                yield other
 
     def _inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
         """Of the job, of those, and so on; each once."""
@@ -249,6 +291,15 @@ def _without_pods(snapshot: Snapshot) -> dict[str, str]:
     if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
         return {}
     return {"RayJob": rayjob.name, "RayCluster": f"{rayjob.name}-[a-z0-9]+"}
+
+
+def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
+    """What is held on each node besides these pods."""
+    rest = dict(held)
+    for pod in pods:
+        if pod.node in rest:
+            rest[pod.node] = rest[pod.node] - Counter(pod.requests)
+    return rest
 
 
 def _input(job: ObservedJob) -> ObservedInput:

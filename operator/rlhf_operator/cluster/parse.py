@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -26,6 +24,7 @@ from rlhf_operator.snapshot import (
     ObservedPod,
     ObservedQuota,
     ObservedRayJob,
+    amounts,
 )
 
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
@@ -74,6 +73,7 @@ def job(document: Document) -> ObservedJob:
         uid=raw.text(document, "metadata", "uid"),
         generation=raw.number(document, "metadata", "generation") or 0,
         resource_version=raw.text(document, "metadata", "resourceVersion"),
+        created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         deleting=bool(raw.text(document, "metadata", "deletionTimestamp")),
         labels=raw.texts(document, "metadata", "labels"),
         spec=raw.mapping(document, "spec"),
@@ -158,6 +158,7 @@ def pod(document: Document) -> ObservedPod:
         message=raw.text(document, "status", "message"),
         disruption=raw.text(disrupted, "reason") if disrupted.get("status") == "True" else "",
         unschedulable=raw.text(scheduled, "message") if scheduled.get("status") == "False" else "",
+        scheduled=raw.time(scheduled, "lastTransitionTime") if scheduled.get("status") == "True" else None,
         created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
         # Kubernetes writes when the grace period will be over.
@@ -194,28 +195,18 @@ def slim_pod(document: Document) -> Document:
 
 
 def _requests(document: Document) -> dict[str, int]:
-    """Memory and devices that a pod holds: what its containers request together, or one before them if that is more."""
+    """What a pod holds: what its containers request together, or one before them if that is more."""
     if raw.text(document, "status", "phase") in ("Succeeded", "Failed"):
         return {}
     before = list(raw.entries(document, "spec", "initContainers"))
     beside = [each for each in before if each.get("restartPolicy") == "Always"]
     together: Counter[str] = Counter()
     for each in (*raw.entries(document, "spec", "containers"), *beside):
-        together.update(_amounts(raw.texts(each, "resources", "requests")))
+        together.update(amounts(raw.texts(each, "resources", "requests")))
     for each in before:
-        together |= Counter(_amounts(raw.texts(each, "resources", "requests")))
-    together.update(_amounts(raw.texts(document, "spec", "overhead")))
+        together |= amounts(raw.texts(each, "resources", "requests"))
+    together.update(amounts(raw.texts(document, "spec", "overhead")))
     return dict(together)
-
-
-def _amounts(quantities: Mapping[str, str]) -> dict[str, int]:
-    """Whole numbers of memory and devices, rounded up."""
-    found = {}
-    for name, quantity in quantities.items():
-        if name == "memory" or "/" in name:
-            with suppress(ValueError):
-                found[name] = math.ceil(amount(quantity))
-    return found
 
 
 def _grace_seconds(document: Document) -> int:

@@ -16,18 +16,19 @@ REPELS = ("NoSchedule", "NoExecute")
 def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedNode]:
     """The nodes that are ready and schedulable, and that the templates of the job and the installation ask for."""
     workers, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
-    return [node for node in snapshot.nodes or () if _suits(node, workers, resource)]
+    return [node for node in snapshot.nodes or () if suits(node, workers, resource)]
 
 
-def _suits(node: ObservedNode, workers: PodSpec, resource: str) -> bool:
-    if not (node.ready and node.schedulable and workers.node_selector.items() <= dict(node.labels).items()):
+def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
+    """Whether a pod may be on a node; resource: of the GPUs that it asks for."""
+    if not (node.ready and node.schedulable and pod.node_selector.items() <= dict(node.labels).items()):
         return False
-    required = workers.affinity.node_affinity.required
+    required = pod.affinity.node_affinity.required
     if required and not any(_meets(node, term) for term in required.node_selector_terms):
         return False
     return all(
         # Worker pods that ask for GPUs tolerate the taint that keeps others off these nodes.
-        effect not in REPELS or key == resource or _tolerated(workers, key, value, effect)
+        effect not in REPELS or key == resource or _tolerated(pod, key, value, effect)
         for key, value, effect in node.taints
     )
 
@@ -55,10 +56,10 @@ def _holds(wanted: Requirement, value: str | None) -> bool:
     return False
 
 
-def _tolerated(workers: PodSpec, key: str, value: str, effect: str) -> bool:
+def _tolerated(pod: PodSpec, key: str, value: str, effect: str) -> bool:
     return any(
         each.effect in (None, effect)
         and each.key in (None, key)
         and (each.operator == "Exists" or (each.value or "") == value)
-        for each in workers.tolerations
+        for each in pod.tolerations
     )

@@ -8,6 +8,7 @@ from rlhf_api.status import SavedState, Status
 from rlhf_operator import failure, names, starting
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
+from rlhf_operator.reconcile.room import held_by
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -147,6 +148,8 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
     mapping, beat = ctx.status.mapping, ctx.snapshot.current_heartbeat()
     expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
     is_whole = head is not None and len(workers) >= expected
+    if ctx.status.reserved and is_whole and all(pod.node for pod in workers) and head and head.node:
+        ctx.set_status(reserved=held_by((head, *workers)))
     trains = beat is not None and beat.status.phase == "Running"
     pods = [*([head] if head else []), *workers]
     if is_whole and (trains or all(pod.ready for pod in pods)):

@@ -18,7 +18,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.run_policy import RunPolicy
 from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
-from rlhf_operator.actions import Action, Event, Plan
+from rlhf_operator.actions import Action, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedRayJob, Snapshot
@@ -61,6 +61,14 @@ ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", "Kept", "End
 class NeedsLiveReadError(Exception):
     """The next step cannot be undone, and the snapshot came from the cache: read the objects live first."""
 
+    def __init__(self, why: str, *, alone: bool) -> None:
+        self.look = ReadLive(why=why, alone=alone)
+        super().__init__(why)
+
+
+class NotYetError(Exception):
+    """An older job has not been looked at yet; its first pass is on its way, and brings this one back."""
+
 
 @dataclass(kw_only=True)
 class ReconcileContext:
@@ -77,6 +85,8 @@ class ReconcileContext:
     actions: list[Action] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
+    wanted: dict[object, frozenset[str]] = field(default_factory=dict)
+    """Nodes that jobs in line want, as far as `line` has looked."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:
@@ -191,10 +201,13 @@ class ReconcileContext:
         """Asks for another pass after so many seconds at the latest."""
         self.requeue_times.append(seconds)
 
-    def require_live(self, why: str) -> None:
-        """NeedsLiveReadError unless this pass has read job and RayJobs from the API server; `why` is for the log."""
-        if not self.snapshot.fresh:
-            raise NeedsLiveReadError(why)
+    def require_live(self, why: str, *, alone: bool = False) -> None:
+        """NeedsLiveReadError unless this pass has read job and RayJobs from the API server; `why` is for the log.
+
+        alone: and unless no other job reserves room meanwhile.
+        """
+        if not self.snapshot.fresh or (alone and not self.snapshot.alone):
+            raise NeedsLiveReadError(why, alone=alone)
 
     def age(self, moment: datetime | None) -> float:
         """Seconds since a moment."""

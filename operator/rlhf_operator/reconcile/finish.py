@@ -56,7 +56,7 @@ def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
     if ctx.record is not None and ctx.record.outcome == "Running":
         _end_attempt(ctx, "Failed")
         ctx.set_record(message=conditions.shortened(message))
-    ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None)
+    ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None, reserved=())
     ctx.set_condition("Training", "False", "Finished", "No attempt is running.")
     ctx.set_condition("Failed", "True", reason, message)
     if cleanup.is_kept(ctx):
@@ -88,9 +88,40 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
         ctx.set_condition("Training", "False", conditions.RESTARTING, what)
         ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=_backoff_seconds(ctx))))
         if action == "Remap" or failure.reason == "NodeLost":
-            ctx.set_status(mapping=None)
+            ctx.set_status(mapping=None, reserved=())
         cleanup.delete_rayjobs(ctx, but=None)
         ctx.requeue_after(_backoff_seconds(ctx))
+
+
+def withdraw(ctx: ReconcileContext, why: str) -> None:
+    """An attempt ends because its pods find no nodes: the job waits again for its turn, and lets others by at first."""
+    ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
+    _end_attempt(ctx, "Withdrawn")
+    message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
+    ctx.set_record(message=conditions.shortened(message))
+    pause = _backoff_seconds(ctx)
+    ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=pause)))
+    ctx.set_condition("QuotaReserved", "False", "Withdrawn", message)
+    ctx.set_condition("Training", "False", "NotStarted", message)
+    cleanup.delete_rayjobs(ctx, but=None)
+    ctx.requeue_after(pause)
+
+
+def was_withdrawn(ctx: ReconcileContext) -> bool:
+    """Whether that was the end of the last attempt."""
+    return ctx.record is not None and ctx.record.outcome == "Withdrawn"
+
+
+def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
+    """A job that waits for its turn, in our line or in Kueue's, fails after spec.runPolicy.queueDeadlineSeconds."""
+    limit = ctx.policy.queue_deadline_seconds
+    if limit is None:
+        return
+    left = limit - ctx.age(ctx.condition_since("QuotaReserved", "False"))
+    if left > 0:
+        ctx.requeue_after(left)
+        return
+    fail(ctx, "QueueDeadlineExceeded", f"no room for {limit} s, spec.runPolicy.queueDeadlineSeconds")
 
 
 def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> float | None:
@@ -133,8 +164,13 @@ def active_seconds(ctx: ReconcileContext) -> float:
     return min((ctx.age(each) for each in (began, reserved) if each), default=0.0)
 
 
-def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped"]) -> None:
-    ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
+def _end_attempt(
+    ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"]
+) -> None:
+    if outcome != "Withdrawn":
+        ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
+    if outcome != "Failed":  # the next attempt goes on with its room
+        ctx.set_status(reserved=())
     record, progress = ctx.record, ctx.status.progress
     has_trained = record is not None and record.first_step is not None
     ctx.set_record(
@@ -152,7 +188,7 @@ def _end_attempt(ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", 
 
 def _backoff_seconds(ctx: ReconcileContext) -> float:
     """Seconds before the next attempt: twice as long each time, and not the same for two jobs that fail together."""
-    failures = sum(each.outcome == "Failed" for each in ctx.status.attempts)
+    failures = sum(each.outcome in ("Failed", "Withdrawn") for each in ctx.status.attempts)
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"
     return min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), MAX_BACKOFF_SECONDS)

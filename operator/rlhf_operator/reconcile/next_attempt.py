@@ -6,16 +6,13 @@ from typing import Final
 
 from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
-from rlhf_operator import conditions, failure, names, placement, resources
+from rlhf_operator import conditions, failure, names, resources
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.claim_size import claim_size
-from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, shapes
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.snapshot import Snapshot
 from rlhf_operator.times import parsed, timestamp
 
-REMAP_SECONDS: Final = 60.0
-"""Nodes come and go without an event about the job."""
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
 """A nextAttemptTime further ahead than this comes from a clock that has been set back."""
 
@@ -29,24 +26,24 @@ def prepare(ctx: ReconcileContext) -> None:
     _resume(ctx)
     job = inputs.accepted(ctx)
     if job is None or not inputs.ready(ctx, job):
+        ctx.set_status(reserved=())
         return
     if (seconds_left := finish.fail_if_too_late(ctx)) is not None and seconds_left <= 0:
         return
     if not is_clear:
-        if ctx.status.attempt is not None:
+        if ctx.status.attempt is not None and not finish.was_withdrawn(ctx):
             ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {_left(ctx)} is gone.")
         return
     if _is_backing_off(ctx):
         return
-    avoided = _avoided(ctx, job)
-    if (mapping := _mapped(ctx, job, ctx.snapshot.without(avoided))) is not None:
-        _start(ctx, job, mapping, avoided)
+    if (beginning := line.beginning(ctx, job)) is not None:
+        _start(ctx, job, *beginning)
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
     if ctx.record is not None and ctx.record.outcome == "Running":
         finish.suspend(ctx)  # it was named in the status, and its RayJob was never created
-    ctx.set_status(next_attempt_time=None)
+    ctx.set_status(next_attempt_time=None, reserved=())
     if is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
     else:
@@ -79,51 +76,13 @@ def _is_backing_off(ctx: ReconcileContext) -> bool:
     return True
 
 
-def _avoided(ctx: ReconcileContext, job: Job) -> tuple[str, ...]:
-    """The nodes on which attempts failed not long ago; none if the job has no place without them."""
-    bad, have = failure.bad_nodes(ctx.snapshot, ctx.now), ctx.status.mapping
-    others = ctx.snapshot.without(bad)
-    if not bad or (have is not None and placement.still_fits(job, have, others, ctx.settings)):
-        return bad
-    return bad if placement.map_job(job, others, ctx.settings).mapping is not None else ()
-
-
-def _mapped(ctx: ReconcileContext, job: Job, seen: Snapshot) -> MappedPlacement | None:
-    """Where the models will live: as before, unless the spec or the inputs have changed or the nodes have no room."""
-    have = ctx.status.mapping
-    if have is not None and placement.still_fits(job, have, seen, ctx.settings):
-        if not ctx.holds("Mapped"):
-            ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
-        return have
-    if not shapes.are_read(ctx, job):
-        ctx.set_status(mapping=None)
-        return None
-    ctx.require_live("the next attempt is mapped")
-    result = placement.map_job(job, seen, ctx.settings)
-    if result.mapping is None:
-        ctx.set_status(mapping=None)
-        if not ctx.snapshot.readers:
-            shapes.forget_problems(ctx)  # the Job that met them has gone; another one reads
-        ctx.set_condition("Mapped", "False", result.reason, result.message)
-        ctx.requeue_after(REMAP_SECONDS)
-        return None
-    ctx.set_status(mapping=result.mapping)
-    ctx.set_condition("Mapped", "True", result.reason, result.message or _summary(result.mapping))
-    ctx.add_event("Normal", "Mapped", result.message or _summary(result.mapping))
-    return result.mapping
-
-
-def _summary(mapping: MappedPlacement) -> str:
-    pools = "; ".join(f"{', '.join(pool.models)}: {pool.nodes} x {pool.slots_per_node}" for pool in mapping.pools)
-    return f"{mapping.slots} {mapping.device} slots ({pools})."
-
-
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Names the next attempt in the status and creates its RayJob; one that was named and never created comes first."""
     was_named = ctx.record is not None and ctx.record.outcome == "Running"
     number = ctx.status.attempt or 0
     number = number if was_named and number else number + 1
     if inputs.conflict(ctx, names.rayjob(job.name, number)):
+        ctx.set_status(reserved=())
         return
     ctx.require_live(f"attempt {number} begins")
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
@@ -148,6 +107,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
+        ctx.set_status(reserved=())  # others may begin meanwhile
     if avoided:
         hours = f"{failure.AVOIDED_SECONDS / 3600:.0f} h"
         message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."

@@ -7,10 +7,13 @@ from typing import Final
 
 from rlhf_api.status import Failure
 from rlhf_operator import failure, starting
-from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, line, review
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
+UNSCHEDULABLE_SECONDS: Final = 120.0
+"""So long pods for which there was room may find no node: the scheduler is busy, or somebody else took the room."""
 CLOCK_SECONDS: Final = 2.0
 """By so much a time in the status may lie ahead: it is written in whole seconds."""
 
@@ -27,6 +30,7 @@ def check(ctx: ReconcileContext) -> None:
         finish.suspend(ctx)
     elif attempt_status.is_queued(ctx):
         attempt_status.set_queued(ctx)
+        finish.fail_if_queued_too_long(ctx)
     else:
         attempt_status.set_quota_reserved(ctx)
         _continue_or_fail(ctx, has_advanced=has_advanced)
@@ -34,7 +38,9 @@ def check(ctx: ReconcileContext) -> None:
 
 def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
     found = _failure(ctx, has_advanced=has_advanced)
-    if found is None:
+    if found is None and (why := _is_pushed_out(ctx)):
+        finish.withdraw(ctx, why)
+    elif found is None:
         if (soon := failure.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
             ctx.requeue_after(soon)
         attempt_status.set_readiness(ctx)
@@ -82,8 +88,26 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
     return found or _starts_too_slowly(ctx) or _hangs(ctx, has_advanced=has_advanced)
 
 
+def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
+    """The pods for which no node has room; a claim that is not bound is no matter of room."""
+    pods = failure.current_pods(ctx.snapshot)
+    return [each for each in pods if each.unschedulable and "persistentvolume" not in each.unschedulable.lower()]
+
+
+def _is_pushed_out(ctx: ReconcileContext) -> str:
+    """Why an attempt for which there was room must give it back; empty if it need not."""
+    pods = _waiting_pods(ctx) if line.is_kept(ctx) else []
+    if not pods:
+        return ""
+    waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
+    if waited < UNSCHEDULABLE_SECONDS:
+        ctx.requeue_after(UNSCHEDULABLE_SECONDS - waited)
+        return ""
+    return f"for {UNSCHEDULABLE_SECONDS:.0f} s no node took pod {pods[0].name}: {pods[0].unschedulable}"
+
+
 def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
-    if ctx.record is None or ctx.record.first_step is not None:
+    if ctx.record is None or ctx.record.first_step is not None or _waiting_pods(ctx):
         return None
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is not None and not starting.is_taken_up(rayjob):
@@ -115,9 +139,10 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 
 def _began(ctx: ReconcileContext) -> datetime:
-    """When the attempt could begin."""
+    """When the attempt could begin: it had its quota, KubeRay has begun, and the last of its pods has a node."""
     rayjob, recorded = ctx.snapshot.current_rayjob(), parsed(ctx.record.start_time) if ctx.record else None
-    return _latest(ctx, recorded, ctx.condition_since("QuotaReserved"), rayjob.started if rayjob else None)
+    moments = (recorded, ctx.condition_since("QuotaReserved"), rayjob.started if rayjob else None)
+    return _latest(ctx, *moments, *(pod.scheduled for pod in failure.current_pods(ctx.snapshot)))
 
 
 def _silence(ctx: ReconcileContext) -> float:

@@ -56,10 +56,10 @@ def for_attempt(
     on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
     admitted = None if on_host else settings.job_network_policy
     policies = (network.policy(snapshot.job, admitted),) if admitted else ()
-    return (*claims, document, *policies, _rayjob(pods))
+    return (*claims, document, *policies, rayjob(pods))
 
 
-def _rayjob(pods: Pods) -> Manifest:
+def rayjob(pods: Pods) -> Manifest:
     """The RayJob of an attempt: made once, never changed, and its end is the end of the attempt.
 
     KubeRay makes the cluster of it, submits the entrypoint over HTTP, and takes the cluster down.

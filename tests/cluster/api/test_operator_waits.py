@@ -208,11 +208,12 @@ def has_failed(lives: Lives, job: str) -> None:
     lives.jobs.wait_for(job, "Failed")
 
 
+NO_SCHEDULER = {"template": {"spec": {"schedulerName": "nobody"}}}
 NEVER, ON_FAILURE = {"storage": {"retain": "Never"}}, {"storage": {"retain": "OnFailure"}}
 PHASES: dict[str, tuple[Callable[[Lives, str], None], dict[str, Any]]] = {
     "pending": (is_pending, {"checkpoint": {"storage": "pvc://missing"}}),
     "mapping": (is_mapping, {"resources": {"device": "GPU", "nodes": 40, "slotsPerNode": 8}}),
-    "provisioning": (is_provisioning, {"runtime": {"controller": {"cpu": "1000"}}, **NEVER}),
+    "provisioning": (is_provisioning, {"runtime": {"controller": NO_SCHEDULER}, **NEVER}),
     "running": (is_running, NEVER),
     "restarting": (is_restarting, {"runPolicy": {"restartBackoffSeconds": 300}, **NEVER}),
     "suspended": (is_suspended, ON_FAILURE),

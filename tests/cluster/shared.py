@@ -1,0 +1,95 @@
+"""More jobs than there is room for, on one made-up node with two CPUs for workers.
+
+`python -m tests.cluster.shared FILE` starts a cluster for it, and writes as JSON who had which turn.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
+from tests.cluster.capabilities import api_cannot_run
+from tests.cluster.client import Cluster
+from tests.cluster.conftest import learn_rlhfjobs
+from tests.cluster.launch import cluster
+from tests.cluster.lifecycle import SECONDS, Document
+from tests.cluster.processes import FailedError
+from tests.cluster.stage import Lives, small_job, stage
+
+POOL, ROOM, JOBS = "shared", 2, 12
+
+
+@contextmanager
+def two_places(server: Cluster) -> Iterator[None]:
+    """A node with room for two workers is there meanwhile."""
+    server.add_node(POOL, {"cpu": str(ROOM)}, {"pool": POOL})
+    try:
+        yield
+    finally:
+        server.remove_node(POOL)
+
+
+def job(name: str, namespace: str, workers: int = 1) -> Document:
+    """Its workers take a CPU each, on that node only; its head pod may be anywhere."""
+    made = small_job(name, namespace)
+    made["spec"]["resources"] = {"device": "CPU", "nodes": workers, "slotsPerNode": 1}
+    template = {"spec": {"nodeSelector": {"pool": POOL}}}
+    made["spec"]["runtime"] = {"worker": {"cpu": "1", "template": template}}
+    return made
+
+
+def turns(lives: Lives) -> Document:
+    """How each attempt of twelve jobs ended, and whether any was seen to begin before an older one."""
+    names = [f"turn-{number:02}" for number in range(JOBS)]
+    lives.apply(*(job(name, lives.jobs.namespace) for name in names))
+    finals, most, in_order = [], 0, True
+    for place, name in enumerate(names):
+        lives.train(name)
+        begun = [each for each in names if lives.jobs.status(each).get("attempts")]
+        in_order = in_order and begun == names[: len(begun)]
+        most = max(most, len(begun) - place)
+        finals.append(lives.succeed(name))
+    outcomes = [[each["outcome"] for each in final["attempts"]] for final in finals]
+    return {"outcomes": outcomes, "in_order": in_order, "most_at_once": most}
+
+
+def pairs(lives: Lives) -> Document:
+    """Two jobs that both need the whole room: what the second says while the first runs, and how both end."""
+    names = ["pair-a", "pair-b"]
+    lives.apply(*(job(name, lives.jobs.namespace, workers=ROOM) for name in names))
+    lives.jobs.wait_for_pods(names[0], 1, 1 + ROOM)
+    waiting = lives.jobs.wait_for(names[1], "Queued")
+    reserved = next(each for each in waiting["conditions"] if each["type"] == "QuotaReserved")
+    pods = len(lives.jobs.pods(names[1]))
+    finals = []
+    for name in names:
+        lives.jobs.wait_for_pods(name, 1, 1 + ROOM)
+        lives.jobs.server.until(lambda: lives.kubelets.trainer(name).document, SECONDS, f"{name} runs")  # noqa: B023
+        finals.append(lives.succeed(name))
+    outcomes = [[each["outcome"] for each in final["attempts"]] for final in finals]
+    return {"outcomes": outcomes, "reason": reserved["reason"], "told": reserved["message"], "pods_meanwhile": pods}
+
+
+def main() -> int:
+    """Measure on a cluster of its own; what stops it is one sentence on stderr."""
+    try:
+        if reason := api_cannot_run() or no_go():
+            raise FailedError(reason)
+        built(API_GROUPS)
+        with cluster("api") as server, tempfile.TemporaryDirectory() as folder:
+            learn_rlhfjobs(server)
+            server.make_namespace(POOL)
+            with two_places(server), stage(server, POOL, Path(folder)) as (lives, _):
+                found = {"turns": turns(lives), "pairs": pairs(lives)}
+    except (FailedError, NotBuiltError, AssertionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    Path(sys.argv[1]).write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
