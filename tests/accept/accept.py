@@ -241,16 +241,20 @@ def auto_mapping_cluster(folder: Path) -> dict[str, Any]:
 
 
 def shared_cluster(folder: Path) -> dict[str, Any]:
-    """Twelve jobs with room for two, and two that need all of it: in order, without a deadlock or a lost attempt."""
-    output = folder / "shared.json"
-    command = [sys.executable, "-m", "tests.cluster.shared", str(output)]
-    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
-    if code:
-        raise FellShortError(f"tests.cluster.shared exits with {code}", {"exit_code": code})
-    row: dict[str, Any] = json.loads(output.read_text())
+    """Twelve jobs with room for two, and two that need all of it: all in order; pods without a token are kept out."""
+    row: dict[str, Any] = {}
+    for name in ("shared", "attack"):
+        output = folder / f"{name}.json"
+        command = [sys.executable, "-m", f"tests.cluster.{name}", str(output)]
+        code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+        if code:
+            raise FellShortError(f"tests.cluster.{name} exits with {code}", {"exit_code": code, **row})
+        row |= json.loads(output.read_text())
     outcomes = {outcome for part in ("turns", "pairs") for each in row[part]["outcomes"] for outcome in each}
     if outcomes != {"Succeeded"} or not row["turns"]["in_order"] or row["pairs"]["pods_meanwhile"]:
         raise FellShortError("a job lost an attempt, had its turn too early, or held room that was not enough", row)
+    if row["open"]:
+        raise FellShortError("a pod without a token was let in", row)
     return row
 
 
