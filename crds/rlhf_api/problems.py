@@ -20,7 +20,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return printable(f"{self.path}: {self.message}")
 
     def within(self, prefix: str) -> "Problem":
         """The same mistake with `prefix` in front of its path."""
@@ -50,7 +50,12 @@ def suggestion(wrong: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"
 
 
+def printable(text: str) -> str:
+    """A text on one line, with spaces for what cannot be shown, such as halves of characters."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
 def one_line(text: str, most: int) -> str:
     """Words of others for a status: printable, without credentials of URLs, at most so many bytes."""
-    words = "".join(each if each.isprintable() else " " for each in text).split()
+    words = printable(text).split()
     return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")

@@ -52,6 +52,12 @@ def test_a_file_that_cannot_be_read_says_where(text: str, expected: str) -> None
     assert str(raised.value) == expected
 
 
+def test_a_name_of_several_lines_is_told_on_one() -> None:
+    with pytest.raises(SpecError) as raised:
+        load('kind: RLHFJob\nmetadata: {name: job}\n"a\\nb\\u001b": 1\n')
+    assert "job: a b : unknown field; expected apiVersion, kind, metadata or spec" in str(raised.value).split("\n")
+
+
 def test_a_document_without_a_name_goes_by_its_number(chain: str) -> None:
     with pytest.raises(SpecError) as raised:
         load(chain, ["helpful-sft:metadata={}"])

@@ -49,7 +49,7 @@ gpus:
 - {product: P, name: p, memoryGB: 80, bf16Tflops: 300, fp32Tflops: 20, memoryGBps: 9, linkGBps: 6, hostGBps: 3}
 nodeGroups:
 - {matchLabels: {pool: a}, intraNodeGBps: 600, interNodeGbps: 200, pricePerGpuHour: 2}
-worker: {cpu: 2, memory: 4Gi}
+worker: {cpu: "2", memory: 4Gi}
 storage: {size: 1Gi, storageClassName: fast, accessMode: ReadWriteOnce}
 statusIntervalSeconds: 5
 """

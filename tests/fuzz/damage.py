@@ -60,7 +60,7 @@ def odd(dice: random.Random) -> Any:
         return dice.choice(TEXTS)
     if kind < 5:
         return dice.choice(NUMBERS)
-    return dice.choice(OTHERS) if kind < 7 else deep(dice)
+    return copy.deepcopy(dice.choice(OTHERS)) if kind < 7 else deep(dice)
 
 
 def deep(dice: random.Random) -> Any:

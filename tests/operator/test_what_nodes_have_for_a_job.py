@@ -158,6 +158,12 @@ def test_gpus_that_pods_of_others_hold_do_not_count() -> None:
     assert f"there is 1 node with 1 {A100} (pods of others hold 7 GPUs), none with 2" in full.message
 
 
+@pytest.mark.parametrize("asked", [ALL_OF_A_NODE, {"resources.slotsPerNode": 1}], ids=["all", "one"])
+def test_a_node_has_as_many_gpus_as_a_job_may_ask_for_whatever_it_says(asked: dict[str, Any]) -> None:
+    capacity = seen(changed(PPO, asked), [node("n0", gpus=2**62, product=A100)])
+    assert sum(group.count * group.slots for group in capacity.machines) <= 1024
+
+
 def test_a_job_in_a_queue_is_mapped_onto_gpus_that_others_hold_still() -> None:
     """Else no RayJob of it would be made, and Kueue could not have it wait for its turn."""
     job, there = changed(PPO, ALL_OF_A_NODE), [node("n", gpus=8, product=A100)]

@@ -17,6 +17,8 @@ from rlhf_operator.placement.suitable import suitable
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode, Snapshot
 
+MOST_OF_A_NODE = 1024
+"""GPUs; the most that slotsPerNode takes, too."""
 MOST_DIGITS = 12
 """Of a label that says a number."""
 
@@ -273,7 +275,7 @@ def _taken(node: ObservedNode, snapshot: Snapshot) -> Mapping[str, int]:
 
 def _free(node: ObservedNode, resource: str, snapshot: Snapshot) -> int:
     """GPUs of a node that no pod of others holds."""
-    return max(_held(node, resource) - _taken(node, snapshot).get(resource, 0), 0)
+    return min(max(_held(node, resource) - _taken(node, snapshot).get(resource, 0), 0), MOST_OF_A_NODE)
 
 
 def _free_memory(node: ObservedNode, snapshot: Snapshot) -> int | None:

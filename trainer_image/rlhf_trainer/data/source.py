@@ -16,6 +16,7 @@ from datasets.utils.tqdm import (
 )
 from pydantic.alias_generators import to_camel
 
+from rlhf_api.problems import printable
 from rlhf_api.spec import DataSource
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
@@ -41,7 +42,7 @@ def open_rows(source: DataSource, *, path: str, keys: Sequence[str] = ()) -> dat
         rows = _open_local(source, path, [getattr(source, key) for key in keys])
     for key in keys:
         if (column := getattr(source, key)) not in rows.column_names:
-            there = ", ".join(rows.column_names)
+            there = printable(", ".join(rows.column_names))
             raise DataError(f"{path}.{to_camel(key)}: {source.uri} has no column {column!r}; its columns are {there}")
     return rows if source.limit is None else rows.select(range(min(source.limit, len(rows))))
 

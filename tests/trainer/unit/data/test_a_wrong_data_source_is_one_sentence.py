@@ -119,6 +119,11 @@ CASES = {
         {"rows.jsonl": rows(ROW)},
         "spec.data.train.chosenKey: file://{tmp}/rows.jsonl has no column 'better'; its columns are prompt, chosen",
     ),
+    "a missing column beside one whose name has a line end": Case(
+        {"uri": "file://{tmp}/rows.jsonl", "chosenKey": "better"},
+        {"rows.jsonl": rows({"prompt": "x", "a\nb": "y"})},
+        "spec.data.train.chosenKey: file://{tmp}/rows.jsonl has no column 'better'; its columns are prompt, a b",
+    ),
     "bytes that are not JSON": Case(
         {"uri": "file://{tmp}/rows.json"},
         {"rows.json": '{"prompt": "a",,}'},
