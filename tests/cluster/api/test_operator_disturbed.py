@@ -73,8 +73,8 @@ def test_a_job_goes_on_while_the_api_server_and_kuberay_come_and_go(
             rlhf_server.until(lambda: not lives.jobs.rayjobs("deleted"), SECONDS, "no RayJob is left")
         lives.train("one")
         rlhf_server.restart()
-        lives.fail("one")
         with rlhf_server.without_kuberay():
+            lives.fail("one")  # KubeRay, were it there, might write its own view of the RayJob over this
             lives.jobs.wait_for("one", "Restarting", "Provisioning")
         lives.train("one", 2)
         rlhf_server.restart()
