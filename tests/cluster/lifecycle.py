@@ -19,7 +19,7 @@ JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/{}/rlhfjobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
 PODS = "/api/v1/namespaces/{}/pods"
 STATUS_PORT = 8490
-SECONDS = 90
+SECONDS = 180
 """For anything that should happen; the machine may be busy."""
 
 Document = dict[str, Any]
