@@ -120,6 +120,15 @@ def test_pods_are_not_kept_of_a_job_that_succeeds() -> None:
     assert (world.phase, world.rayjobs) == ("Succeeded", {})
 
 
+def test_pods_that_train_are_not_kept_when_the_jobs_time_is_over() -> None:
+    world = World(spec={**SFT, "runPolicy": {"keepPodsOnFailure": True, "activeDeadlineSeconds": 1000}})
+    world.run_to(5)
+    world.wait(1001)
+    world.settle()
+    world.collect()
+    assert (world.phase, world.rayjobs) == ("Failed", {})
+
+
 def test_a_new_attempt_waits_for_the_last_pod_and_the_pause() -> None:
     world = running()
     world.end(5)

@@ -171,6 +171,16 @@ def test_a_job_for_which_the_nodes_are_too_small_is_in_nobodys_way() -> None:
     assert cluster.status(large).phase == "Provisioning"
 
 
+def test_what_a_template_requests_may_be_a_number() -> None:
+    cluster = SharedCluster([node("a", 2 + HEAD)])
+    wanted = spec()
+    beside = {"name": "mine", "image": "x", "resources": {"requests": {"cpu": 0.5, "rdma/hca": 4}}}
+    wanted["runtime"]["worker"]["template"]["spec"]["containers"] = [beside]
+    (job,) = submitted(cluster, wanted)
+    cluster.settle()
+    assert "(1.5 CPUs, 1Gi, 4 rdma/hca)" in cluster.condition(job, "Mapped").message
+
+
 def test_who_finds_the_room_taken_after_all_gives_back_what_it_has_and_loses_no_attempt() -> None:
     cluster = SharedCluster([node("a", 1, to="workers"), node("b", HEAD), node("c", 1, to="workers")])
     first, second = submitted(cluster, spec(2, on={"to": "workers"}), spec(1, on={"to": "workers"}))

@@ -30,9 +30,10 @@ def clear(ctx: ReconcileContext) -> bool:
 
 
 def is_kept(ctx: ReconcileContext) -> bool:
-    """Whether the pods of the last attempt stay for debugging."""
+    """Whether the pods of the last attempt stay for debugging: its trainer has ended, for it failed for a reason."""
     last = ctx.snapshot.current_rayjob()
-    return ctx.policy.keep_pods_on_failure and ctx.holds("Failed") and last is not None and not last.deleting
+    has_failed = ctx.holds("Failed") and ctx.record is not None and ctx.record.reason is not None
+    return ctx.policy.keep_pods_on_failure and has_failed and last is not None and not last.deleting
 
 
 def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:

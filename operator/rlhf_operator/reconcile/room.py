@@ -100,7 +100,9 @@ def _group(what: str, count: int, group: Document) -> Group:
     pod = group["template"]["spec"]
     together = Counter[str]()
     for container in pod["containers"]:
-        together.update(amounts(container.get("resources", {}).get("requests", {})))
+        asked = container.get("resources", {}).get("requests", {})
+        # Those of a template may be numbers.
+        together.update(amounts({name: str(quantity) for name, quantity in asked.items()}))
     return Group(what=what, count=count, pod=PodSpec.model_validate(pod, by_alias=True), requests=together)
 
 
