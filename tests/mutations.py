@@ -125,7 +125,7 @@ MUTATIONS = (
         f"{OPS}/test_tokens_and_responses_weigh_as_the_aggregation_says.py",
     ),
     Mutation(f"{TRAINER}/algorithms/grpo.py", "if self.normalize_by_std", "if not self.normalize_by_std", GROUPS),
-    Mutation(f"{TRAINER}/algorithms/rloo.py", "/ (group_size - 1)", "/ group_size", GROUPS),
+    Mutation(f"{TRAINER}/algorithms/rloo.py", "(count - 1).clamp", "count.clamp", GROUPS),
     Mutation(f"{API}/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE),
     Mutation(f"{API}/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
     training("trainer", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),

@@ -143,6 +143,7 @@ class PodSpec(Part):
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = ()
     affinity: Affinity = Affinity()
     host_network: bool = False
+    priority_class_name: str | None = None
     containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
     init_containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
     volumes: Annotated[tuple[Named, ...], Field(strict=False)] = ()

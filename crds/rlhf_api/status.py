@@ -220,7 +220,7 @@ class Measured(Pace):
 class ReservedAmount(Spec):
     """So much of one resource."""
 
-    resource: Annotated[str, Field(description="cpu, memory, or a device such as nvidia.com/gpu.")]
+    resource: Annotated[str, Field(description="cpu, memory, ephemeral-storage, or a device such as nvidia.com/gpu.")]
     amount: Annotated[int, Field(ge=0, description="In thousandths of CPUs, bytes, numbers of devices.")]
 
 
@@ -254,6 +254,9 @@ class Attempt(Spec):
     message: Annotated[str | None, Field(description="The failure in a sentence.")] = None
     pod: Annotated[str | None, Field(description="The pod that failed.")] = None
     node: Annotated[str | None, Field(description="The node it was on.")] = None
+    micro_batch_tokens: Annotated[
+        int | None, Field(ge=1, description="Tokens of a micro-batch, where a device had no memory for them.")
+    ] = None
     first_step: Annotated[Step | None, Field(description="Steps that were finished when it began to train.")] = None
     last_step: Annotated[Step | None, Field(description="Steps finished when it ended, as far as was heard.")] = None
     measured: Annotated[Measured | None, Field(description="What its steps took, once it had made a few.")] = None

@@ -43,7 +43,10 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Have a claim that was made for the job deleted with it (`owned`), or left when the job is deleted."""
+    """Have a claim that was made for the job deleted with it (`owned`), or left when the job is deleted.
+
+    Where the API server refuses that, the next pass tries again.
+    """
 
     claim: str
     owned: bool

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from rlhf_api.status import Condition, ConditionType, Phase
+from rlhf_api.status import Condition, ConditionType, Phase, Status
 from rlhf_operator.times import timestamp
 
 Truth = Literal["True", "False", "Unknown"]
@@ -19,6 +19,10 @@ SUSPENDING = "Suspending"
 READING_SHAPES = "ReadingShapes"
 READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
 """Reasons of Mapped=False while a pod reads the shapes of models, or cannot be made."""
+WAITING = "WaitingForRoom"
+"""Reason of QuotaReserved=False of a job in line."""
+KEPT = "Kept"
+"""Reason of ClusterReady=False where the pods of a failed attempt stay for debugging."""
 LONGEST_MESSAGE = 1024
 
 
@@ -66,6 +70,18 @@ def found(conditions: Sequence[Condition], kind: ConditionType) -> Condition | N
 def holds(conditions: Sequence[Condition], kind: ConditionType) -> bool:
     """Whether a condition is True."""
     return (each := found(conditions, kind)) is not None and each.status == "True"
+
+
+def keeps_pods(status: Status) -> bool:
+    """Whether the pods of a failed job stay."""
+    ready = found(status.conditions, "ClusterReady") if status.phase == "Failed" else None
+    return ready is not None and ready.reason == KEPT
+
+
+def in_line(status: Status) -> bool:
+    """Whether a job lacks nothing but room."""
+    reserved = found(status.conditions, "QuotaReserved") if status.phase == "Queued" else None
+    return reserved is not None and reserved.reason == WAITING
 
 
 def phase_of(conditions: Sequence[Condition]) -> Phase:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -349,10 +350,17 @@ def _start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, 
     """(seconds that are left to it, cause) of all that keeps the attempt's pods from starting."""
     if rayjob := snapshot.current_rayjob():
         waited = since(_latest(max(rayjob.created, rayjob.started or rayjob.created), snapshot), now)
-        yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob))
+        yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob, _together(snapshot)))
     for pod in current_pods(snapshot):
         waited = since(_latest(max(pod.created, pod.not_ready_since or pod.created), snapshot), now)
         yield from ((limit - waited, cause) for limit, cause in starting.problems(pod))
+
+
+def _together(snapshot: Snapshot) -> Counter[str]:
+    """How many pods the attempt has, and what they request together where the operator has reserved it."""
+    status = snapshot.job.status
+    pods = 1 + sum(pool.nodes for pool in status.mapping.pools) if status.mapping else 1
+    return sum((each.amounts for each in status.reserved), Counter({"pods": pods}))
 
 
 def _silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:

@@ -19,6 +19,9 @@ WORKER: Final = "worker"
 READER: Final = "reader"
 """Values of ROLE; a reader belongs to no attempt, and only tells the shapes of models."""
 
+SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"
+"""Annotation of a claim whose size says nothing of how much it takes, such as one of NFS; its value is true."""
+
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """Labels of Kueue; a job that has them passes them on to its RayJobs."""

@@ -176,18 +176,24 @@ class Reconciler:
             if isinstance(error, RefusedError):
                 self._refused[key] = error.refusal
             self._stale.add(key)
-            logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._queue.retry(key))
+            logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._failed(key))
             return "error"
         except Exception:
             # A mistake of ours in one job must not stop the others.
-            logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._queue.retry(key))
+            logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key))
             return "error"
         self._queue.succeeded(key)
+        self._observer.failing.pop(key, None)
         self._queue.add_after(key, again)
         if self._refused.pop(key, None):
             self._queue.add(key)  # what the status says of it is no longer so
         self._start_polling(key)
         return "done"
+
+    def _failed(self, key: Key) -> float:
+        """Seconds until a pass that failed is repeated."""
+        self._observer.failing.setdefault(key, time.monotonic())
+        return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
         """Seconds until the next one, if time alone can change anything."""
@@ -203,11 +209,12 @@ class Reconciler:
                 plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
                 look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
                 if look is None:
-                    await self._applier.apply(snapshot, plan)
+                    await self._applier.write_status(snapshot, plan)
                     break
             if fresh and (alone or not look.alone):
                 raise StillUndecidedError(look.why)
             fresh, alone = True, alone or look.alone
+        await self._applier.act(snapshot, plan)
         if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
             # What was made is in the cache already, so that no event of a watch will bring this key again; but of a
             # Job only the pods are watched.

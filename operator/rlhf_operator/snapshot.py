@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from rlhf_api.quantities import amount
 from rlhf_api.status import Attempt, Status
+from rlhf_operator import names
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
+Wants = tuple[str, str | None, frozenset[str | None]]
+"""What says which nodes a job wants: spec.runtime as JSON, device and types of GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,14 @@ class ObservedJob:
     spec: Document
     status: Status
     """Empty before the first pass, and where what stands there cannot be read."""
+
+    @cached_property
+    def wants(self) -> Wants:
+        """Jobs for which this is the same want the same nodes."""
+        mapping = self.status.mapping
+        gpus = frozenset(pool.gpu for pool in mapping.pools) if mapping else frozenset({None})
+        runtime = json.dumps(self.spec.get("runtime", {}), sort_keys=True)
+        return runtime, mapping.device if mapping else None, gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +118,7 @@ class ObservedPod:
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     requests: Mapping[str, int] = field(default_factory=dict)
-    """Thousandths of CPUs, bytes of memory and numbers of devices that it holds on its node; none once it has ended."""
+    """What it holds on its node, as `amounts` has it; nothing once it has ended."""
     containers: tuple[ObservedContainer, ...] = ()
 
     @property
@@ -126,6 +139,11 @@ class ObservedNode:
     """(key, value, effect)."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
     """Quantities of cpu, memory and devices, as Kubernetes writes them."""
+
+    @cached_property
+    def room(self) -> Counter[str]:
+        """The same as `amounts` has it; nobody changes it."""
+        return amounts(self.allocatable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +167,10 @@ class ObservedClaim:
     """Whether it is deleted with the job."""
     kept_for: str = ""
     """The job for which an operator made it, where it outlives that job: one of that name goes on in it."""
+    maker: str = ""
+    """uid of the job for which an operator made it."""
     size: str = ""
-    """What it has, or asks for while it is not bound; empty where that cannot be read."""
+    """What it has, or asks for while it is not bound; empty where that cannot be read, or says nothing."""
 
     def made_for(self, job: ObservedJob) -> bool:
         """Whether the job, or an earlier one of its name, has it from the operator."""
@@ -217,6 +237,8 @@ class Snapshot:
     """Of each other job of the namespace the newest attempt that was measured; read with `fresh` only."""
     nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Of pods by the name of their PriorityClass; "": of those that name none."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What others hold on each node: what their pods request, and what other jobs have reserved for pods to come."""
     held_by_jobs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -235,6 +257,15 @@ class Snapshot:
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
     alone: bool = False
     """Whether no other job reserves room in the meantime."""
+
+    def in_queue(self, job: ObservedJob) -> bool:
+        """Whether Kueue says when a job may begin; where it is not installed, the label of its queues says nothing."""
+        return names.QUEUE in job.labels and "kueue" in self.capabilities
+
+    @property
+    def in_line(self) -> bool:
+        """Whether the operator itself says when the job may begin."""
+        return self.nodes is not None and not self.in_queue(self.job)
 
     def taken_by_strangers(self) -> dict[str, Counter[str]]:
         """What is taken on each node and will be when all other jobs have ended."""
@@ -256,14 +287,33 @@ class Snapshot:
         return beat if beat is not None and beat.attempt == self.job.status.attempt else None
 
 
-def amounts(quantities: Mapping[str, str]) -> Counter[str]:
-    """Thousandths of CPUs, bytes of memory and numbers of devices, rounded up; nothing else."""
+def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
+    """Thousandths of CPUs, bytes of memory and storage, numbers of devices; rounded up, without what is no quantity."""
     found = Counter[str]()
     for name, quantity in quantities.items():
-        if name in ("cpu", "memory") or "/" in name:
-            with suppress(ValueError):
-                found[name] = math.ceil(amount(quantity) * (1000 if name == "cpu" else 1))
+        with suppress(ValueError):  # those of a template may be numbers
+            found[name] = math.ceil(amount(str(quantity)) * (1000 if name == "cpu" else 1))
     return found
+
+
+def requests_of(pod: Document) -> Counter[str]:
+    """What a pod with this spec holds: what its containers request together, or one before them if that is more.
+
+    As in Kubernetes, who sets a limit and no request requests as much.
+    """
+
+    def asked(container: Document) -> Counter[str]:
+        resources = container.get("resources", {})
+        return amounts({**resources.get("limits", {}), **resources.get("requests", {})})
+
+    before = pod.get("initContainers", ())
+    together = Counter[str]()
+    for each in (*pod["containers"], *(each for each in before if each.get("restartPolicy") == "Always")):
+        together.update(asked(each))
+    for each in before:
+        together |= asked(each)
+    together.update(amounts(pod.get("overhead", {})))
+    return together
 
 
 def inputs_of(spec: Document) -> set[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fractions import Fraction
 from typing import Final, TypeAlias
 
 from rlhf_api.quantities import amount
@@ -18,6 +20,8 @@ MISSING_SECONDS: Final = 60.0
 QUOTA: Final = "exceeded quota"
 """In the words of the API server."""
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
+OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
+"""What a quota's name of a resource begins with; a pod's limit is no less than its request."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
@@ -30,10 +34,19 @@ def is_taken_up(rayjob: ObservedRayJob) -> bool:
     return rayjob.deployment_status not in ("", "Suspended")
 
 
-def refusals(rayjob: ObservedRayJob) -> Iterator[tuple[float, Cause]]:
-    """(seconds that it may last, cause) where pods are refused that will be refused again."""
-    if rayjob.refused and not _may_have_room(rayjob.refused):
-        yield MISSING_SECONDS, ("PodsRefused", f"pods cannot be made: {rayjob.refused}", None)
+def refusals(rayjob: ObservedRayJob, together: Mapping[str, int]) -> Iterator[tuple[float, Cause]]:
+    """(seconds that it may last, cause) where pods are refused that will be refused again.
+
+    together: how many pods the attempt has, and what they request together.
+    """
+    if not rayjob.refused:
+        return
+    message = f"pods cannot be made: {rayjob.refused}"
+    if QUOTA in rayjob.refused:
+        if not (lacks := _never_enough(rayjob.refused, together)):
+            return
+        message = f"{message}; the whole job needs more {lacks} than that"
+    yield MISSING_SECONDS, ("PodsRefused", message, None)
 
 
 def problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
@@ -50,12 +63,18 @@ def problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
         yield MISSING_SECONDS, ("ClaimMissing", message, pod)
 
 
-def _may_have_room(refused: str) -> bool:
-    """Whether a quota that refuses a pod may take it later: not if the pod asks for more than there is in all."""
+def _never_enough(refused: str, together: Mapping[str, int]) -> str:
+    """The resource of which a quota that refuses a pod has less than this pod or all pods together need, even if empty.
+
+    Empty where there is none: then it may take the pod later.
+    """
     if (found := OVER_QUOTA.search(refused)) is None:
-        return QUOTA in refused
-    asked, limits = (dict(each.partition("=")[::2] for each in part.split(",")) for part in found.groups())
-    try:
-        return all(amount(asked[name]) <= amount(limit) for name, limit in limits.items() if name in asked)
-    except ValueError:
-        return True
+        return ""
+    asked, limits = (dict[str, str](each.partition("=")[::2] for each in part.split(",")) for part in found.groups())
+    with suppress(ValueError):
+        for name, limit in limits.items():
+            what = OF_QUOTA.sub("", name)
+            of_all = Fraction(together.get(what, 0), 1000 if what == "cpu" else 1)
+            if max(amount(asked.get(name, "0")), of_all) > amount(limit):
+                return name
+    return ""

@@ -57,15 +57,22 @@ def turns(lives: Lives) -> Document:
 
 
 def pairs(lives: Lives) -> Document:
-    """Two jobs that both need the whole room: what the second says while the first runs, and how both end."""
+    """Two jobs that both need the whole room: what the second says while the first runs, and how both end.
+
+    In between comes one of higher priority, which has its turn before the second.
+    """
     names = ["pair-a", "pair-b"]
     lives.apply(*(job(name, lives.jobs.namespace, workers=ROOM) for name in names))
     lives.jobs.wait_for_pods(names[0], 1, 1 + ROOM)
     waiting = lives.jobs.wait_for(names[1], "Queued")
+    urgent = job("urgent", lives.jobs.namespace, workers=ROOM)
+    urgent["spec"]["runtime"]["worker"]["template"]["spec"]["priorityClassName"] = "system-cluster-critical"
+    lives.apply(urgent)
+    lives.jobs.wait_for("urgent", "Queued")
     reserved = next(each for each in waiting["conditions"] if each["type"] == "QuotaReserved")
     pods = len(lives.jobs.pods(names[1]))
     finals = []
-    for name in names:
+    for name in (names[0], "urgent", names[1]):
         lives.jobs.wait_for_pods(name, 1, 1 + ROOM)
         lives.jobs.server.until(lambda: lives.kubelets.trainer(name).document, SECONDS, f"{name} runs")  # noqa: B023
         finals.append(lives.succeed(name))

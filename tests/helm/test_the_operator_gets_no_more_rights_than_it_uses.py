@@ -23,7 +23,7 @@ NEEDED = {
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }
 """(API group, resource) -> verbs, in each namespace with jobs."""
-NODES = {("", "nodes"): WATCH}
+NODES = {("", "nodes"): WATCH, ("scheduling.k8s.io", "priorityclasses"): WATCH}
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 """In the namespace of the release."""
 CLUSTER_ROLE = f"{NAMESPACE}:{RELEASE}"

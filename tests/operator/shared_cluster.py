@@ -23,7 +23,7 @@ from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.reconcile import decide
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedJob, Snapshot, amounts
+from rlhf_operator.snapshot import Capability, ObservedJob, Snapshot, amounts
 from rlhf_operator.times import timestamp
 from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT
@@ -49,21 +49,20 @@ def spec(workers: int = 1, cpus: int = 1, on: Mapping[str, str] | None = None, *
     return {**SFT, "resources": resources, "runtime": runtime, **fields}
 
 
-def node(name: str, cpus: float, **labels: str) -> Document:
-    """A node; a head pod has a side-car of 50m."""
+def node(name: str, cpus: float, has: Mapping[str, str] | None = None, **labels: str) -> Document:
+    """A node, and what it has besides; a head pod has a side-car of 50m."""
     metadata = {"name": name, "uid": name, "labels": labels}
     ready = {"type": "Ready", "status": "True"}
-    return {
-        "metadata": metadata,
-        "status": {"conditions": [ready], "allocatable": {"cpu": str(cpus), "memory": "512Gi"}},
-    }
+    allocatable = {"cpu": str(cpus), "memory": "512Gi", **(has or {})}
+    return {"metadata": metadata, "status": {"conditions": [ready], "allocatable": allocatable}}
 
 
 class SharedCluster:
     """A server that knows jobs, RayJobs, pods, claims and nodes, and the operator beside it."""
 
-    def __init__(self, nodes: Sequence[Document], seed: int = 0) -> None:
+    def __init__(self, nodes: Sequence[Document], seed: int = 0, *more: Capability) -> None:
         self.random = random.Random(seed)
+        self.capabilities: frozenset[Capability] = frozenset({"kuberay", "nodes", *more})
         self.now: datetime = START
         self.settings = Settings()
         self.objects: dict[KindName, dict[Key, Document]] = {
@@ -72,9 +71,11 @@ class SharedCluster:
             "pods": {},
             "claims": {},
             "nodes": {},
+            "priorities": {},
         }
         self.version = 0
         self.begun: list[str] = []
+        self.passes = 0
         self.start_operator()
         for each in nodes:
             self.put("nodes", each)
@@ -84,10 +85,9 @@ class SharedCluster:
     def start_operator(self) -> None:
         """One that knows nothing but what the server says."""
         self.cache = Cache()
-        capabilities: Any = frozenset({"kuberay", "nodes"})
         nobody: Any = NoHeartbeats()
         self.observer = Observer(nobody, self.cache, nobody, self.settings, lambda _: None)
-        self.observer.offer = Offer(capabilities=capabilities, kinds=())
+        self.observer.offer = Offer(capabilities=self.capabilities, kinds=())
         self.since = self.now
         self.timers: dict[Key, datetime] = {}
         for kind, table in self.objects.items():
@@ -97,6 +97,7 @@ class SharedCluster:
 
     def operate(self, key: Key) -> Plan | None:
         """One pass over a job."""
+        self.passes += 1
         self.queue.discard(key)
         self.timers.pop(key, None)
         seen = self.observe(key)
@@ -178,7 +179,8 @@ class SharedCluster:
 
     def _pod(self, name: str, of: Mapping[str, Any], **labels: str) -> Document:
         metadata = self._metadata({"name": name, "namespace": NAMESPACE, "labels": labels})
-        return {"metadata": metadata, "spec": dict(of), "status": {"phase": "Pending"}}
+        containers = {part: [*map(_defaulted, of.get(part, ()))] for part in ("containers", "initContainers")}
+        return {"metadata": metadata, "spec": {**of, **containers}, "status": {"phase": "Pending"}}
 
     # What is seen of it
 
@@ -305,6 +307,13 @@ class SharedCluster:
         for key in [key for key, due in self.timers.items() if due <= self.now]:
             del self.timers[key]
             self.queue.add(key)
+
+
+def _defaulted(container: Document) -> Document:
+    """As the API server keeps it: requests as texts, and of what is limited only as much."""
+    resources = container.get("resources", {})
+    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+    return {**container, "resources": {"requests": {name: str(quantity) for name, quantity in asked.items()}}}
 
 
 def _result(coroutine: Coroutine[Any, Any, Snapshot | None]) -> Snapshot | None:

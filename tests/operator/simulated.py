@@ -119,7 +119,7 @@ class World:
             heartbeat=self.beat,
             measured=self.others if fresh else (),
             nodes=self.nodes,
-            capabilities=self.capabilities,
+            capabilities=self.capabilities | ({"kueue"} if self.has_kueue else set()),
             watching_since=self.watching_since,
             fresh=fresh,
             alone=fresh,
@@ -196,7 +196,7 @@ class World:
     def _own(self, claim: str, *, owned: bool, only_if_new: bool = False) -> None:
         """A claim of the job is deleted with it or not."""
         if not only_if_new or claim not in self.claims:
-            seen = self.claims.get(claim, ObservedClaim(name=claim))
+            seen = self.claims.get(claim, ObservedClaim(name=claim, maker=UID))
             self.claims[claim] = replace(seen, owned=owned, kept_for="" if owned else "job")
 
     def _create(self, manifest: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.status import Status
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.snapshot import ObservedClaim
 from tests.operator.rendered import A100, changed, made, nodes, snapshot
@@ -14,6 +15,7 @@ from tests.operator.simulated import SFT, World
 LLAMA = {"name": "llama-2-7b"}
 OF_7B = {"resources.slotsPerNode": 8, **{f"models.{role}.shape": LLAMA for role in ("actor", "critic", "reward")}}
 GPUS = nodes(2, 8, A100)
+NEW = Status()
 BY_HAND = 12 * 3 * (6_738_415_616 + 6_607_347_712) / 2**30
 """Gi of three checkpoints of an actor and a critic, which has one output and not 32,000."""
 
@@ -39,10 +41,11 @@ def test_checkpoints_in_a_bucket_leave_the_claim_to_the_model() -> None:
     )
 
 
-def world(claim: ObservedClaim, **checkpoint: Any) -> World:
+def world(claim: ObservedClaim, *, status: Status = NEW, **checkpoint: Any) -> World:
     """SFT of a 7B model; what it may take is not a matter of nodes here."""
     models = {"actor": {**SFT["models"]["actor"], "shape": LLAMA}}
-    found = World(spec={**SFT, "models": models, "checkpoint": checkpoint}, claims={claim.name: claim})
+    spec = {**SFT, "models": models, "checkpoint": checkpoint}
+    found = World(spec=spec, claims={claim.name: claim}, status=status)
     found.settle()
     return found
 
@@ -68,6 +71,11 @@ def test_a_claim_that_is_too_small_is_told_with_the_size_that_would_do(
     small.claims[claim.name] = ObservedClaim(name=claim.name, size="249Gi", owned=claim.owned)
     small.settle()
     assert next(each for each in small.status.conditions if each.type == "Accepted").status == "True"
+
+
+def test_a_job_that_has_begun_in_a_claim_goes_on_in_it() -> None:
+    begun = world(ObservedClaim(name="mine", size="50Gi"), status=Status(attempt=1), storage="pvc://mine")
+    assert next(each for each in begun.status.conditions if each.type == "Accepted").status == "True"
 
 
 @pytest.mark.parametrize(

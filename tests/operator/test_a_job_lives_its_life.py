@@ -218,6 +218,16 @@ def test_the_claim_of_an_earlier_job_of_the_name_is_gone_on_in() -> None:
     assert (other.made, reason(other, "Accepted")) == ([], "NameConflict")
 
 
+def test_a_claim_that_an_earlier_job_of_the_name_has_left_is_not_deleted_with_a_later_one() -> None:
+    left = ObservedClaim(name="job-output", kept_for="job", maker="of an earlier job")
+    world = World(spec={**SFT, "storage": {"retain": "Never"}}, claims={"job-output": left})
+    world.run_to(3)
+    assert (world.made, world.claims["job-output"]) == (["job-a1"], left)
+    world.claims["job-output"] = replace(left, owned=True, kept_for="")
+    world.settle()
+    assert world.claims["job-output"] == left, "if a job was made its owner, it is so no longer"
+
+
 @pytest.mark.parametrize(
     ("retain", "at_first", "in_the_end"),
     [("Always", False, False), ("OnFailure", False, True), ("Never", True, True)],
@@ -244,7 +254,8 @@ def test_what_is_kept_of_a_job_may_be_changed_when_it_has_ended_and_before_it_is
     world.collect()
     plan = world.operate()
     assert plan is not None
-    assert plan.actions[0] == SetOwner(claim="job-output", owned=True), "before the job goes"
+    assert plan.actions == (SetOwner(claim="job-output", owned=True),), "then only the job may go"
+    assert plan.requeue_after is not None
     world.settle()
     assert (world.is_deleted, world.claims["job-output"].owned) == (True, True)
 

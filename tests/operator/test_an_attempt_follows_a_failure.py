@@ -14,6 +14,7 @@ from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode
 from tests.operator.fake_trainer import START
+from tests.operator.rendered import A100, nodes
 from tests.operator.running_jobs import NODES, failed, running
 from tests.operator.simulated import SFT, World
 
@@ -127,6 +128,39 @@ def test_pods_that_train_are_not_kept_when_the_jobs_time_is_over() -> None:
     world.settle()
     world.collect()
     assert (world.phase, world.rayjobs) == ("Failed", {})
+
+
+@pytest.mark.parametrize("action", ["Restart", "Remap"])
+def test_what_had_no_memory_on_a_device_is_tried_with_half_the_micro_batch_down_to_a_sequence(action: str) -> None:
+    policy = {"failureRules": [{"name": "all", "action": action}], "backoffLimit": 9}
+    resources = {"device": "GPU", "nodes": 1, "slotsPerNode": 1}
+    world = World(spec={**SFT, "resources": resources, "runPolicy": policy}, nodes=nodes(2, 1, A100))
+    seen, told = [], []
+    for code in (5, 8, 5, 5, 5):
+        world.run_to(5)
+        assert world.status.mapping is not None
+        seen.append(world.status.mapping.micro_batch_tokens)
+        told += [each.message for each in world.status.conditions if each.reason == "SmallerMicroBatches"]
+        world.end(code)
+        world.ray_tells()
+        world.settle()
+        world.wait(60)
+        world.settle()
+        world.start_again()
+    assert seen == [8192, 4096, 4096, 2048, 2048]
+    assert "no memory for micro-batches of 8192 tokens; they have 4096 now" in told[0]
+    assert "no memory for micro-batches of 4096 tokens; they have 2048 now" in told[2]
+
+
+def test_a_pod_beyond_its_limit_says_nothing_of_micro_batches() -> None:
+    world = running(spec={**SFT, "training": {**SFT["training"], "microBatchTokens": 4096}}, nodes=NODES)
+    out_of_memory(world, world.worker().name)
+    world.settle()
+    world.start_again()
+    assert failed(world).reason == "OutOfMemory"
+    assert world.status.attempt == 2
+    assert world.status.mapping is not None
+    assert world.status.mapping.micro_batch_tokens is None, "as the manifest says"
 
 
 def test_a_new_attempt_waits_for_the_last_pod_and_the_pause() -> None:

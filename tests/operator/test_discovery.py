@@ -51,6 +51,7 @@ def test_pods_of_others_are_watched_where_nodes_may_be_read(
         offer = await discover(parts.client, Settings())
         (pods,) = (kind for kind in offer.kinds if kind.name == "pods")
         assert pods.selector == selector
+        assert ("priorities" in {kind.name for kind in offer.kinds}) == (status == 200)
         assert not pauses
 
     run(tmp_path, test)

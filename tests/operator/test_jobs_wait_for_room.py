@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rlhf_api.status import Attempt, Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse
-from tests.operator.shared_cluster import NAMESPACE, SECOND, SharedCluster, node, spec
+from rlhf_operator.cluster.client import Listing
+from rlhf_operator.reconcile import decide
+from rlhf_operator.times import timestamp
+from tests.operator.shared_cluster import NAMESPACE, SECOND, SMALL, SharedCluster, node, spec
 
 HEAD = 1.05
 """CPUs of a head pod with its side-car."""
@@ -156,6 +161,28 @@ def test_a_small_job_does_not_overtake_a_large_one_on_the_same_nodes_but_on_othe
         *("Provisioning", "Queued", "Queued", "Provisioning")
     ]
     assert cluster.condition(behind, "QuotaReserved").message == "2nd in line."
+    cluster.put("nodes", node("c", 9, kind="c"))
+    seen = cluster.observe((NAMESPACE, behind))
+    assert seen
+    assert not decide(seen, cluster.now, cluster.settings).actions, "who waits reads nothing live"
+
+
+def test_of_those_that_wait_the_highest_priority_has_its_turn_first_and_of_one_priority_the_oldest() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    for name, value, is_default in (("low", -1, False), ("usual", 10, True), ("high", 1000, False)):
+        metadata = {"name": name, "uid": name}
+        cluster.put("priorities", {"metadata": metadata, "value": value, "globalDefault": is_default})
+    classes = ["low", "usual", None, "low", "high", "usual", "high"]
+    wanted = [spec() for _ in classes]
+    for each, priority in zip(wanted, classes, strict=True):
+        each["runtime"]["worker"]["template"]["spec"]["priorityClassName"] = priority
+    cluster.submit("runs", spec())
+    cluster.settle()
+    made = submitted(cluster, *wanted)
+    cluster.settle()
+    assert cluster.begun == ["runs-a1"], "nobody is pushed out"
+    run_all(cluster, ["runs", *made])
+    assert cluster.begun == ["runs-a1", *(f"{made[place]}-a1" for place in (4, 6, 1, 2, 5, 0, 3))]
 
 
 def test_a_job_for_which_the_nodes_are_too_small_is_in_nobodys_way() -> None:
@@ -165,7 +192,7 @@ def test_a_job_for_which_the_nodes_are_too_small_is_in_nobodys_way() -> None:
     assert (cluster.status(large).phase, cluster.status(small).phase) == ("Mapping", "Provisioning")
     told = cluster.condition(large, "Mapped")
     assert told.reason == "NoFeasiblePlacement"
-    assert "even if all RLHFJobs had ended" in told.message
+    assert "even if all RLHFJobs that run had ended" in told.message
     cluster.put("nodes", node("b", 2 + HEAD))
     cluster.settle()
     assert cluster.status(large).phase == "Provisioning"
@@ -229,13 +256,23 @@ def test_a_job_that_cannot_go_on_keeps_no_room(change: dict[str, Any]) -> None:
 
 
 def test_a_job_in_a_queue_of_kueue_waits_in_no_line() -> None:
-    cluster = SharedCluster([node("a", 1 + HEAD)])
+    cluster = SharedCluster([node("a", 1 + HEAD)], 0, "kueue")
     cluster.submit("first", spec())
     cluster.settle()
     cluster.submit("queued", spec(), **{names.QUEUE: "team"})
     cluster.settle()
     assert cluster.begun == ["first-a1", "queued-a1"]
     assert cluster.status("queued").reserved == ()
+
+
+def test_the_label_of_a_queue_overtakes_nobody_where_there_is_no_kueue() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
+    for name in ("first", "second"):
+        cluster.submit(name, spec(2), **{names.QUEUE: "team"})
+    cluster.settle()
+    assert (cluster.status("first").phase, cluster.status("second").phase) == ("Provisioning", "Queued")
+    assert cluster.condition("second", "QuotaReserved").reason == "WaitingForRoom"
+    assert cluster.begun == ["first-a1"]
 
 
 def test_room_is_held_from_the_status_on_and_not_from_the_first_pod_on() -> None:
@@ -250,3 +287,195 @@ def test_room_is_held_from_the_status_on_and_not_from_the_first_pod_on() -> None
     assert cluster.begun == ["job-000-a1", "job-001-a1"]
     bound = [parse.pod(each).node for each in cluster.objects["pods"].values()]
     assert sorted(bound) == ["a", "a", "b", "b"]
+
+
+BESIDE = {"name": "mine", "image": "x"}
+"""A container of a user's template."""
+
+
+@pytest.mark.parametrize(
+    ("of_pods", "has"),
+    [
+        ({"containers": [{**BESIDE, "resources": {"limits": {"rdma/hca": 4}}}]}, {"rdma/hca": "4"}),
+        (
+            {"containers": [{**BESIDE, "resources": {"limits": {"ephemeral-storage": "200Gi"}}}]},
+            {"ephemeral-storage": "300Gi"},
+        ),
+        ({"initContainers": [{**BESIDE, "resources": {"requests": {"cpu": "5"}}}]}, {"cpu": str(9 + 2 * HEAD)}),
+        ({"overhead": {"cpu": "4"}}, {"cpu": str(9 + 2 * HEAD)}),
+    ],
+    ids=["a limit", "storage", "a container before the others", "overhead"],
+)
+def test_what_the_scheduler_counts_is_counted(of_pods: dict[str, Any], has: dict[str, str]) -> None:
+    cluster, wanted = SharedCluster([node("a", 99, has)]), spec()
+    wanted["runtime"]["worker"]["template"]["spec"] |= of_pods
+    first, second = submitted(cluster, wanted, wanted)
+    cluster.settle()
+    assert (cluster.status(first).phase, cluster.status(second).phase) == ("Provisioning", "Queued")
+    assert not [pod for pod in cluster.objects["pods"].values() if not pod["spec"].get("nodeName")]
+    cluster.end_one()
+    cluster.settle()
+    assert cluster.begun == [f"{first}-a1", f"{second}-a1"]
+
+
+def test_the_pods_that_a_failed_job_leaves_hold_up_no_job_that_they_leave_room() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
+    failing, large, small = submitted(
+        cluster, spec(runPolicy={"backoffLimit": 0, "keepPodsOnFailure": True}), spec(2), spec()
+    )
+    cluster.settle()
+    assert [cluster.status(name).phase for name in (large, small)] == ["Queued", "Queued"]
+    cluster.end(f"{failing}-a1", "FAILED")
+    cluster.settle()
+    cluster.wait(61)
+    assert cluster.pods_of(f"{failing}-a1")
+    assert cluster.condition(large, "Mapped").reason == "NoFeasiblePlacement"
+    assert cluster.begun == [f"{failing}-a1", f"{small}-a1"]
+
+
+def test_the_first_in_line_is_not_overtaken_at_the_node_of_its_head_pod() -> None:
+    cluster = SharedCluster([node("a", 1, kind="a"), node("b", 1, kind="b"), node("heads", HEAD, kind="heads")])
+    wanted = [spec(on={"kind": kind}) for kind in ("b", "a", "b")]
+    for each in wanted:
+        each["runtime"]["controller"] = {**SMALL, "template": {"spec": {"nodeSelector": {"kind": "heads"}}}}
+    runs, first, passing = submitted(cluster, *wanted)
+    cluster.settle()
+    assert [cluster.status(name).phase for name in (first, passing)] == ["Queued", "Queued"]
+    cluster.end(f"{runs}-a1")
+    for name in (runs, passing):
+        cluster.operate((NAMESPACE, name))
+    cluster.settle()
+    assert cluster.begun == [f"{runs}-a1", f"{first}-a1"]
+
+
+def test_who_holds_room_takes_no_more_of_it_before_its_elders() -> None:
+    cluster, on = SharedCluster([node("a", 1 + HEAD)]), {"kind": "large"}
+    growing = {"device": "CPU", "nodes": 1, "maxNodes": 3, "slotsPerNode": 1}
+    elder, younger = submitted(
+        cluster, spec(2, on=on, suspend=True), spec(resources=growing, runPolicy={"restartBackoffSeconds": 0})
+    )
+    cluster.settle()
+    for name in ("b", "c"):
+        cluster.put("nodes", node(name, 1 + HEAD, kind="large"))
+    cluster.submit("holds", spec(2, on=on))
+    cluster.settle()
+    document = cluster.objects["jobs"][NAMESPACE, elder]
+    cluster.put("jobs", {**document, "spec": {**document["spec"], "suspend": False}})
+    cluster.settle()
+    assert cluster.status(elder).phase == "Queued"
+    cluster.end(f"{younger}-a1", "FAILED")
+    cluster.operate((NAMESPACE, younger))
+    failed = cluster.status(younger)
+    assert failed.mapping
+    by_an_older_release = failed.mapping.model_copy(update={"input_hash": "0" * 32})
+    cluster.write((NAMESPACE, younger), failed.model_copy(update={"mapping": by_an_older_release}))
+    cluster.end("holds-a1")
+    for name in ("holds", younger):
+        cluster.operate((NAMESPACE, name))
+    cluster.settle()
+    assert cluster.begun == [f"{younger}-a1", "holds-a1", f"{elder}-a1", f"{younger}-a2"]
+
+
+def test_an_attempt_without_a_reservation_has_one_as_soon_as_its_pods_have_nodes() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    (job,) = submitted(cluster, spec())
+    cluster.pass_over_all()
+    cluster.write((NAMESPACE, job), cluster.status(job).model_copy(update={"reserved": ()}))
+    cluster.settle()
+    assert reserved(cluster) == {"a": 2050}
+
+
+def test_withdrawn_attempts_hide_no_failure_and_put_none_off() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    (job,) = submitted(cluster, spec(runPolicy={"restartBackoffSeconds": 10}))
+    now = timestamp(cluster.now)
+    failed = Attempt(attempt=1, start_time=now, end_time=now, slots=1, outcome="Failed", counted=True, reason="Hang")
+    withdrawn = [
+        Attempt(attempt=number, start_time=now, end_time=now, slots=1, outcome="Withdrawn") for number in range(2, 10)
+    ]
+    before = Status(attempt=9, failed_attempts=1, attempts=(failed, *withdrawn))
+    cluster.write((NAMESPACE, job), before)
+    cluster.settle()
+    cluster.end(f"{job}-a10", "FAILED")
+    cluster.settle()
+    cluster.wait(2 * 10 * 1.2)
+    assert cluster.begun == [f"{job}-a10", f"{job}-a11"]
+    assert [each.attempt for each in cluster.status(job).attempts] == [1, *range(3, 12)]
+
+
+def test_a_job_that_is_being_deleted_gives_its_room_to_the_next_at_once() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    first, second = submitted(cluster, spec(), spec())
+    cluster.pass_over_all()
+    document = cluster.objects["jobs"][NAMESPACE, first]
+    cluster.put("jobs", {**document, "metadata": {**document["metadata"], "deletionTimestamp": timestamp(cluster.now)}})
+    cluster.pass_over_all()
+    assert cluster.begun == [f"{first}-a1", f"{second}-a1"]
+
+
+def test_what_a_job_has_reserved_where_others_came_first_counts_where_its_pods_can_go() -> None:
+    cordoned = {**node("b", 1 + HEAD), "spec": {"unschedulable": True}}
+    cluster = SharedCluster([cordoned, node("a", 1 + HEAD), node("c", 2.1 + HEAD)])
+    submitted(cluster, spec())
+    cluster.pass_over_all()
+    assert list(reserved(cluster)) == ["c"]
+    cluster.occupy("stranger", "c", 2.1 + HEAD)
+    cluster.submit("second", spec())
+    cluster.pass_over_all()
+    assert cluster.status("second").phase == "Queued"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_job_whose_passes_fail_is_not_waited_for(is_new: bool) -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    first, second = submitted(cluster, spec(), spec())
+    if not is_new:
+        cluster.occupy("stranger", "a", 1)
+        cluster.settle()
+        cluster.remove("pods", cluster.objects["pods"][NAMESPACE, "stranger"])
+    cluster.observer.failing[NAMESPACE, first] = time.monotonic() - 61
+    cluster.put("jobs", cluster.objects["jobs"][NAMESPACE, first])
+    cluster.operate((NAMESPACE, second))
+    assert cluster.begun == [f"{second}-a1"]
+
+
+@pytest.mark.parametrize("wrong", [{"priorityClassName": 5}, {"nodeSelector": "x"}, {"containers": [{}]}])
+def test_a_job_that_cannot_be_read_holds_up_none_behind_it(wrong: dict[str, Any]) -> None:
+    cluster, unreadable = SharedCluster([node("a", 1 + HEAD)]), spec()
+    unreadable["runtime"]["worker"]["template"]["spec"] = wrong
+    first, second = submitted(cluster, unreadable, spec())
+    cluster.operate((NAMESPACE, second))
+    cluster.settle()
+    assert cluster.condition(first, "Accepted").reason == "InvalidSpec"
+    assert cluster.begun == [f"{second}-a1"]
+
+
+def test_a_long_line_is_not_written_anew_for_each_job_that_leaves_it() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    made = submitted(cluster, *[spec()] * 40)
+    cluster.settle()
+    cluster.wait(61)
+    assert cluster.condition(made[10], "QuotaReserved").message.startswith("10th in line; ")
+    assert cluster.condition(made[11], "QuotaReserved").message == "More than 10 jobs are before it in line."
+    before, cluster.passes = {name: cluster.job(name).resource_version for name in made}, 0
+    cluster.end_one()
+    cluster.settle()
+    assert cluster.begun == [f"{made[0]}-a1", f"{made[1]}-a1"]
+    assert cluster.passes < 30, "only who may begin is looked at"
+    cluster.wait(61)
+    changed = [name for name in made if cluster.job(name).resource_version != before[name]]
+    assert changed == made[:11]
+
+
+def test_the_lists_that_mend_a_cut_watch_wake_the_next_in_line() -> None:
+    cluster = SharedCluster([node("a", 1 + HEAD)])
+    first, second = submitted(cluster, spec(), spec())
+    cluster.settle()
+    cluster.timers.clear()
+    del cluster.objects["jobs"][NAMESPACE, first]
+    cluster.objects["rayjobs"], cluster.objects["pods"] = {}, {}
+    for kind, there in cluster.objects.items():
+        listing = Listing(items=tuple(there.values()), version=cluster.version)
+        cluster.queue |= cluster.cache.put_list(kind, listing, cluster.cache.keys(kind, None))
+    cluster.settle()
+    assert cluster.begun == [f"{first}-a1", f"{second}-a1"]

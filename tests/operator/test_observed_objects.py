@@ -58,7 +58,7 @@ def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
     parse.node(document)
     parse.quota(document)
     cache = Cache()
-    for kind in ("jobs", "rayjobs", "pods", "nodes", "claims", "quotas"):
+    for kind in ("jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities"):
         cache.put(kind, document)
         cache.remove(kind, document)
 
@@ -312,6 +312,14 @@ def test_a_claim_that_outlives_its_job_says_whose_it_was() -> None:
     assert seen(labels=labels, ownerReferences=[{"kind": "RLHFJob", "uid": "older"}]) == (False, "")
     assert seen(labels=labels, deletionTimestamp="2026-01-31T12:00:00Z") == (False, "")
     assert seen(labels={names.JOB_NAME: "a"}) == (False, "")
+
+
+def test_a_claim_says_who_made_it_and_what_size_it_has_unless_that_means_nothing() -> None:
+    labels = {names.JOB_UID: "of a job"}
+    claim = {"metadata": {"labels": labels}, "status": {"capacity": {"storage": "5Gi"}}}
+    assert (parse.claim(claim).maker, parse.claim(claim).size) == ("of a job", "5Gi")
+    nominal = {"labels": labels, "annotations": {names.SIZE_IS_NOMINAL: "true"}}
+    assert parse.claim({**claim, "metadata": nominal}).size == ""
 
 
 def holding(name: str, version: int, phase: str = "Running", **spec: Any) -> dict[str, Any]:

@@ -26,11 +26,12 @@ OBJECTIVES = ("throughput", "fewest-gpus=1000")
 
 @pytest.mark.parametrize("name", sorted(example_jobs()))
 def test_every_example_is_mapped_onto_cpu_slots(name: str) -> None:
-    answer = place(example_jobs()[name], nodes(1))
+    job = example_jobs()[name]
+    answer = place(job, nodes(1))
     assert answer.reason == "Mapped", answer
     assert answer.mapping
     assert answer.mapping.device == "CPU"
-    assert answer.mapping.slots == 2
+    assert answer.mapping.slots == job.spec.resources.slots_per_node
     assert answer.mapping.predicted_step_seconds
 
 

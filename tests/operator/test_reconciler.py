@@ -53,6 +53,8 @@ class World:
         self.syncs = 0
         self.results: list[str] = []
         self.at_once = self.most_at_once = 0
+        self.failing: dict[Key, float] = {}
+        self.acts: Callable[[str], Awaitable[None]] | None = None
 
     async def sync(self) -> None:
         self.syncs += 1
@@ -68,7 +70,11 @@ class World:
             return None
         return Snapshot(job=job(key[1]), watching_since=since, fresh=fresh)
 
-    async def apply(self, snapshot: Snapshot, plan: Plan) -> None:
+    async def act(self, snapshot: Snapshot, _plan: Plan) -> None:
+        if self.acts:
+            await self.acts(snapshot.job.name)
+
+    async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
         assert plan.requeue_after is None or plan.requeue_after > 0
         name = snapshot.job.name
         self.at_once += 1
@@ -317,6 +323,44 @@ def test_one_job_at_a_time_looks_at_what_is_free_and_reserves_it() -> None:
     run(world, reserve, test)
 
 
+def test_what_follows_a_reservation_keeps_no_other_job_from_its_own() -> None:
+    world = World("a", "b")
+    goes_on = asyncio.Event()
+
+    async def hang(name: str) -> None:
+        if name == "a":
+            await goes_on.wait()
+
+    world.acts = hang
+
+    def reserve(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
+        if not snapshot.alone:
+            return Plan(status=Status(), actions=(ReadLive(why="room is reserved", alone=True),))
+        return nothing_to_do(snapshot, now, settings)
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: sorted(world.applied) == ["a", "b"])
+        goes_on.set()
+        await until(lambda: world.results == ["done"] * 2)
+
+    run(world, reserve, test)
+
+
+def test_whose_passes_fail_is_known_until_one_succeeds() -> None:
+    world = World("a", "b")
+    world.failures["a"] = [ApiError(403, "no"), RuntimeError("a bug")]
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: world.results.count("error") == 1)
+        since = world.failing["n", "a"]
+        await until(lambda: world.results.count("error") == 2)
+        assert world.failing == {("n", "a"): since}
+        await until(lambda: not world.failing)
+        assert sorted(world.applied) == ["a", "b"]
+
+    run(world, nothing_to_do, test)
+
+
 def test_a_job_that_is_gone_is_not_applied() -> None:
     world = World("a")
 
@@ -387,7 +431,7 @@ def test_a_pass_that_never_ends_is_unhealthy(monkeypatch: pytest.MonkeyPatch) ->
     async def hang(_snapshot: Snapshot, _plan: Plan) -> None:
         await never.wait()
 
-    monkeypatch.setattr(world, "apply", hang)
+    monkeypatch.setattr(world, "act", hang)
 
     async def test(engine: Reconciler) -> None:
         await until(engine.unhealthy)

@@ -10,19 +10,24 @@ import pytest
 
 from rlhf_operator.cluster import parse
 from rlhf_operator.failure import NODE_SECONDS
+from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
 from rlhf_operator.starting import MISSING_SECONDS, PULL_SECONDS
+from tests.operator.running_jobs import NODES
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import message, reason
 
 LIMIT = "maximum memory usage per Container is 1Gi, but limit is 3Gi"
-FULL = "exceeded quota: q, requested: memory=3Gi,pods=1, used: memory=6Gi,pods=2, limited: memory=8Gi,pods=2"
+FULL = "exceeded quota: q, requested: memory=3Gi,pods=1, used: memory=6Gi,pods=3, limited: memory=1Ti,pods=3"
 SMALL = "exceeded quota: q, requested: limits.memory=3Gi, used: limits.memory=0, limited: limits.memory=2Gi"
+FEW = "exceeded quota: q, requested: count/pods=1, used: count/pods=2, limited: count/pods=2"
+LOW = "exceeded quota: q, requested: requests.cpu=1, used: requests.cpu=1, limited: requests.cpu=2"
+"""Too little for a head and two workers, though not for one of them."""
 
 
 def begun(**policy: Any) -> World:
     """Its RayJob is made."""
-    world = World(spec={**SFT, "runPolicy": policy})
+    world = World(spec={**SFT, "runPolicy": policy}, nodes=NODES)
     world.settle()
     return world
 
@@ -41,9 +46,9 @@ def refused(why: str) -> World:
     return world
 
 
-@pytest.mark.parametrize(("why", "told"), [(LIMIT, "PodsRefused"), (FULL, "QuotaExceeded"), (SMALL, "QuotaExceeded")])
-def test_a_refusal_is_told_at_once_and_in_every_place(why: str, told: str) -> None:
-    world = refused(why)
+@pytest.mark.parametrize("why", [LIMIT, FULL, SMALL, FEW, LOW])
+def test_a_refusal_is_told_at_once_and_in_every_place(why: str) -> None:
+    world, told = refused(why), "PodsRefused" if why == LIMIT else "QuotaExceeded"
     assert (reason(world, "ClusterReady"), world.status.reason) == (told, told)
     assert why in message(world, "ClusterReady")
     assert [each.kind for each in world.events if each.reason == told] == ["Warning"]
@@ -51,7 +56,7 @@ def test_a_refusal_is_told_at_once_and_in_every_place(why: str, told: str) -> No
     assert len([each for each in world.events if each.reason == told]) == 1
 
 
-@pytest.mark.parametrize("why", [LIMIT, SMALL])
+@pytest.mark.parametrize("why", [LIMIT, SMALL, FEW, LOW])
 def test_what_would_be_refused_for_ever_fails_the_job_and_nothing_is_tried_again(why: str) -> None:
     world = refused(why)
     world.wait(MISSING_SECONDS - 1)
@@ -61,6 +66,9 @@ def test_what_would_be_refused_for_ever_fails_the_job_and_nothing_is_tried_again
     world.settle()
     assert (world.phase, world.status.reason) == ("Failed", "PodsRefused")
     assert world.made == ["job-a1"]
+    of_quota = {SMALL: "limits.memory", FEW: "count/pods", LOW: "requests.cpu"}
+    told = message(world, "Failed")
+    assert told.endswith(f"the whole job needs more {of_quota[why]} than that" if why in of_quota else why)
 
 
 @pytest.mark.parametrize("why", [FULL, "exceeded quota: q", "exceeded quota: q, requested: x, used: y, limited: z"])
@@ -123,6 +131,64 @@ def test_what_keeps_a_pod_is_looked_at_again_when_its_time_is_over(
     world.settle()
     assert world.status.last_failure
     assert world.status.last_failure.reason == told
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict",
+        "0/3 nodes are available: 3 node(s) didn't find available persistent volumes to bind",
+        "0/3 nodes are available: 3 node(s) did not have enough free storage",
+        "Scheduling is blocked due to non-empty scheduling gates",
+    ],
+)
+def test_a_pod_that_waits_for_no_room_has_until_the_deadline(why: str) -> None:
+    world = begun(startupDeadlineSeconds=600)
+    world.make_pods()
+    world.change(world.worker().name, node="", unschedulable=why)
+    for _ in range(2):
+        world.settle()
+        assert (world.phase, world.made) == ("Provisioning", ["job-a1"])
+        world.wait(300)
+    world.settle()
+    assert world.status.last_failure
+    assert world.status.last_failure.reason == "StartupTimeout"
+    assert why in world.status.last_failure.message
+
+
+def withdrawn(world: World) -> None:
+    """No node takes a worker, and the next attempt begins if there is one."""
+    world.make_pods()
+    world.change(world.worker().name, node="", unschedulable="0/3 nodes are available: 3 Insufficient cpu")
+    world.settle()
+    world.wait(UNSCHEDULABLE_SECONDS)
+    world.settle()
+    assert world.status.attempts[-1].outcome == "Withdrawn"
+    world.collect()
+    world.wait(400)
+    world.settle()
+
+
+def test_who_is_withdrawn_again_and_again_waits_no_longer_than_it_wants_to() -> None:
+    world = begun(queueDeadlineSeconds=1000)
+    withdrawn(world)
+    assert (world.phase, reason(world, "QuotaReserved")) == ("Queued", "Withdrawn")
+    withdrawn(world)
+    assert world.made == ["job-a1", "job-a2", "job-a3"]
+    withdrawn(world)
+    assert (world.phase, world.status.reason) == ("Failed", "QueueDeadlineExceeded")
+    assert world.made == ["job-a1", "job-a2", "job-a3"]
+
+
+def test_who_was_withdrawn_has_its_turn_as_soon_as_all_pods_have_nodes() -> None:
+    world = begun(queueDeadlineSeconds=1000)
+    withdrawn(world)
+    world.make_pods()
+    world.settle()
+    assert (world.phase, reason(world, "QuotaReserved")) == ("Provisioning", "NotQueued")
+    world.wait(1000)
+    world.settle()
+    assert world.phase == "Provisioning"
 
 
 def test_a_silent_node_is_looked_at_again_when_its_time_is_over() -> None:

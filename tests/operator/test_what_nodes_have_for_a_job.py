@@ -167,9 +167,11 @@ def test_a_node_has_as_many_gpus_as_a_job_may_ask_for_whatever_it_says(asked: di
 def test_a_job_in_a_queue_is_mapped_onto_gpus_that_others_hold_still() -> None:
     """Else no RayJob of it would be made, and Kueue could not have it wait for its turn."""
     job, there = changed(PPO, ALL_OF_A_NODE), [node("n", gpus=8, product=A100)]
-    queued = dataclasses.replace(
+    labelled = dataclasses.replace(
         snapshot(job, there, labels={"kueue.x-k8s.io/queue-name": "q"}), taken={"n": {GPU: 8, "memory": 2**39}}
     )
+    assert not capacity_for(job, labelled, SETTINGS).machines, "a label alone holds nobody back"
+    queued = dataclasses.replace(labelled, capabilities=frozenset({"kuberay", "kueue"}))
     (group,) = capacity_for(job, queued, SETTINGS).machines
     assert (group.count, group.slots) == (1, 8)
 

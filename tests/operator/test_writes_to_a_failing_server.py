@@ -76,6 +76,10 @@ class Parts:
         self.looked_at: set[Key] = set()
         self.applier = Applier(client, self.cache, events, lambda: self.leads, self.looked_at.update)
 
+    async def apply(self, plan: Plan) -> None:
+        await self.applier.write_status(snapshot(), plan)
+        await self.applier.act(snapshot(), plan)
+
 
 def run(tmp_path: Path, test: Callable[[Parts], Awaitable[None]]) -> None:
     async def main() -> None:
@@ -231,11 +235,11 @@ def test_a_replica_that_no_longer_leads_writes_nothing(tmp_path: Path, pauses: l
         )
         for action in (*actions, DELETE_JOB):
             with pytest.raises(NotLeadingError):
-                await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(action,)))
+                await parts.apply(Plan(status=Status(), actions=(action,)))
         event = Event(kind="Normal", reason="Running", message="it runs")
         for plan in (Plan(status=Status(phase="Failed")), Plan(status=Status(), events=(event,))):
             with pytest.raises(NotLeadingError):
-                await parts.applier.apply(snapshot(), plan)
+                await parts.apply(plan)
         assert not parts.server.requests
         assert not pauses
 
@@ -250,7 +254,7 @@ def test_leadership_is_asked_before_every_attempt(tmp_path: Path, monkeypatch: p
         parts.server.will("PATCH", f"{JOB}/status", 500)
         monkeypatch.setattr("rlhf_operator.cluster.client.asyncio.sleep", lose)
         with pytest.raises(NotLeadingError):
-            await parts.applier.apply(snapshot(), Plan(status=Status(phase="Failed")))
+            await parts.apply(Plan(status=Status(phase="Failed")))
         assert len(parts.server.asked("PATCH")) <= 1
 
     run(tmp_path, test)
@@ -262,7 +266,7 @@ def test_nothing_is_done_for_a_job_that_has_changed(tmp_path: Path, code: int) -
         parts.server.will("PATCH", f"{JOB}/status", code)
         plan = Plan(status=Status(phase="Provisioning"), actions=(Create(manifest=rayjob("uid-a")),))
         with pytest.raises(StaleError):
-            await parts.applier.apply(snapshot(), plan)
+            await parts.apply(plan)
         ((method, _, body),) = parts.server.requests
         assert method == "PATCH"
         assert body["metadata"] == {"resourceVersion": "7"}
@@ -272,7 +276,7 @@ def test_nothing_is_done_for_a_job_that_has_changed(tmp_path: Path, code: int) -
 
 def test_a_status_that_has_not_changed_is_not_written(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
-        await parts.applier.apply(snapshot(), Plan(status=Status()))
+        await parts.apply(Plan(status=Status()))
         assert not parts.server.requests
 
     run(tmp_path, test)
@@ -282,7 +286,7 @@ def test_a_written_status_is_seen_by_the_next_pass(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         metadata = {"name": "a", "namespace": "n", "uid": "uid-a", "resourceVersion": "8"}
         parts.server.will("PATCH", f"{JOB}/status", 200, {"metadata": metadata, "status": {"phase": "Failed"}})
-        await parts.applier.apply(snapshot(), Plan(status=Status(phase="Failed")))
+        await parts.apply(Plan(status=Status(phase="Failed")))
         entry = parts.cache.jobs.get(("n", "a"))
         assert entry
         assert (entry.value.resource_version, entry.value.status.phase) == ("8", "Failed")
@@ -298,7 +302,7 @@ def test_the_jobs_that_wait_for_this_one_are_looked_at_when_its_end_is_written(t
         metadata = {"name": "a", "namespace": "n", "uid": "uid-a", "resourceVersion": "8"}
         written = {"metadata": metadata, "status": {"phase": "Succeeded"}}
         parts.server.will("PATCH", f"{JOB}/status", 200, written)
-        await parts.applier.apply(snapshot(), Plan(status=Status(phase="Succeeded")))
+        await parts.apply(Plan(status=Status(phase="Succeeded")))
         assert parts.looked_at == {("n", "b")}
         assert parts.cache.put("jobs", written) == set(), "the watch brings it too, and it is nothing new"
 
@@ -317,7 +321,7 @@ def test_a_rayjob_that_is_there_already_is_taken_if_it_is_the_jobs(tmp_path: Pat
     async def test(parts: Parts) -> None:
         parts.server.will("POST", RAYJOBS, 409)
         parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("uid-a"))
-        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
+        await parts.apply(Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
         assert parts.cache.rayjobs.get(("n", "a-a1"))
 
     run(tmp_path, test)
@@ -329,7 +333,7 @@ def test_somebody_elses_object_ends_the_pass_and_a_person_is_told(tmp_path: Path
         parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("another"))
         actions = (Create(manifest=rayjob("uid-a")), DELETE_POD)
         with pytest.raises(RefusedError, match="belongs to somebody else"):
-            await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
+            await parts.apply(Plan(status=Status(), actions=actions))
         assert not parts.server.asked("DELETE")
         assert parts.server.requests[-1][2]["reason"] == "NameConflict"
 
@@ -340,7 +344,7 @@ def test_a_refused_object_is_told_with_the_servers_own_words(tmp_path: Path) -> 
     async def test(parts: Parts) -> None:
         parts.server.will("POST", RAYJOBS, 403, {"message": "exceeded quota: gpus"})
         with pytest.raises(RefusedError, match="exceeded quota") as told:
-            await parts.applier.apply(snapshot(), Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
+            await parts.apply(Plan(status=Status(), actions=(Create(manifest=rayjob("uid-a")),)))
         assert told.value.refusal.reason == "CreateRefused"
         assert "exceeded quota: gpus" in parts.server.requests[-1][2]["note"]
 
@@ -358,7 +362,7 @@ def test_only_what_was_seen_is_deleted(tmp_path: Path, code: int) -> None:
             DELETE_POD,
             DELETE_JOB,
         )
-        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
+        await parts.apply(Plan(status=Status(), actions=actions))
         bodies = [body for _, _, body in parts.server.requests]
         assert [each["preconditions"]["uid"] for each in bodies] == ["r", "q", "uid-a"]
         assert bodies[0]["propagationPolicy"] == "Foreground"
@@ -371,7 +375,7 @@ def test_the_same_event_again_becomes_a_series(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         event = Event(kind="Warning", reason="Refused", message="no " * 1000)
         for _ in range(50):
-            await parts.applier.apply(snapshot(), Plan(status=Status(), events=(event,)))
+            await parts.apply(Plan(status=Status(), events=(event,)))
         assert parts.server.asked("POST") == [EVENTS]
         (patched,) = parts.server.asked("PATCH")
         assert patched.startswith(f"{EVENTS}/a.")
@@ -388,7 +392,7 @@ def test_no_event_announces_what_was_refused(tmp_path: Path) -> None:
         told = tuple(Event(kind="Normal", reason=reason, message=".") for reason in ("Mapped", "Provisioning"))
         plan = Plan(status=Status(phase="Provisioning"), actions=(Create(manifest=rayjob("uid-a")),), events=told)
         with pytest.raises(RefusedError):
-            await parts.applier.apply(snapshot(), plan)
+            await parts.apply(plan)
         written = [body["reason"] for _, path, body in parts.server.requests if path.endswith("/events")]
         assert written == ["CreateRefused", "Mapped"]
 
@@ -400,7 +404,7 @@ def test_an_event_that_is_refused_stops_nothing(tmp_path: Path) -> None:
         parts.server.will("POST", EVENTS, 403)
         event = Event(kind="Normal", reason="Running", message="it runs")
         actions = (DELETE_POD,)
-        await parts.applier.apply(snapshot(), Plan(status=Status(), events=(event,), actions=actions))
+        await parts.apply(Plan(status=Status(), events=(event,), actions=actions))
         assert parts.server.asked("DELETE")
 
     run(tmp_path, test)
@@ -414,15 +418,48 @@ def test_no_way_to_a_cluster_is_a_sentence(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_claim_is_given_to_the_job_or_taken_from_it(tmp_path: Path) -> None:
-    path = "/api/v1/namespaces/n/persistentvolumeclaims/a-output"
+CLAIM = "/api/v1/namespaces/n/persistentvolumeclaims/a-output"
+
+
+def claim(*owners: str) -> dict[str, Any]:
+    references = [{"uid": each} for each in owners]
+    return {"metadata": {"namespace": "n", "name": "a-output", "resourceVersion": "9", "ownerReferences": references}}
+
+
+def test_a_claim_is_given_to_the_job_or_taken_from_it_and_other_owners_stay(tmp_path: Path) -> None:
     actions = tuple(SetOwner(claim="a-output", owned=owned) for owned in (True, False, True))
 
     async def test(parts: Parts) -> None:
-        for code in (200, 200, 404):
-            parts.server.will("PATCH", path, code, {"metadata": {"namespace": "n", "name": "a-output"}})
-        await parts.applier.apply(snapshot(), Plan(status=Status(), actions=actions))
-        bodies = [body["metadata"]["ownerReferences"] for _, each, body in parts.server.requests if each == path]
-        assert [[each["uid"] for each in body] for body in bodies] == [["uid-a"], [], ["uid-a"]]
+        for owners in (["theirs"], ["theirs", "uid-a"]):
+            parts.server.will("GET", CLAIM, 200, claim(*owners))
+            parts.server.will("PATCH", CLAIM, 200, claim())
+        parts.server.will("GET", CLAIM, 404)
+        await parts.apply(Plan(status=Status(), actions=actions))
+        bodies = [body["metadata"] for method, _, body in parts.server.requests if method == "PATCH"]
+        assert [[each["uid"] for each in body["ownerReferences"]] for body in bodies] == [
+            ["theirs", "uid-a"],
+            ["theirs"],
+        ]
+        assert {body["resourceVersion"] for body in bodies} == {"9"}, "of the claim that was seen"
+
+    run(tmp_path, test)
+
+
+def test_a_claim_that_may_not_be_changed_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    set_owner = SetOwner(claim="a-output", owned=False)
+    why = "cannot set an ownerRef on a resource you can't delete"
+
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", CLAIM, 200, claim("uid-a"))
+        parts.server.will("PATCH", CLAIM, 403, {"message": why})
+        await parts.apply(Plan(status=Status(), actions=(set_owner, DELETE_POD)))
+        assert parts.server.asked("DELETE")
+        (event,) = (body for _, path, body in parts.server.requests if path == EVENTS)
+        assert (event["type"], event["reason"]) == ("Warning", "ClaimNotChanged")
+        assert why in event["note"]
+        parts.server.will("GET", CLAIM, 200, claim("uid-a"))
+        parts.server.will("PATCH", CLAIM, 409)
+        with pytest.raises(StaleError):
+            await parts.apply(Plan(status=Status(), actions=(set_owner,)))
 
     run(tmp_path, test)

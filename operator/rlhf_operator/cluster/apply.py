@@ -60,13 +60,13 @@ class Applier:
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
         self._enqueue = enqueue
 
-    async def apply(self, snapshot: Snapshot, plan: Plan) -> None:
-        """The status if it differs, then the rest in order.
-
-        StaleError, RefusedError, ApiError: what comes after that step has not been done.
-        """
+    async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
+        """The status if it differs. StaleError, ApiError: nothing else may be done."""
         if plan.status != snapshot.job.status:
             await self._write_status(snapshot.job, plan.status)
+
+    async def act(self, snapshot: Snapshot, plan: Plan) -> None:
+        """All but the status, in order. StaleError, RefusedError, ApiError: what comes after that was not done."""
         events = plan.events
         try:
             for action in plan.actions:
@@ -139,16 +139,30 @@ class Applier:
         return RefusedError(refusal)
 
     async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
+        """Other owners of the claim stay. Where the operator may not say who they are, an event says so."""
+        if (found := await self._client.get(CLAIMS, job.namespace, action.claim)) is None:
+            return
+        owners = [each for each in raw.entries(found, "metadata", "ownerReferences") if each.get("uid") != job.uid]
+        body = {
+            "metadata": {
+                "resourceVersion": raw.text(found, "metadata", "resourceVersion"),
+                "ownerReferences": [*owners, *([identity.owner(job)] if action.owned else [])],
+            }
+        }
         path = CLAIMS.path(job.namespace, action.claim)
-        body = {"metadata": {"ownerReferences": [identity.owner(job)] if action.owned else []}}
         try:
             written = await self._client.call(
                 "PATCH", path, kind=CLAIMS.plural, query=WRITTEN_BY, body=body, may=self._may_write
             )
         except ApiError as error:
-            if error.status == NOT_FOUND:
-                return
-            raise
+            if error.status in (CONFLICT, NOT_FOUND):
+                raise StaleError(str(error)) from None
+            if error.status not in (FORBIDDEN, INVALID):
+                raise
+            becomes = "go" if action.owned else "stay"
+            message = f"Claim {action.claim} is to {becomes} when the job is deleted, which is refused: {error}"
+            await self._events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
+            return
         self._remember(job, "claims", written)
 
     async def _delete(self, namespace: str, action: Delete) -> None:

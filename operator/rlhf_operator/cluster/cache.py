@@ -6,15 +6,14 @@ one that has been deleted never comes back, whatever the order in which lists, w
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rlhf_api.names import KIND
 from rlhf_api.status import Phase, Status
-from rlhf_operator import names
+from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.client import Listing
 from rlhf_operator.snapshot import (
@@ -32,7 +31,7 @@ from rlhf_operator.snapshot import (
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
 """Namespace and name; of a node the namespace is empty."""
-KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas"]
+KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities"]
 
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16
@@ -51,8 +50,6 @@ class Entry(Generic[T]):
     """uid of the job that it belongs to, as far as it says; empty for what belongs to none."""
     index_names: frozenset[str]
     value: T
-    taken_in: float = field(default_factory=time.monotonic, compare=False)
-    """When, in seconds of this process."""
 
     def is_same_as(self, other: Entry[T] | None) -> bool:
         """Whether nothing that counts has changed."""
@@ -182,6 +179,10 @@ def _node(document: Document) -> tuple[ObservedNode, str, frozenset[str]]:
     return parse.node(document), "", frozenset()
 
 
+def _priority(document: Document) -> tuple[tuple[int, bool], str, frozenset[str]]:
+    return (raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True), "", frozenset()
+
+
 def _claim(document: Document) -> tuple[ObservedClaim, str, frozenset[str]]:
     owners = raw.entries(document, "metadata", "ownerReferences")
     job = next((raw.text(each, "uid") for each in owners if each.get("kind") == KIND), "")
@@ -203,6 +204,8 @@ class Cache:
         self.nodes = Table(_node)
         self.claims = Table(_claim)
         self.quotas = Table(_quota)
+        self.priorities = Table(_priority)
+        """Of pods: the value of each class, and whether it is that of pods which name none."""
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
@@ -212,7 +215,7 @@ class Cache:
         key, before, now = getattr(self, kind).put(document)
         if now is None or now.is_same_as(before):
             return set()
-        freed = self._in_phase("Mapping", "Queued") if kind == "pods" and _frees_room(before, now) else set()
+        freed = self._who_may_fit() if kind == "pods" and _frees_room(before, now) else set()
         return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now) | freed
 
     def remove(self, kind: KindName, document: Document) -> set[Key]:
@@ -227,7 +230,7 @@ class Cache:
         if kind != "pods":
             return self._jobs_of(kind, key, entry)
         self._remember_lost_pod(key[0], entry)
-        freed = self._in_phase("Mapping", "Queued") if _frees_room(entry, None) else set()
+        freed = self._who_may_fit() if _frees_room(entry, None) else set()
         return self._jobs_of(kind, key, entry) | freed
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
@@ -274,11 +277,21 @@ class Cache:
         if kind == "quotas":
             found = (self.rayjobs.get((namespace, each)) for each in entry.index_names)
             return {(namespace, job) for rayjob in found if rayjob for job in rayjob.index_names}
-        return self._jobs_of_node(name)
+        return self._jobs_of_node(name) if kind == "nodes" else set()
 
     def _jobs_of_node(self, name: str) -> set[Key]:
         on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
         return on_it | self._in_phase(*PLACED_LATER)
+
+    def _who_may_fit(self) -> set[Key]:
+        """The jobs that may begin now that there is more room."""
+        return self._in_phase("Mapping") | self._next_in_line()
+
+    def _next_in_line(self) -> set[Key]:
+        """Of the jobs in line that want the same the oldest: no other one may begin before it."""
+        line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
+        line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
+        return {(job.namespace, job.name) for job in {job.wants: job for job in line}.values()}
 
     def _in_phase(self, *phases: Phase) -> set[Key]:
         return {key for key, job in self.jobs if job.value.status.phase in phases}
@@ -292,21 +305,16 @@ class Cache:
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """All in line if a job has given room back, and those behind it if it has left the line or was never in it."""
-        is_there = now is not None and now.uid == before.uid
+        """The next in line if a job has given room back or left the line; new ones wait for each other's first pass."""
+        is_there = now is not None and now.uid == before.uid and not now.value.deleting
         was, new = before.status, now.value.status if now is not None and is_there else Status()
         if was.reserved and not new.reserved:
-            return self._in_phase("Queued")
+            return self._next_in_line()
         is_ahead = was.phase == "Queued" or not was.conditions
         if not is_ahead or (is_there and (was.phase, not was.conditions) == (new.phase, not new.conditions)):
             return set()
-        return {
-            key
-            for key, job in self.jobs
-            if job.value.status.phase == "Queued"
-            or (job.value.status.phase == "Pending" and not job.value.status.conditions)
-            if job.value.created >= before.created
-        }
+        jobs = ((key, job.value.status) for key, job in self.jobs)
+        return self._next_in_line() | {key for key, job in jobs if job.phase == "Pending" and not job.conditions}
 
     def _dependants(self, key: Key) -> set[Key]:
         """The jobs that read a job's output, and those that read theirs, and so on."""

@@ -8,7 +8,7 @@ from typing import Final
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
-from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, RAYJOBS, Resource, workloads
+from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource, workloads
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
@@ -54,6 +54,8 @@ async def discover(client: Client, settings: Settings) -> Offer:
         capabilities.add("nodes")
         kinds.append(Kind(name="nodes", resource=NODES, namespaced=False))
         pods = replace(pods, selector="")  # those of others hold GPUs of the nodes
+        if await _may_list(client, PRIORITIES, None):
+            kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
     kinds.append(pods)
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 

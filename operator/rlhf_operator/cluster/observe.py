@@ -29,7 +29,6 @@ from rlhf_operator.snapshot import (
     ObservedQuota,
     ObservedRayJob,
     Snapshot,
-    amounts,
     claims_named,
     inputs_of,
 )
@@ -39,11 +38,11 @@ logger = logging.getLogger(__name__)
 ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 """Ray's words for a job that has ended."""
 NEVER: Final = 2**63
-NEW_SECONDS: Final = 30.0
-"""A job that nobody has looked at so long after it came is no longer waited for: its passes fail."""
+FAILING_SECONDS: Final = 60.0
+"""A job whose passes have failed for so long is in nobody's way: who knows whether it could begin."""
 
 Held = dict[str, Counter[str]]
-"""By node: thousandths of CPUs, bytes of memory, numbers of devices."""
+"""By node, as `amounts` has it."""
 
 
 class Observer:
@@ -62,11 +61,13 @@ class Observer:
     ) -> None:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
         self._enqueue = enqueue
+        self.failing: dict[Key, float] = {}
+        """Jobs whose last passes have failed -> since when, in seconds of this process."""
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
-        """Of all jobs."""
-        return self._cache.keys("jobs", None)
+        """Of all jobs, the oldest first: the younger ones wait until it was looked at."""
+        return [key for key, _ in sorted(self._cache.jobs, key=lambda job: job[1].value.created)]
 
     async def sync(self) -> None:
         """Takes in whole lists of all kinds: at the start, and to mend what a watch has missed."""
@@ -194,6 +195,7 @@ class Observer:
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(self._measured(job)) if fresh else (),
             nodes=nodes,
+            priorities=self._priorities(),
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(self._line(job)),
@@ -218,11 +220,13 @@ class Observer:
         """
         requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
         taken, by_jobs = (_without(each, self._pods(job)) for each in requested)
+        by_jobs = _without(by_jobs, self._kept())
         missing = self._missing(job)
         for node, amount in missing.items():
             for held in (taken, by_jobs):
                 held[node] = held.get(node, Counter()) + amount
-        there = {key[1]: amounts(entry.value.allocatable) for key, entry in self._cache.nodes} if missing else {}
+        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
+        there = {node.name: node.room for node in nodes if node.ready and node.schedulable}
         for node, amount in missing.items():
             surplus = (taken[node] - there.get(node, Counter())) & amount
             for other, allocatable in there.items() if surplus else ():
@@ -232,6 +236,13 @@ class Observer:
                     held[node] = held[node] - moved
                     held[other] = held.get(other, Counter()) + moved
         return taken, by_jobs
+
+    def _kept(self) -> Iterator[ObservedPod]:
+        """Pods that jobs leave for debugging: nobody gives their room back."""
+        for _, entry in self._cache.jobs:
+            job = entry.value
+            if conditions.keeps_pods(job.status) and not job.deleting:
+                yield from (pod for pod in self._pods(job) if pod.deleting_since is None)
 
     def _missing(self, job: ObservedJob) -> Held:
         """What of the room of all other jobs no pods have taken yet, by node."""
@@ -245,11 +256,17 @@ class Observer:
         return {node: amount for node, amount in missing.items() if amount}
 
     def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
-        for _, entry in self._cache.jobs:
+        given_up = time.monotonic() - FAILING_SECONDS
+        for key, entry in self._cache.jobs:
             other = entry.value
-            is_new = not other.status.conditions and time.monotonic() - entry.taken_in < NEW_SECONDS
-            if other.uid != job.uid and (is_new or other.status.phase == "Queued") and not other.deleting:
+            waits = not other.status.conditions or conditions.in_line(other.status)
+            if waits and other.uid != job.uid and not other.deleting and self.failing.get(key, NEVER) > given_up:
                 yield other
+
+    def _priorities(self) -> dict[str, int]:
+        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
+        of_others = max((value for value, is_default in classes.values() if is_default), default=0)
+        return {"": of_others, **{name: value for name, (value, _) in classes.items()}}
 
     def _inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
         """Of the job, of those, and so on; each once."""

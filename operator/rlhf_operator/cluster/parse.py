@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -24,7 +23,7 @@ from rlhf_operator.snapshot import (
     ObservedPod,
     ObservedQuota,
     ObservedRayJob,
-    amounts,
+    requests_of,
 )
 
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
@@ -176,37 +175,31 @@ def slim_pod(document: Document) -> Document:
     identity = ("namespace", "name", "uid", "resourceVersion")
     return {
         "metadata": {name: raw.text(document, "metadata", name) for name in identity},
-        "spec": {
-            "nodeName": raw.text(document, "spec", "nodeName"),
-            "overhead": raw.texts(document, "spec", "overhead"),
-            **{
-                part: [
-                    {
-                        "resources": {"requests": raw.texts(each, "resources", "requests")},
-                        "restartPolicy": raw.text(each, "restartPolicy"),
-                    }
-                    for each in raw.entries(document, "spec", part)
-                ]
-                for part in ("containers", "initContainers")
-            },
-        },
+        "spec": {"nodeName": raw.text(document, "spec", "nodeName"), **_asked(document)},
         "status": {"phase": raw.text(document, "status", "phase")},
     }
 
 
+def _asked(document: Document) -> dict[str, Any]:
+    """The fields of a pod's spec that say what it requests; the API server has filled in what limits imply."""
+    return {
+        "overhead": raw.texts(document, "spec", "overhead"),
+        **{
+            part: [
+                {
+                    "resources": {"requests": raw.texts(each, "resources", "requests")},
+                    "restartPolicy": raw.text(each, "restartPolicy"),
+                }
+                for each in raw.entries(document, "spec", part)
+            ]
+            for part in ("containers", "initContainers")
+        },
+    }
+
+
 def _requests(document: Document) -> dict[str, int]:
-    """What a pod holds: what its containers request together, or one before them if that is more."""
-    if raw.text(document, "status", "phase") in ("Succeeded", "Failed"):
-        return {}
-    before = list(raw.entries(document, "spec", "initContainers"))
-    beside = [each for each in before if each.get("restartPolicy") == "Always"]
-    together: Counter[str] = Counter()
-    for each in (*raw.entries(document, "spec", "containers"), *beside):
-        together.update(amounts(raw.texts(each, "resources", "requests")))
-    for each in before:
-        together |= amounts(raw.texts(each, "resources", "requests"))
-    together.update(amounts(raw.texts(document, "spec", "overhead")))
-    return dict(together)
+    has_ended = raw.text(document, "status", "phase") in ("Succeeded", "Failed")
+    return {} if has_ended else dict(requests_of(_asked(document)))
 
 
 def _grace_seconds(document: Document) -> int:
@@ -250,11 +243,18 @@ def node(document: Document) -> ObservedNode:
 def claim(document: Document) -> ObservedClaim:
     size = raw.text(document, "status", "capacity", "storage")
     size = size or raw.text(document, "spec", "resources", "requests", "storage")
+    if raw.text(document, "metadata", "annotations", names.SIZE_IS_NOMINAL) == "true":
+        size = ""
     try:
         amount(size)
     except ValueError:
         size = ""
-    return ObservedClaim(name=raw.text(document, "metadata", "name"), kept_for=kept_for(document), size=size)
+    return ObservedClaim(
+        name=raw.text(document, "metadata", "name"),
+        kept_for=kept_for(document),
+        maker=raw.text(document, "metadata", "labels", names.JOB_UID),
+        size=size,
+    )
 
 
 def quota(document: Document) -> ObservedQuota:

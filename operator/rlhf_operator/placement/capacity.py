@@ -270,7 +270,7 @@ def _held(node: ObservedNode, resource: str) -> int:
 
 def _taken(node: ObservedNode, snapshot: Snapshot) -> Mapping[str, int]:
     """What the pods of others hold on a node; nothing for a job in a queue: Kueue has it wait until there is room."""
-    return {} if names.QUEUE in snapshot.job.labels else snapshot.taken.get(node.name, {})
+    return {} if snapshot.in_queue(snapshot.job) else snapshot.taken.get(node.name, {})
 
 
 def _free(node: ObservedNode, resource: str, snapshot: Snapshot) -> int:

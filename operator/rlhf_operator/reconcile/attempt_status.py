@@ -129,11 +129,18 @@ def set_queued(ctx: ReconcileContext) -> None:
 
 def set_quota_reserved(ctx: ReconcileContext) -> None:
     """The attempt has its quota, or needs none."""
-    held = ctx.condition("ClusterReady")
+    held, reserved = ctx.condition("ClusterReady"), ctx.condition("QuotaReserved")
     if ctx.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
         ctx.set_condition("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
-    elif not ctx.holds("QuotaReserved"):
+    elif reserved is None or (reserved.status != "True" and (reserved.reason != "Withdrawn" or _have_nodes(ctx))):
         ctx.set_condition("QuotaReserved", "True", *(IGNORED if ctx.status.queue else NOT_QUEUED))
+
+
+def _have_nodes(ctx: ReconcileContext) -> bool:
+    """Whether all pods of the attempt are there and have nodes."""
+    head, workers, mapping = failure.head_of(ctx.snapshot), failure.workers_of(ctx.snapshot), ctx.status.mapping
+    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    return head is not None and len(workers) >= expected and all(pod.node for pod in (head, *workers))
 
 
 def set_readiness(ctx: ReconcileContext) -> None:
@@ -148,10 +155,10 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
     mapping, beat = ctx.status.mapping, ctx.snapshot.current_heartbeat()
     expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
     is_whole = head is not None and len(workers) >= expected
-    if ctx.status.reserved and is_whole and all(pod.node for pod in workers) and head and head.node:
-        ctx.set_status(reserved=held_by((head, *workers)))
-    trains = beat is not None and beat.status.phase == "Running"
     pods = [*([head] if head else []), *workers]
+    if ctx.snapshot.in_line and _have_nodes(ctx):
+        ctx.set_status(reserved=held_by(pods))
+    trains = beat is not None and beat.status.phase == "Running"
     if is_whole and (trains or all(pod.ready for pod in pods)):
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rlhf_api.names import KIND
 from rlhf_operator import failure, names
 from rlhf_operator.actions import Delete, SetOwner
 from rlhf_operator.reconcile.context import ReconcileContext
@@ -12,6 +13,8 @@ from rlhf_operator.snapshot import ObservedPod
 
 FORCE_SECONDS: Final = 300.0
 """Beyond its grace period; only then a pod whose node is silent is taken for dead."""
+LOOK_AGAIN_SECONDS: Final = 30.0
+"""A claim that the operator may not change is tried again so often."""
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which an administrator says that a node is off, so that nothing can run there."""
 
@@ -45,14 +48,20 @@ def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
 
 
 def keep_claim(ctx: ReconcileContext) -> None:
-    """Has the claim that was made for the job outlive it or not, before anything else, as spec.storage.retain says."""
+    """Has the claim that was made for the job outlive it or not, as spec.storage.retain says; then only the job may go.
+
+    What an earlier job of that name has left was to stay.
+    """
     claim = ctx.snapshot.claims.get(names.output_claim(ctx.snapshot.job.name))
     if ctx.job is None or claim is None or not (storage.has_own_claim(ctx.job) and claim.made_for(ctx.snapshot.job)):
         return
-    goes = storage.goes_with(ctx.job, has_succeeded=ctx.holds("Complete"))
+    is_own = claim.maker == ctx.snapshot.job.uid
+    goes = is_own and storage.goes_with(ctx.job, has_succeeded=ctx.holds("Complete"))
     if goes != claim.owned:
         ctx.require_live(f"claim {claim.name} is {'to go' if goes else 'kept'}")
-        ctx.actions.insert(0, SetOwner(claim=claim.name, owned=goes))
+        ctx.actions = [each for each in ctx.actions if not (isinstance(each, Delete) and each.kind == KIND)]
+        ctx.actions.append(SetOwner(claim=claim.name, owned=goes))
+        ctx.requeue_after(LOOK_AGAIN_SECONDS)
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -21,13 +21,13 @@ from rlhf_operator import conditions, names
 from rlhf_operator.actions import Action, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedRayJob, Snapshot
+from rlhf_operator.snapshot import ObservedRayJob, Snapshot, Wants
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
 """Seconds: no pass asks for the next one sooner."""
 MAX_LISTED_ATTEMPTS: Final = 10
-"""status.attempts keeps the newest ones."""
+"""status.attempts keeps the newest ones; those that were withdrawn go first."""
 FINAL: Final = frozenset({"Succeeded", "Failed"})
 EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
     {
@@ -54,8 +54,17 @@ PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
 """Such reasons for which nobody has to act: the job waits for another job, or for a pod of its own."""
-ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", "Kept", "Ended"})
+ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
 """Reasons of ClusterReady=False that need no event of their own."""
+
+
+class Wanted(NamedTuple):
+    """What a job in line wants."""
+
+    nodes: frozenset[str]
+    """Names of those on which its workers may be."""
+    priority: int
+    """Of its worker pods."""
 
 
 class NeedsLiveReadError(Exception):
@@ -85,8 +94,8 @@ class ReconcileContext:
     actions: list[Action] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
-    wanted: dict[object, frozenset[str]] = field(default_factory=dict)
-    """Nodes that jobs in line want, as far as `line` has looked."""
+    wanted: dict[Wants, Wanted] = field(default_factory=dict)
+    """What jobs in line want, as far as `line` has looked."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:
@@ -177,8 +186,10 @@ class ReconcileContext:
 
     def begin_record(self, attempt: Attempt) -> None:
         """Adds an attempt; replaces its record where the operator died before it created the RayJob."""
-        earlier = tuple(each for each in self.status.attempts if each.attempt != attempt.attempt)
-        self.set_status(attempt=attempt.attempt, attempts=(*earlier, attempt)[-MAX_LISTED_ATTEMPTS:])
+        attempts = [*(each for each in self.status.attempts if each.attempt != attempt.attempt), attempt]
+        while len(attempts) > MAX_LISTED_ATTEMPTS:
+            attempts.remove(next((each for each in attempts if each.outcome == "Withdrawn"), attempts[0]))
+        self.set_status(attempt=attempt.attempt, attempts=tuple(attempts))
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of this type."""

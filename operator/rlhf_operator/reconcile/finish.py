@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zlib
 from datetime import timedelta
+from itertools import takewhile
 from typing import Final, Literal
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.status import Failure, Output
 from rlhf_operator import conditions
 from rlhf_operator.actions import Delete
@@ -61,7 +63,7 @@ def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
     ctx.set_condition("Failed", "True", reason, message)
     if cleanup.is_kept(ctx):
         stay = "its pods stay until the job is deleted (spec.runPolicy.keepPodsOnFailure)"
-        ctx.set_condition("ClusterReady", "False", "Kept", f"Attempt {ctx.status.attempt} has ended; {stay}.")
+        ctx.set_condition("ClusterReady", "False", conditions.KEPT, f"Attempt {ctx.status.attempt} has ended; {stay}.")
     else:
         cleanup.delete_rayjobs(ctx, but=None)
 
@@ -76,7 +78,12 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
     what = f"Attempt {number} failed ({failure.reason}): {failure.message}"
     _end_attempt(ctx, "Failed")
     ctx.set_record(
-        counted=is_counted, reason=failure.reason, message=failure.message, pod=failure.pod, node=failure.node
+        counted=is_counted,
+        reason=failure.reason,
+        message=failure.message,
+        pod=failure.pod,
+        node=failure.node,
+        micro_batch_tokens=_too_large(ctx) if failure.exit_code == ExitCode.OUT_OF_MEMORY else None,
     )
     ctx.set_status(last_failure=failure.model_copy(update={"rule": rule}), failed_attempts=count)
     ctx.add_event("Warning", failure.reason, what)
@@ -99,9 +106,12 @@ def withdraw(ctx: ReconcileContext, why: str) -> None:
     _end_attempt(ctx, "Withdrawn")
     message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
     ctx.set_record(message=conditions.shortened(message))
+    ctx.set_condition("QuotaReserved", "False", "Withdrawn", message)
+    fail_if_queued_too_long(ctx)
+    if ctx.has_ended:
+        return
     pause = _backoff_seconds(ctx)
     ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=pause)))
-    ctx.set_condition("QuotaReserved", "False", "Withdrawn", message)
     ctx.set_condition("Training", "False", "NotStarted", message)
     cleanup.delete_rayjobs(ctx, but=None)
     ctx.requeue_after(pause)
@@ -122,6 +132,12 @@ def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
         ctx.requeue_after(left)
         return
     fail(ctx, "QueueDeadlineExceeded", f"no room for {limit} s, spec.runPolicy.queueDeadlineSeconds")
+
+
+def _too_large(ctx: ReconcileContext) -> int | None:
+    """Tokens of a micro-batch for which the attempt had no memory; None where the trainer chose them itself, on CPU."""
+    mapped = ctx.status.mapping.micro_batch_tokens if ctx.status.mapping else None
+    return mapped or (ctx.job.spec.training.micro_batch_tokens if ctx.job else None)
 
 
 def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> float | None:
@@ -188,7 +204,9 @@ def _end_attempt(
 
 def _backoff_seconds(ctx: ReconcileContext) -> float:
     """Seconds before the next attempt: twice as long each time, and not the same for two jobs that fail together."""
-    failures = sum(each.outcome in ("Failed", "Withdrawn") for each in ctx.status.attempts)
+    ends = [each.outcome for each in ctx.status.attempts]
+    run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # which says nothing of the job itself
+    failures = len(list(run)) or ends.count("Failed")
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"
     return min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), MAX_BACKOFF_SECONDS)

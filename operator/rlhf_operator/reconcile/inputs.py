@@ -82,7 +82,8 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
     place = claims.get(run_folder(ctx.job).claim)
-    if place is not None and (problem := too_small(ctx.job, place, ctx.snapshot)):
+    is_new = ctx.status.attempt is None
+    if is_new and place is not None and (problem := too_small(ctx.job, place, ctx.snapshot)):
         return "ClaimTooSmall", f"spec.checkpoint.storage: {problem}"
     return None
 

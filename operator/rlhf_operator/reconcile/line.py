@@ -1,4 +1,4 @@
-"""The line of jobs that wait for room on the nodes: the oldest first, and a job begins with all its pods or not at all.
+"""The line of jobs that wait for room: by priority, then by age; a job begins with all its pods or not at all.
 
 A job's place in line, and the room that it holds from its turn on, follow from the statuses of all jobs alone. Jobs in
 a queue of Kueue, and all jobs where the operator may not read nodes, are in no line.
@@ -7,6 +7,7 @@ a queue of Kueue, and all jobs where the operator may not read nodes, are in no 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -15,31 +16,23 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlhf_api.job import Job
+from rlhf_api.pod_template import template_problems
 from rlhf_api.runtime import Runtime
-from rlhf_api.status import MappedPlacement
+from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import conditions, failure, names, placement, resources
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.suitable import suits
 from rlhf_operator.reconcile import finish, shapes
-from rlhf_operator.reconcile.context import NotYetError, ReconcileContext
-from rlhf_operator.reconcile.room import room_for
+from rlhf_operator.reconcile.context import NotYetError, ReconcileContext, Wanted
+from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.snapshot import ObservedJob, Snapshot, amounts
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, Wants, inputs_of
 
 LOOK_AGAIN_SECONDS: Final = 60.0
 """Nodes come and go without an event about the job, and so do many pods of others."""
-WAITING: Final = "WaitingForRoom"
-"""Reason of QuotaReserved=False of a job in line."""
-
-
-def is_kept(ctx: ReconcileContext) -> bool:
-    """Whether the operator itself says when the job may begin."""
-    return ctx.snapshot.nodes is not None and names.QUEUE not in ctx.snapshot.job.labels
-
-
-def turn(job: ObservedJob) -> tuple[datetime, str, str]:
-    """Jobs have their turn in this order."""
-    return job.created, job.namespace, job.name
+PLACES_TOLD: Final = 10
+"""Who is further behind is not told of everyone that goes: a thousand statuses would be written for each job."""
+FAR_BEHIND: Final = f"More than {PLACES_TOLD} jobs are before it in line."
 
 
 def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[str, ...]] | None:
@@ -47,15 +40,19 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
 
     The mapping is as before, as long as that can be kept. None: a condition says what the job waits for.
     """
-    ahead = _ahead(ctx)
+    older, has_room = _older(ctx), bool(ctx.status.reserved)
+    ahead = [] if has_room else older
     if any(not each.status.conditions for each in ahead):
         raise NotYetError
-    wanted = frozenset[str]().union(*(_wanted(each, ctx) for each in ahead))
-    is_open = not ahead or any(each.name not in wanted for each in ctx.snapshot.nodes or ())
+    # Who holds room goes on at once, but takes no more of it before its elders.
+    most = ctx.record.slots if has_room and older and ctx.record else sys.maxsize
+    wanted = frozenset[str]().union(*(_wanted(wants, ctx).nodes for wants in {each.wants for each in ahead}))
+    is_open = not ahead or not _wanted(replace(ctx.snapshot.job, status=Status()).wants, ctx).nodes <= wanted
+    free = _with_full(_with_head(ctx, ahead), wanted) if is_open else ctx.snapshot
     have = ctx.status.mapping
     # Where there is no room without the nodes on which attempts failed, they are used all the same.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
-        seen = _with_full(ctx.snapshot, wanted).without(avoided)
+        seen = free.without(avoided)
         if is_open and have and placement.still_fits(job, have, seen, ctx.settings) and _reserves(ctx, job, have, seen):
             if not ctx.holds("Mapped"):
                 ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
@@ -65,13 +62,14 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
             return None
         if not is_open:
             continue
-        ctx.require_live("the next attempt is mapped", alone=is_kept(ctx))
+        if not ctx.snapshot.in_line:
+            ctx.require_live("the next attempt is mapped")
         result = placement.map_job(job, seen, ctx.settings)
-        if result.mapping is not None and _reserves(ctx, job, result.mapping, seen):
+        if (new := result.mapping) and new.slots <= most and _reserves(ctx, job, new, seen):
             _set_mapped(ctx, result)
-            return result.mapping, avoided
-    if is_kept(ctx):
-        _wait(ctx, job, ahead)
+            return new, avoided
+    if ctx.snapshot.in_line:
+        _wait(ctx, job, older)
     else:
         _set_unmapped(ctx, result.reason, result.message)
     return None
@@ -79,7 +77,7 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
 
 def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: Snapshot) -> bool:
     """Whether all pods of an attempt have room; that is the job's from now on."""
-    if not is_kept(ctx):
+    if not ctx.snapshot.in_line:
         return True
     found = room_for(_rayjob(ctx, job, mapping), seen.nodes or (), seen.taken)
     if found.lacks:
@@ -100,6 +98,9 @@ def _rayjob(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manife
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     """Joins the line, or stays in it. A job that would not fit if all others had ended is in no line."""
     now, mapping = ctx.snapshot, ctx.status.mapping
+    if mapping is not None and conditions.in_line(ctx.status) and _place(ctx, ahead) > PLACES_TOLD:
+        _set_waiting(ctx, FAR_BEHIND)
+        return
     emptied = replace(now, taken=now.taken_by_strangers())
     result = None
     if mapping is None or not placement.still_fits(job, mapping, emptied, ctx.settings):
@@ -112,18 +113,22 @@ def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
         return
     rayjob, nodes = _rayjob(ctx, job, mapping), now.nodes or ()
     if lacks := room_for(rayjob, nodes, emptied.taken).lacks:
-        what = f"no node has room for {lacks}, even if all RLHFJobs had ended; add nodes, or see spec.runtime"
+        what = f"no node has room for {lacks}, even if all RLHFJobs that run had ended; add nodes, or see spec.runtime"
         _set_unmapped(ctx, "NoFeasiblePlacement", what)
         return
     if result is not None:
         _set_mapped(ctx, result)
     ctx.set_status(reserved=())
+    if (place := _place(ctx, ahead)) > PLACES_TOLD:
+        _set_waiting(ctx, FAR_BEHIND)
+        return
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
-    mine = _wanted(replace(now.job, status=ctx.status), ctx)
-    place = 1 + sum(not mine.isdisjoint(_wanted(each, ctx)) for each in ahead)
     lacks = room_for(rayjob, nodes, now.taken).lacks
-    message = f"{_ordinal(place)} in line{f'; no node has room for {lacks}' * bool(lacks)}."
-    ctx.set_condition("QuotaReserved", "False", WAITING, message)
+    _set_waiting(ctx, f"{_ordinal(place)} in line{f'; no node has room for {lacks}' * bool(lacks)}.")
+
+
+def _set_waiting(ctx: ReconcileContext, message: str) -> None:
+    ctx.set_condition("QuotaReserved", "False", conditions.WAITING, message)
     ctx.set_condition("Training", "False", "NotStarted", "The next attempt waits for room.")
     finish.fail_if_queued_too_long(ctx)
 
@@ -150,54 +155,75 @@ def _summary(mapping: MappedPlacement) -> str:
     return f"{mapping.slots} {mapping.device} slots ({pools})."
 
 
-def _ahead(ctx: ReconcileContext) -> list[ObservedJob]:
-    """The jobs that come before this one; none where it holds its room already."""
-    own = ctx.snapshot.job
-    if own.status.reserved or not is_kept(ctx):
-        return []
-    return [each for each in ctx.snapshot.line if turn(each) < turn(own) and _is_in_line(each)]
+def _older(ctx: ReconcileContext) -> list[ObservedJob]:
+    """The jobs in line whose turn comes before this one's."""
+    now = ctx.snapshot
+    mine = _turn(now.job, ctx)
+    return [each for each in now.line if _may_wait(each, now) and _turn(each, ctx) < mine] if now.in_line else []
 
 
-def _is_in_line(job: ObservedJob) -> bool:
-    """Whether a job lacks nothing but room; one that has not been looked at yet may be such a one."""
-    if not job.status.conditions:
-        return names.QUEUE not in job.labels and job.spec.get("suspend") is not True
-    reserved = conditions.found(job.status.conditions, "QuotaReserved")
-    return job.status.phase == "Queued" and reserved is not None and reserved.reason == WAITING
+def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
+    """Jobs have their turn in this order: by priority, and of one priority by age."""
+    return -_wanted(job.wants, ctx).priority, job.created, job.namespace, job.name
+
+
+def _may_wait(job: ObservedJob, snapshot: Snapshot) -> bool:
+    """Whether a job of the line waits there; one that has not been looked at yet does, as far as is known."""
+    return bool(job.status.conditions) or not (snapshot.in_queue(job) or job.spec.get("suspend") is True)
+
+
+def _place(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
+    """The place among the jobs that want the same nodes, or some of them."""
+    mine = _wanted(replace(ctx.snapshot.job, status=ctx.status).wants, ctx).nodes
+    rivals = {wants for wants in {each.wants for each in ahead} if not mine.isdisjoint(_wanted(wants, ctx).nodes)}
+    return 1 + sum(each.wants in rivals for each in ahead)
 
 
 def _with_full(snapshot: Snapshot, wanted: frozenset[str]) -> Snapshot:
     """The snapshot with nothing free on the nodes that those ahead may want."""
-    full = {node.name: amounts(node.allocatable) for node in snapshot.nodes or () if node.name in wanted}
+    full = {node.name: node.room for node in snapshot.nodes or () if node.name in wanted}
     return replace(snapshot, taken={**snapshot.taken, **full})
 
 
-def _wanted(job: ObservedJob, ctx: ReconcileContext) -> frozenset[str]:
-    """Names of the nodes on which the workers of a waiting job may be; of a job without a mapping all that suit it."""
-    mapping = job.status.mapping
-    gpus = frozenset(pool.gpu for pool in mapping.pools) if mapping else frozenset({None})
-    key = (json.dumps(job.spec.get("runtime", {}), sort_keys=True), mapping.device if mapping else None, gpus)
-    if key not in ctx.wanted:
-        runtime = _runtime(key[0])
-        resource = "" if mapping and mapping.device == "CPU" else ctx.settings.gpu_resource_of(runtime)
+def _with_head(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
+    """The snapshot with room held for the head pod of the first in line, which may be where no worker goes."""
+    snapshot = ctx.snapshot
+    if not ahead:
+        return snapshot
+    first = min(ahead, key=lambda each: _turn(each, ctx))
+    inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever they are
+    theirs = ReconcileContext.of(replace(snapshot, job=first, inputs=inputs), ctx.now, ctx.settings)
+    mapping = theirs.status.mapping
+    if theirs.job is None or mapping is None:
+        return snapshot
+    return replace(snapshot, taken=with_head(_rayjob(theirs, theirs.job, mapping), snapshot))
+
+
+def _wanted(wants: Wants, ctx: ReconcileContext) -> Wanted:
+    """What such a job wants: without a mapping all nodes that suit it."""
+    if wants not in ctx.wanted:
+        runtime, device, gpus = _runtime(wants[0]), *wants[1:]
+        resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
         pod = ctx.settings.pod_of(runtime, names.WORKER)
         suiting = [node for node in ctx.snapshot.nodes or () if suits(node, pod, resource)]
-        if mapping and resource:
+        if device and resource:
             suiting = [node for node in suiting if resource in node.allocatable]
         if None not in gpus:
             known = ((node, ctx.settings.gpu_of(names.gpu_product(node.labels, resource))) for node in suiting)
             suiting = [node for node, gpu in known if gpu and gpu.name in gpus]
-        ctx.wanted[key] = frozenset(node.name for node in suiting)
-    return ctx.wanted[key]
+        priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
+        ctx.wanted[wants] = Wanted(frozenset(node.name for node in suiting), priority)
+    return ctx.wanted[wants]
 
 
 @lru_cache(maxsize=1024)
 def _runtime(text: str) -> Runtime:
     """spec.runtime; without any wishes where it cannot be read."""
     try:
-        return Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
-    except ValidationError:
+        runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
+    except (ValidationError, RecursionError):
         return Runtime()
+    return Runtime() if template_problems(runtime.worker.template or {}, "worker") else runtime
 
 
 def _ordinal(place: int) -> str:

@@ -37,7 +37,8 @@ def prepare(ctx: ReconcileContext) -> None:
     if _is_backing_off(ctx):
         return
     if (beginning := line.beginning(ctx, job)) is not None:
-        _start(ctx, job, *beginning)
+        mapping, avoided = beginning
+        _start(ctx, job, _that_fits(ctx, job, mapping), avoided)
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
@@ -76,6 +77,22 @@ def _is_backing_off(ctx: ReconcileContext) -> bool:
     return True
 
 
+def _that_fits(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> MappedPlacement:
+    """The mapping with micro-batches of half the tokens for which a device had no memory; a whole sequence at least."""
+    too_large = [each.micro_batch_tokens for each in ctx.status.attempts if each.micro_batch_tokens]
+    if not too_large:
+        return mapping
+    tokens = max(min(too_large) // 2, job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens)
+    smaller = mapping.model_copy(update={"micro_batch_tokens": min(tokens, mapping.micro_batch_tokens or tokens)})
+    if smaller != mapping:
+        now = f"they have {tokens} now" if tokens < min(too_large) else "they cannot be smaller than a sequence"
+        message = f"A device had no memory for micro-batches of {min(too_large)} tokens; {now}."
+        ctx.set_status(mapping=smaller)
+        ctx.set_condition("Mapped", "True", "SmallerMicroBatches", message)
+        ctx.add_event("Normal", "SmallerMicroBatches", message)
+    return smaller
+
+
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Names the next attempt in the status and creates its RayJob; one that was named and never created comes first."""
     was_named = ctx.record is not None and ctx.record.outcome == "Running"
@@ -85,6 +102,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         ctx.set_status(reserved=())
         return
     ctx.require_live(f"attempt {number} begins")
+    was_withdrawn = finish.was_withdrawn(ctx)
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
     start = ctx.record.start_time if was_named and ctx.record else timestamp(ctx.now)
     ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
@@ -101,6 +119,8 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         ctx.set_condition(
             "QuotaReserved", "False", "Pending", f"Attempt {number} waits to be admitted by queue {queue}."
         )
+    elif was_withdrawn:  # so the queue's deadline runs on
+        ctx.set_condition("QuotaReserved", "False", "Withdrawn", f"Attempt {number} waits for nodes for all its pods.")
     else:
         ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
     ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob(job.name, number)} is made.")

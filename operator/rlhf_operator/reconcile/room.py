@@ -11,7 +11,7 @@ from rlhf_api.pod_template import PodSpec
 from rlhf_api.status import Reserved, ReservedAmount
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.suitable import suits
-from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, amounts
+from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
 
 OFTEN_UNSAID: Final = ("cpu", "memory")
 """Of these a node that does not say what it has is taken to have enough."""
@@ -28,8 +28,9 @@ class Group:
 
     def __str__(self) -> str:
         """For messages: `2 pods of pool main (16 CPUs, 128Gi, 2 nvidia.com/gpu each)`."""
-        devices = [f"{number} {name}" for name, number in self.requests.items() if "/" in name]
-        own = [f"{self.requests['cpu'] / 1000:g} CPUs", f"{self.requests['memory'] / 2**30:.3g}Gi", *devices]
+        rest = {name: number for name, number in self.requests.items() if name not in OFTEN_UNSAID and number}
+        others = [f"{number if '/' in name else f'{number / 2**30:.3g}Gi'} {name}" for name, number in rest.items()]
+        own = [f"{self.requests['cpu'] / 1000:g} CPUs", f"{self.requests['memory'] / 2**30:.3g}Gi", *others]
         return f"{self.what} ({', '.join(own)}{' each' * (self.count > 1)})"
 
 
@@ -48,7 +49,7 @@ def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str
     taken: what others hold on each node.
     """
     there = {node.name: node for node in nodes if node.ready and node.schedulable}
-    free = {name: amounts(node.allocatable) for name, node in there.items()}
+    free = {name: Counter(node.room) for name, node in there.items()}
     for name, left in free.items():
         left.subtract(taken.get(name, {}))
     held: dict[str, Counter[str]] = {}
@@ -65,6 +66,16 @@ def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str
         if missing:
             lacks.append(f"{missing} of {group}" if group.count > 1 else str(group))
     return Room(reserved=_reserved(held), lacks=" and ".join(lacks))
+
+
+def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
+    """What is taken with the head pod on the suitable node that has most CPU free, whether that is enough or not."""
+    taken, (head, *_) = snapshot.taken, _groups(rayjob)
+    suiting = [node for node in snapshot.nodes or () if suits(node, head.pod)]
+    if not suiting:
+        return taken
+    node = max(suiting, key=lambda each: each.room["cpu"] - taken.get(each.name, {}).get("cpu", 0)).name
+    return {**taken, node: Counter(taken.get(node, {})) + head.requests}
 
 
 def held_by(pods: Iterable[ObservedPod]) -> tuple[Reserved, ...]:
@@ -98,12 +109,8 @@ def _groups(rayjob: Manifest) -> list[Group]:
 
 def _group(what: str, count: int, group: Document) -> Group:
     pod = group["template"]["spec"]
-    together = Counter[str]()
-    for container in pod["containers"]:
-        asked = container.get("resources", {}).get("requests", {})
-        # Those of a template may be numbers.
-        together.update(amounts({name: str(quantity) for name, quantity in asked.items()}))
-    return Group(what=what, count=count, pod=PodSpec.model_validate(pod, by_alias=True), requests=together)
+    wishes = PodSpec.model_validate(pod, by_alias=True)
+    return Group(what=what, count=count, pod=wishes, requests=requests_of(pod))
 
 
 def _devices(amounts_of: Mapping[str, int]) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
 from rlhf_operator import failure, starting
-from rlhf_operator.reconcile import attempt_status, cleanup, finish, line, review
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 UNSCHEDULABLE_SECONDS: Final = 120.0
 """So long pods for which there was room may find no node: the scheduler is busy, or somebody else took the room."""
+NO_MATTER_OF_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
+"""In the scheduler's words on a pod that would wait on an empty cluster as well."""
 CLOCK_SECONDS: Final = 2.0
 """By so much a time in the status may lie ahead: it is written in whole seconds."""
 
@@ -89,14 +92,14 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 
 def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
-    """The pods for which no node has room; a claim that is not bound is no matter of room."""
+    """The pods for which no node has room."""
     pods = failure.current_pods(ctx.snapshot)
-    return [each for each in pods if each.unschedulable and "persistentvolume" not in each.unschedulable.lower()]
+    return [each for each in pods if each.unschedulable and not NO_MATTER_OF_ROOM.search(each.unschedulable)]
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
     """Why an attempt for which there was room must give it back; empty if it need not."""
-    pods = _waiting_pods(ctx) if line.is_kept(ctx) else []
+    pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)

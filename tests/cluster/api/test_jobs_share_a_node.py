@@ -23,8 +23,10 @@ def test_twelve_jobs_with_room_for_two_finish_in_order(lives: Lives) -> None:
     assert turns(lives) == {"outcomes": [["Succeeded"]] * JOBS, "in_order": True, "most_at_once": ROOM}
 
 
-def test_of_two_jobs_that_need_the_whole_room_the_second_holds_nothing_meanwhile(lives: Lives) -> None:
+def test_of_jobs_that_need_the_whole_room_those_that_wait_hold_nothing_and_the_highest_priority_is_next(
+    lives: Lives,
+) -> None:
     found = pairs(lives)
-    assert found["outcomes"] == [["Succeeded"]] * 2
+    assert found["outcomes"] == [["Succeeded"]] * 3
     assert (found["reason"], found["pods_meanwhile"]) == ("WaitingForRoom", 0)
     assert found["told"].startswith("1st in line; no node has room for 2 of 2 pods of pool")

@@ -178,3 +178,16 @@ def test_the_next_attempt_keeps_off_the_node_that_failed_it(hands: Hands) -> Non
     assert bad in told
     jobs.delete(name)
     jobs.server.remove_node("another")
+
+
+def test_the_pods_of_a_job_that_has_failed_stay_as_long_as_that_is_wanted(hands: Hands) -> None:
+    name, jobs = "kept", hands.jobs
+    hands.lives.apply(small_job(name, jobs.namespace, keepPodsOnFailure=True, backoffLimit=0))
+    hands.lives.train(name)
+    there = {pod["metadata"]["uid"] for pod in jobs.pods(name)}
+    hands.lives.fail(name)
+    jobs.wait_for(name, "Failed")
+    assert jobs.condition(name, "ClusterReady")["reason"] == "Kept"
+    assert {pod["metadata"]["uid"] for pod in jobs.pods(name)} == there
+    jobs.patch(name, {"spec": {"runPolicy": {"keepPodsOnFailure": False}}})
+    hands.lives.wait_until_clear(name)

@@ -119,6 +119,12 @@ def test_without_kuberay_that_is_said_and_a_deleted_job_leaves_no_pods(
         lives.through("deleted")
 
 
+def test_a_quota_that_is_too_small_for_all_pods_together_fails_the_job(told: dict[str, Jobs]) -> None:
+    status = told["full-quota"].wait_for("full-quota", "Failed")
+    assert (status["reason"], len(status["attempts"])) == ("PodsRefused", 1)
+    assert "the whole job needs more pods than that" in status["lastFailure"]["message"]
+
+
 def wait_for(lives: Lives, job: str, kind: str, reason: str) -> str:
     """The message of a condition, as soon as it has a reason."""
 

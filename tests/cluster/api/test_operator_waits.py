@@ -82,6 +82,7 @@ def test_a_job_whose_object_a_quota_refuses_says_so_and_goes_on_when_it_may(live
     assert "exceeded quota: no-more" in condition["message"]
     assert (condition["status"], lives.jobs.phase("refused")) == ("False", "Pending")
     assert not lives.jobs.rayjobs("refused")
+    assert "Provisioning" not in {each["reason"] for each in lives.jobs.events("refused")}
     lives.jobs.server.expect("DELETE", f"{quotas}/no-more")
     final = lives.through("refused")
     assert (final["attempt"], lives.jobs.condition("refused", "Accepted")["status"]) == (1, "True")
@@ -252,3 +253,15 @@ def test_a_job_that_is_deleted_in_any_phase_leaves_its_claim_or_nothing(lives: L
     with ThreadPoolExecutor(len(PHASES)) as threads:
         there = dict(zip(PHASES, threads.map(delete_in, PHASES), strict=True))
     assert there["running"] >= 6
+
+
+def test_a_claim_that_a_job_has_left_is_not_deleted_with_a_later_one_of_its_name(lives: Lives) -> None:
+    name, server = "again", lives.jobs.server
+    claim = f"{CLAIMS.format(lives.jobs.namespace)}/{name}-output"
+    for retain in ("Always", "Never"):
+        job = small_job(name, lives.jobs.namespace)
+        lives.apply({**job, "spec": {**job["spec"], "storage": {"retain": retain}}})
+        lives.train(name)
+        assert not server.expect("GET", claim)["metadata"].get("ownerReferences")
+        lives.jobs.delete(name)
+        server.until(lambda: leftovers(lives, name) == [f"{name}-output"], SECONDS, "the claim alone is left")
