@@ -62,6 +62,12 @@ class Checkpoint:
         state: dict[str, Any] = json.loads(self.text(STATE))
         return state
 
+    def condemn(self, problem: str) -> None:
+        """It is damaged, which the sizes of its files do not show: it is never chosen again."""
+        with storage_errors(self.uri):
+            files, path = open_storage(self.uri)
+            files.pipe_file(f"{path}/{COMPLETE}", json.dumps({"problem": problem}).encode())
+
 
 class CheckpointStore:
     """The checkpoints below one address, a folder or an `s3://` or `gs://` URL."""
@@ -181,6 +187,8 @@ def verified(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | N
     """(what is wrong with the files found, when they were saved), according to the text of COMPLETE."""
     try:
         document = json.loads(marker)
+        if "problem" in document:
+            return str(document["problem"]), None
         return difference(document["files"], found), datetime.fromisoformat(document["savedAt"])
     except (ValueError, KeyError, TypeError):
         return f"{COMPLETE} cannot be read", None

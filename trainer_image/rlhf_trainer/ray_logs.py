@@ -23,6 +23,8 @@ KEPT_ATTEMPTS: Final = 3
 MOST_OF_A_FILE: Final = 1 << 20
 """Bytes from its end."""
 MOST_OF_A_POD: Final = 32 << 20
+LEFT_FREE: Final = 10
+"""A tenth of the disk is for checkpoints."""
 
 
 def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
@@ -32,7 +34,9 @@ def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
         older = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: each.stat().st_mtime)
         for each in older[: -KEPT_ATTEMPTS + 1]:
             shutil.rmtree(each, ignore_errors=True)
-    room, files = MOST_OF_A_POD, [each for each in logs.rglob("*") if each.is_file()]
+    disk = shutil.disk_usage(output)
+    room = max(min(MOST_OF_A_POD, disk.free - disk.total // LEFT_FREE), 0)
+    files = [each for each in logs.rglob("*") if each.is_file()]
     for file in sorted(files, key=lambda each: each.stat().st_mtime, reverse=True):
         with suppress(OSError), file.open("rb") as source:
             source.seek(max(file.stat().st_size - min(MOST_OF_A_FILE, room), 0))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 
 
 def open_storage(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -22,6 +22,8 @@ def storage_errors(uri: str) -> Iterator[None]:
     """Turn any error of the storage in the block into an EnvironmentProblem that names the address."""
     try:
         yield
+    except NumericsError as error:
+        raise NumericsError(f"{uri}: {error}") from error
     except ImportError as error:
         raise EnvironmentProblem(f"{uri}: needs a package that is not installed: {error}") from error
     except Exception as error:  # each kind of storage raises errors of its own

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import torch
 from fsspec import AbstractFileSystem
@@ -17,11 +18,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, DTYPE_MAP, SAVED_OFFSETS_KEY
 
+from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.tensor_slice import TensorSlice
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
 CHUNK_BYTES = 64 * 2**20
 """The most that is read at once, but a row is read whole."""
+SUMS = "rlhf.crc32"
+"""In the header of a file, as JSON: the CRC-32 of each tensor's bytes, in hexadecimal."""
 
 
 class TensorSource(Protocol):
@@ -157,6 +161,18 @@ class Piece:
     def held(self) -> TensorSlice:
         return self.place or TensorSlice.whole(self.file.shape(self.name))
 
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        """What it holds of a slice; NumericsError at the end if all of it was read, and is not what was written."""
+        held, found = self.held, 0
+        met = wanted.intersection(held)
+        sums = json.loads(self.file.metadata().get(SUMS, "{}")) if met == held else {}
+        for part in chunks(met, self.file.dtype(self.name).itemsize) if met else ():
+            values = self.file.read(self.name, part.within(held))
+            found = crc32(bytes_of(values), found) if self.name in sums else 0
+            yield part, values
+        if self.name in sums and hexadecimal(found) != sums[self.name]:
+            raise NumericsError(f"{self.name} is not what was written (checksum)")
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -174,10 +190,17 @@ class StoredTensor:
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
         for piece in self.pieces:
-            held = piece.held
-            met = wanted.intersection(held)
-            for part in chunks(met, self.dtype.itemsize) if met else ():
-                yield part, piece.file.read(piece.name, part.within(held))
+            yield from piece.parts(wanted)
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU."""
+    return values.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def hexadecimal(checksum: int) -> str:
+    """Of as many characters for any checksum."""
+    return f"{checksum:08x}"
 
 
 def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
@@ -225,20 +248,29 @@ def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> None:
     """Write a safetensors file; no more than `CHUNK_BYTES` of it are in memory at once, but a row is whole."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {}
     end = 0
     for name, source in sources.items():
         start, end = end, end + prod(source.shape) * dtype.itemsize
         header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": source.shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    sums = dict.fromkeys(sources, 0)
+
+    def head() -> bytes:
+        texts = {**metadata, SUMS: json.dumps({name: hexadecimal(found) for name, found in sums.items()})}
+        text = json.dumps({"__metadata__": texts, **header}).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for source in sources.values():
+        file.write(head())
+        for name, source in sources.items():
             for part in chunks(TensorSlice.whole(source.shape), dtype.itemsize):
                 values = torch.empty(part.shape, dtype=dtype)
                 read_into(values, part, source)
-                file.write(values.flatten().view(torch.uint8).numpy().data)
+                file.write(data := bytes_of(values))
+                sums[name] = crc32(data, sums[name])
+        file.seek(0)
+        file.write(head())  # as long as before, now that the checksums are known
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.chain.leftovers import SECRETS
+from tests.trainer.tiny import save_tiny
 
 ROOT = Path(__file__).parents[3]
 MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
@@ -43,7 +44,7 @@ def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProce
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """`rlhf run` sets handlers for the signals of its process; for tests in which that is the one of the tests."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -68,3 +69,12 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = rlhf("run", MANIFEST, "--output", output, *SHORT, "--tensorboard", "--trace")
     assert done.returncode == 0, done.stderr
     return output, done.stdout
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models: `language`, `reward`, and `labels`, a classifier with two."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, labels in {"language": None, "reward": 1, "labels": 2}.items():
+        save_tiny(folder / name, seed=1, labels=labels)
+    return folder

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 from rlhf_api.exit_codes import ExitCode
 from tests.trainer.chain.conftest import MANIFEST
@@ -41,23 +37,6 @@ SHORT = ("training.totalSteps=3", "evaluation.data.limit=8")
 ENDLESS = ("training.totalSteps=100000", "evaluation.data.limit=8")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that goes on while something happens to it."""
-
-    process: psutil.Process
-    folder: Path
-
-    def worker(self) -> psutil.Process:
-        """One of the processes that train, once the first step is done."""
-        metrics = self.folder / "helpful-sft" / "metrics.jsonl"
-        until = time.monotonic() + 200
-        while not metrics.is_file() and time.monotonic() < until:
-            time.sleep(0.2)
-        family = self.process.children(recursive=True)
-        return next(child for child in family if "ray::SlotProcess" in " ".join(child.cmdline()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
     """Something that goes wrong, and what the user is told."""
@@ -73,15 +52,18 @@ class Mistake:
     environment: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], object] = lambda folder: None
     """Makes in the manifest's folder what the mistake needs."""
-    during: Callable[[Run], None] = lambda run: None
-    """What happens to the run."""
     disk: str = ""
     """Size of a disk of its own, mounted at `disk` in the manifest's folder."""
     slow: bool = False
 
     def matches(self, text: str) -> bool:
         """Whether a text is the sentence."""
-        return re.fullmatch(".*".join(map(re.escape, self.sentence.split("…"))), text, re.DOTALL) is not None
+        return matches(self.sentence, text)
+
+
+def matches(sentence: str, text: str) -> bool:
+    """Whether a text is a sentence, in which `…` is anything."""
+    return re.fullmatch(".*".join(map(re.escape, sentence.split("…"))), text, re.DOTALL) is not None
 
 
 def relabelled(folder: Path) -> None:
@@ -117,6 +99,10 @@ def file(name: str, text: str) -> Callable[[Path], object]:
     return write
 
 
+FILLS_THE_DISK = (
+    f"--set=models.reward={{{{entrypoint: '{FUNCTIONS}:fills_the_disk', "
+    "arguments: {{file: '{folder}/disk/filler'}}}}"
+)
 LLAMA_7B = """\
 {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
  "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000}
@@ -321,13 +307,13 @@ RUNS: dict[str, Mistake] = {
         slow=True,
         sets=("data.train.uri=file://no.jsonl",),
         code=DATA,
-        sentence="spec.data.train.uri: file://…/no.jsonl: there is no file or folder …/no.jsonl",
+        sentence="helpful-sft: spec.data.train.uri: file://…/no.jsonl: there is no file or folder …/no.jsonl",
         remedy="Correct the path; a relative `file://` starts at the manifest.",
     ),
     "a column that is missing": Mistake(
         sets=("data.train.promptKey=nope",),
         code=DATA,
-        sentence="spec.data.train.promptKey: package://… has no column 'nope'; its columns are …",
+        sentence="helpful-sft: spec.data.train.promptKey: package://… has no column 'nope'; its columns are …",
         remedy="Name one of the columns.",
     ),
     "an empty data file": Mistake(
@@ -335,7 +321,7 @@ RUNS: dict[str, Mistake] = {
         prepare=file("rows.jsonl", ""),
         sets=("data.train.uri=file://rows.jsonl",),
         code=DATA,
-        sentence="spec.data.train.uri: …/rows.jsonl is empty",
+        sentence="helpful-sft: spec.data.train.uri: …/rows.jsonl is empty",
         remedy="Write the rows again.",
     ),
     "a reward model with another vocabulary": Mistake(
@@ -371,29 +357,21 @@ RUNS: dict[str, Mistake] = {
         sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
         remedy="Save the model with `safe_serialization` (the default of transformers).",
     ),
-    "no disk space for a checkpoint": Mistake(
-        slow=True,
-        disk="512k",
-        options=("--output", "{folder}/disk/run"),
-        code=ENVIRONMENT,
-        sentence="…/disk/run/helpful-sft/checkpoints/step-000003/actor: the checkpoint cannot be written: …",
-        remedy="Free some space, choose another `checkpoint.storage`, or lower `checkpoint.keepLast`.",
-    ),
-    "no disk space for the model": Mistake(
-        slow=True,
+    "a disk that is too small": Mistake(
         disk="10m",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,
-        sentence="…/disk/run/helpful-sft/model: the model cannot be written: …No space left on device…",
-        remedy="Free some space, or choose another `--output`.",
+        sentence="helpful-sft: spec.checkpoint: checkpoints and model take …, but … has … free",
+        remedy="Free some space, choose another `checkpoint.storage`, or lower `checkpoint.keepLast`.",
     ),
     "no disk space for the metrics": Mistake(
         slow=True,
-        disk="24k",
-        options=("--output", "{folder}/disk/run"),
-        sets=ENDLESS,
+        disk="64m",
+        manifest=PPO,
+        options=("--output", "{folder}/disk/run", FILLS_THE_DISK),
+        sets=(),
         code=ENVIRONMENT,
-        sentence="…/disk/run/helpful-sft…: cannot be written: No space left on device",
+        sentence="…/disk/run/ppo…: cannot be written: No space left on device",
         remedy="Free some space, or choose another `--output`.",
     ),
     "a Ray that cannot start": Mistake(
@@ -435,7 +413,7 @@ RUNS: dict[str, Mistake] = {
         + '    functions: [{name: rule, entrypoint: "os:abort_everything"}]\n',
         sets=(),
         code=ExitCode.USER_CODE,
-        sentence="spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
+        sentence="ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
         remedy="Correct the function; the sentence says what it raised.",
     ),
     "a reward function that raises": Mistake(
@@ -444,7 +422,7 @@ RUNS: dict[str, Mistake] = {
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}",),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.models.reward: …:always_raises raised ZeroDivisionError: nothing to divide by "
-        "(…:…); the sample is row 0 of step 1, prompt …, response …",
+        "(…:…); the sample is …, prompt …, response …",
         remedy="Try the function on that sample; the sentence names the line that raised.",
     ),
     "a reward function that never returns": Mistake(
@@ -452,7 +430,7 @@ RUNS: dict[str, Mistake] = {
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_sleeps', timeoutSeconds: 2}}",),
         code=ExitCode.USER_CODE,
-        sentence="ppo: spec.models.reward: …:always_sleeps did not return within 2 s; the sample is row 0 of step 1, …",
+        sentence="ppo: spec.models.reward: …:always_sleeps did not return within 2 s; the sample is …",
         remedy="Try the function on that sample; where it may take longer, raise `timeoutSeconds`.",
     ),
     "a reward function whose process is killed": Mistake(
@@ -460,8 +438,7 @@ RUNS: dict[str, Mistake] = {
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_is_killed'}}",),
         code=ExitCode.USER_CODE,
-        sentence="ppo: spec.models.reward: …:always_is_killed was ended by signal 9 (SIGKILL); "
-        "the sample is row 0 of step 1, …",
+        sentence="ppo: spec.models.reward: …:always_is_killed was ended by signal 9 (SIGKILL); the sample is …",
         remedy="Try the function on that sample; signal 9 without any reason is often a want of memory.",
     ),
     "a reward function that returns too little": Mistake(
@@ -479,7 +456,7 @@ RUNS: dict[str, Mistake] = {
         sets=("models.reward={url: 'http://127.0.0.1:9/score', attempts: 2}",),
         code=ENVIRONMENT,
         sentence="ppo: spec.models.reward: http://127.0.0.1:9/score cannot be reached: ConnectError (2 attempts); "
-        "the sample is row … of step 1, …",
+        "the sample is …",
         remedy="Start the service, or allow it more `attempts`.",
     ),
     "a token that is not there": Mistake(
@@ -490,25 +467,48 @@ RUNS: dict[str, Mistake] = {
         sentence="ppo: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set",
         remedy="Set the variable.",
     ),
+}
+BY_A_FAULT: dict[str, Mistake] = {
     "a worker that dies": Mistake(
-        slow=True,
-        sets=ENDLESS,
-        during=lambda run: run.worker().kill(),
         code=ExitCode.COMMUNICATION,
         sentence="…; rank … of pool …, process … died in …; the stacks of all ranks are in …/stacks.txt",
         remedy="See the machine's log: the kernel may have ended it for want of memory.",
     ),
     "a worker that hangs": Mistake(
-        slow=True,
-        sets=(*ENDLESS, "training.callDeadlineSeconds=60"),
-        during=lambda run: run.worker().send_signal(signal.SIGSTOP),
         code=ExitCode.COMMUNICATION,
-        sentence="no call of a worker ended within 60 s; rank … of pool …, process … does not answer in …; "
+        sentence="no call of a worker ended within … s; rank … of pool …, process … does not answer in …; "
         "the stacks of all ranks are in …/stacks.txt",
         remedy="Read the stacks; where a call may take longer, raise `spec.training.callDeadlineSeconds`.",
     ),
+    "a worker without memory": Mistake(
+        code=ExitCode.OUT_OF_MEMORY,
+        sentence="… on rank … has not enough memory (CUDA out of memory. Tried to allocate …); lower spec.…",
+        remedy="Lower the field that the sentence names; `training.microBatchTokens` changes nothing but rounding.",
+    ),
+    "no disk space for a checkpoint": Mistake(
+        code=ENVIRONMENT,
+        sentence="…/ppo/checkpoints/step-00000…: the checkpoint cannot be written: …No space left on device…",
+        remedy="Free some space, choose another `checkpoint.storage`, or lower `checkpoint.keepLast`.",
+    ),
+    "a Ray that ends": Mistake(
+        code=ENVIRONMENT,
+        sentence="Ray has ended: its … was ended by SIGKILL",
+        remedy="Run it again; see the machine's log: the kernel may have ended it for want of memory.",
+    ),
+    "a checkpoint that is damaged": Mistake(
+        code=ExitCode.NUMERICS,
+        sentence="…/checkpoints/…: … is not what was written (checksum); a run goes on from the checkpoint before it, "
+        "or from the start",
+        remedy="Run it again. Where it comes again, the disk or the memory of the machine is to blame.",
+    ),
+    "data that change between two runs": Mistake(
+        code=DATA,
+        sentence="ppo: spec.data.train: its rows, or their order, are not those with which the job began; "
+        "use another --output, or --restart",
+        remedy="Put the rows back and run it again, or train anew.",
+    ),
 }
-MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS}
+MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS, **BY_A_FAULT}
 
 
 def table() -> str:
@@ -518,8 +518,8 @@ def table() -> str:
 
 Each mistake ends a run with one sentence on stderr, `error: ...`, and the exit code of its kind; `--debug` shows the
 traceback too. The same sentence stands in `status.json` and `events.log` of the job. `…` stands for what differs.
-The tests in `tests/trainer/chain` make every row of this table happen, and write it:
-`python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
+The tests in `tests/trainer/chain` make every row of this table happen, the last ones as [faults](faults.md), and
+write it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
 
 | what happened | exit code | the sentence | what to do |
 |---|---|---|---|
@@ -548,7 +548,7 @@ def summary() -> str:
     for code, kind in KINDS.items():
         names = "; ".join(name for name, mistake in MISTAKES.items() if mistake.code == code)
         rows.append(f"| {int(code)} | {kind} | {names} |\n")
-    return "".join([*rows, "| 130, 143 | stopped | SIGINT, SIGTERM |\n"])
+    return "".join([*rows, "| 130, 143 | stopped | SIGINT; SIGTERM, SIGHUP |\n"])
 
 
 if __name__ == "__main__":

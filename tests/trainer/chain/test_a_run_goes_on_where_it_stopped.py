@@ -1,4 +1,4 @@
-"""A PPO job that was stopped or killed, continued by the same command: the numbers of the run that never stopped.
+"""A PPO job that was stopped, continued by the same command: the numbers of the run that never stopped.
 
 With the same layout metrics and files are equal bit for bit, as those of any two runs with the same seed are. Resumed
 on other numbers of ranks, sums are taken in another order: then 1e-4 relative, 1e-5 absolute, as for placement.
@@ -9,13 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,65 +19,25 @@ from typer.testing import CliRunner
 
 from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.cli import app
-from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
-from tests.trainer.chain.leftovers import MARK, marked
-from tests.trainer.weights import whole_weights
+from tests.trainer.chain import continued
+from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
+from tests.trainer.chain.continued import MACHINE, assert_same_bits, numbers, status_of, wait_until
 
 PPO = "helpful-ppo"
-MACHINE = ("time/", "tokens_per_second", "bytes/reshard")
-"""Metrics about the machine, not the job; a resumed generator is given weights that the other one had already."""
 LAYOUT = (*MACHINE, "ratio/", "padding/", "idle_bytes/", "bytes/transfer", "kl/rollout")
 """Metrics that depend on the layout too: rounding errors, padding, and what ranks hold and fetch."""
 EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 
 
-@contextmanager
-def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`rlhf run` of the shortened example; whatever a killed controller leaves is ended with the block."""
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(MANIFEST), f"--output={output}", *SHORT, *options]
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for member in marked(mark):
-            member.kill()
-
-
-def wait_until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 200
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+def running(output: Path, *options: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """`rlhf run` of the shortened example."""
+    return continued.running(MANIFEST, output, *SHORT, *options)
 
 
 def steps_done(output: Path) -> int:
     metrics = output / PPO / "metrics.jsonl"
     return len(metrics.read_text().splitlines()) if metrics.is_file() else 0
-
-
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    family = psutil.Process(process.pid).children(recursive=True)
-    return [member for member in family if "SlotProcess" in " ".join(member.cmdline())]
-
-
-def kill_controller(process: subprocess.Popen[str]) -> None:
-    process.kill()
-
-
-def kill_worker(process: subprocess.Popen[str]) -> None:
-    workers_of(process)[-1].kill()
 
 
 def resume(output: Path, *options: str) -> str:
@@ -94,17 +49,9 @@ def resume(output: Path, *options: str) -> str:
 
 def assert_same_run(output: Path, whole: Path) -> None:
     """The metrics of every step, and what was measured at the end."""
-    assert numbers(output) == numbers(whole)
+    assert numbers(output / PPO) == numbers(whole / PPO)
     mine, theirs = (measured(folder) for folder in (output, whole))
     assert mine == theirs
-
-
-def numbers(folder: Path) -> list[dict[str, float]]:
-    """What each step measured, without what is about the machine."""
-    return [
-        {name: value for name, value in record.items() if not name.startswith(MACHINE)}
-        for record in records(folder / PPO)
-    ]
 
 
 def assert_same_metrics(output: Path, whole: Path, *, but: tuple[str, ...], relative: float, absolute: float) -> None:
@@ -121,35 +68,20 @@ def measured(folder: Path) -> dict[str, float]:
     return {name: value for name, value in summary.items() if name != "seconds"}
 
 
-def assert_same_bits(output: Path, whole: Path) -> None:
-    """The model, and critic and optimizer of the last checkpoint."""
-    saved, other = (
-        {path.name: path.read_bytes() for path in (folder / PPO / "model").iterdir()} for folder in (output, whole)
-    )
-    assert "model.safetensors" in saved
-    assert saved == other
-    last = [CheckpointStore(str(folder / PPO / "checkpoints")).newest() for folder in (output, whole)]
-    for role in ("actor", "critic"):
-        mine, theirs = (whole_weights(f"{found.uri}/{role}") for found in last if found)
-        assert mine
-        assert all(mine[name].equal(theirs[name]) for name in theirs)
-    samples = [(folder / PPO / "samples.jsonl").read_text() for folder in (output, whole)]
-    assert samples[0] == samples[1]
-
-
 @pytest.fixture(scope="module")
 def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a run that got SIGTERM in its second step."""
+    """The run folder of a run whose processes all got SIGTERM in its second step, as service managers send it."""
     output = only_ppo_left(chain, tmp_path_factory.mktemp("stopped") / "run")
     with running(output) as process:
         wait_until(lambda: steps_done(output))
         family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
+        for member in (process, *family):
+            member.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=100)
     assert process.returncode == 143, errors
     assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
     assert "stopping after this step" in shown
-    status = json.loads((output / PPO / "status.json").read_text())
+    status = status_of(output / PPO)
     assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, "something of the run is still there"
@@ -158,7 +90,7 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_two_runs_with_the_same_seed_measure_the_same_to_the_bit(chain: tuple[Path, str], stopped: Path) -> None:
     """Until the second is stopped; what it goes on to and its model are compared below."""
-    mine, theirs = numbers(stopped), numbers(chain[0])
+    mine, theirs = numbers(stopped / PPO), numbers(chain[0] / PPO)
     assert mine == theirs[:2]
     assert mine[0]["loss/policy"] != mine[1]["loss/policy"]
 
@@ -171,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_had(
     shutil.copytree(stopped, output)
     assert f"{PPO}: goes on after step 2, from {output}" in resume(output, EVERY_STEP)
     assert_same_run(output, chain[0])
-    assert_same_bits(output, chain[0])
+    assert_same_bits(output / PPO, chain[0] / PPO)
 
 
 @pytest.mark.usefixtures("handlers")
@@ -257,15 +189,18 @@ def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: s
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_saves(chain: tuple[Path, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 143)])
+def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_save(
+    chain: tuple[Path, str], tmp_path: Path, name: str, code: int
+) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         wait_until(lambda: steps_done(output))
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.Signals[name])
         _, errors = process.communicate(timeout=100)
-    assert (process.returncode, errors) == (130, "error: stopped by SIGINT; the checkpoint of step 2 is saved\n")
+    assert (process.returncode, errors) == (code, f"error: stopped by {name}; the checkpoint of step 2 is saved\n")
     resume(output)
-    assert_same_bits(output, chain[0])
+    assert_same_bits(output / PPO, chain[0] / PPO)
 
 
 @pytest.mark.slow
@@ -283,32 +218,3 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[P
     assert CheckpointStore(str(output / PPO / "checkpoints")).newest() is None
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, "something of the run is still there"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["in the middle of a checkpoint", "at generation", "at the update"])
-@pytest.mark.parametrize("kill", [kill_controller, kill_worker])
-def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(
-    chain: tuple[Path, str], tmp_path: Path, kill: Callable[[subprocess.Popen[str]], None], moment: str
-) -> None:
-    output = only_ppo_left(chain, tmp_path / "run")
-    with running(output, EVERY_STEP) as process:
-        if moment == "in the middle of a checkpoint":
-            wait_until((output / PPO / "checkpoints" / "step-000002").is_dir)
-        else:
-            wait_until(lambda: steps_done(output) == 2)
-            share = {"at generation": 0.05, "at the update": 0.7}[moment]
-            time.sleep(share * records(output / PPO)[-1]["time/step"])
-        kill(process)
-        _, errors = process.communicate(timeout=100)
-    if kill is kill_worker:
-        assert process.returncode == 8, errors
-        assert len(errors.splitlines()) == 1
-    store = CheckpointStore(str(output / PPO / "checkpoints"))
-    newest = store.newest()
-    assert newest is not None
-    assert newest.step == 1
-    assert [found.step for found in store.all() if not found.is_whole] == [2]
-    assert "goes on after step 1" in resume(output, EVERY_STEP)
-    assert_same_run(output, chain[0])
-    assert_same_bits(output, chain[0])

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -15,8 +14,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.cli import app
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
-from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, Run, summary, table
-from tests.trainer.tiny import save_tiny
+from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, summary, table
 
 
 def written(mistake: Mistake, folder: Path) -> tuple[Path, list[str]]:
@@ -45,15 +43,6 @@ def test_a_run_tells_before_anything_starts(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["run", str(manifest), f"--output={tmp_path / 'run'}", *options])
     assert done.exit_code == mistake.code
     assert told(done.stderr, mistake), done.stderr
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny models: `language`, `reward`, and `labels`, a classifier with two."""
-    folder = tmp_path_factory.mktemp("models")
-    for name, labels in {"language": None, "reward": 1, "labels": 2}.items():
-        save_tiny(folder / name, seed=1, labels=labels)
-    return folder
 
 
 @pytest.fixture
@@ -88,7 +77,6 @@ def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path
         running = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        mistake.during(Run(psutil.Process(running.pid), output))
         shown, errors = running.communicate(timeout=250)
     assert running.returncode == mistake.code, errors
     assert told(errors, mistake), errors

@@ -12,6 +12,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Optimizer
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.checkpoint import UploadFolder
+from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.storage import open_storage
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.loading import load_scorer
@@ -107,6 +108,21 @@ def test_rows_and_columns_come_as_they_were_written(
     read = torch.zeros(part.shape)
     stored_tensors.read_into(read, part, stored_tensors.StoredTensor([stored_tensors.Piece(file, "weight")]))
     assert torch.equal(read, tensor[part.within(whole)])
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_bit_that_has_flipped_is_found_where_a_piece_is_read_as_it_was_written(
+    is_remote: bool, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "piece.safetensors", TensorSlice.whole((5, 4))
+    stored_tensors.write_piece(path, {"weight": (torch.ones(5, 4), whole)}, torch.float32)
+    written = bytearray(path.read_bytes())
+    written[-7] ^= 4
+    path.write_bytes(written)
+    remote, local = stored_tensors.RemoteFile(LocalFileSystem(), str(path)), stored_tensors.LocalFile(lambda: str(path))
+    stored = stored_tensors.StoredTensor([stored_tensors.Piece(remote if is_remote else local, "weight")])
+    with pytest.raises(NumericsError, match="weight is not what was written"):
+        stored_tensors.read_into(torch.zeros(5, 4), whole, stored)
 
 
 def test_a_checkpoint_that_is_cut_off_is_named(s3: str, tmp_path: Path) -> None:

@@ -91,6 +91,17 @@ def test_a_damaged_one_is_not_chosen_and_says_why(
     assert words in store.all()[-1].problem
 
 
+def test_one_that_was_found_to_be_damaged_is_never_chosen_again(store: CheckpointStore) -> None:
+    write(store, 5)
+    write(store, 10)
+    newest = store.newest()
+    assert newest is not None
+    newest.condemn("a weight is not what was written")
+    assert [(found.step, found.problem) for found in store.all()] == [(5, ""), (10, "a weight is not what was written")]
+    write(store, 10)
+    assert [found.is_whole for found in store.all()] == [True, True]
+
+
 def test_a_step_saved_again_forgets_what_a_torn_one_left(store: CheckpointStore) -> None:
     uri = write(store, 5, complete=False)
     damage(store, uri, "actor/shard-of-a-third-rank", b"old")

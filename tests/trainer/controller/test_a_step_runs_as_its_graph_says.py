@@ -24,7 +24,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, training_batch, worker_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
@@ -33,7 +33,7 @@ from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 
 DEADLINE = 120.0
 SLOTS = {"left": 2, "right": 3}
-WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11}
+WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11, Width.BYTES: 5}
 SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]
 JOBS = {job.name: job for path in EXAMPLES for job in load(path, SMALL, FINISHED)}
 
@@ -100,6 +100,8 @@ class Pools:
         for held in job.models():
             beside = [each for each in job.models() if pool_of.get(each, "left") == pool_of.get(held, "left")]
             workers[held] = worker_of(job, held, beside)
+        if "reward" in job.spec.algorithm.frozen:
+            workers.setdefault("reward", worker_of(job, "reward"))
         models: dict[str, Any] = {}
         for name, worker_class in workers.items():
             group, role, each = self.groups[pool_of.get(name, "left")], f"{job.name}.{name}", stand_in(worker_class)
@@ -127,7 +129,7 @@ def pools(own_ray: None) -> Iterator[Pools]:  # noqa: ARG001
 def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]:
     """Run a step: the reports of each call on each rank, in the order in which they were made, and the controller's."""
     models = pools.models(job, pool_of)
-    batch = models.pop("data").load_batch(BatchFuture(step=1, size=job.sequences_per_step))
+    batch = training_batch(job, models.pop("data"), BatchFuture(step=1, size=job.sequences_per_step))
     job.spec.algorithm.step(batch, **inputs_of(job, models))
     return pools.log.drain(deadline=DEADLINE)
 
@@ -158,7 +160,10 @@ def test_calls_and_bytes_are_those_of_the_graph(pools: Pools, name: str) -> None
     job = JOBS[name]
     graph = graph_of(job, placed(job))
     *done, _ = run_step(pools, job, {role: pool.name for pool in placed(job).pools for role in pool.models})
-    assert merge(done)["bytes/transfer"] == graph.bytes > 0
+    columns = (
+        WIDTHS[Width.BYTES] * graph.rows * sum(field.name == "columns" for each in graph.edges for field in each.fields)
+    )
+    assert merge(done)["bytes/transfer"] == graph.bytes + columns > 0, "of columns a graph counts no bytes"
     spans = work_of(graph, done)
     for pool, slots in SLOTS.items():
         mine = [call for call in graph.by_level if call.pool == pool]

@@ -1,10 +1,12 @@
 """What Ray and its workers wrote in a pod is kept in the run folder, as much as there is room for."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +27,7 @@ def found(folder: Path) -> dict[str, bytes]:
 
 def test_the_files_of_a_pod_are_copied_into_a_folder_of_its_own(tmp_path: Path) -> None:
     logs, output = tmp_path / "logs", tmp_path / "run"
+    output.mkdir()
     written(logs, "raylet.err", b"why")
     written(logs, "events/event.log", b"what")
     command = [sys.executable, "-m", "rlhf_trainer.ray_logs", str(output), f"--logs={logs}"]
@@ -41,6 +44,14 @@ def test_the_ends_of_the_newest_are_kept_where_there_is_too_much(
         written(tmp_path / "logs", name, f"begin {name} end".encode(), at)
     ray_logs.keep(tmp_path / "logs", tmp_path, Attempt(1), "pod")
     assert found(tmp_path / "ray-logs/a1/pod") == {"newest": b" end", "older": b"end"}
+
+
+def test_a_tenth_of_the_disk_is_left_to_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "logs", "raylet.out", b"begin end")
+    for free, kept in ((13, {"raylet.out": b"end"}), (9, {})):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(total=100, free=free))
+        ray_logs.keep(tmp_path / "logs", tmp_path / str(free), Attempt(1), "pod")
+        assert found(tmp_path / str(free)) == {f"ray-logs/a1/pod/{name}": end for name, end in kept.items()}
 
 
 def test_the_last_attempts_are_kept(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Signals at bad moments, readers that leave, and commands that look for a run."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -31,6 +32,21 @@ def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> No
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_closed_terminal_stops_like_sigterm_unless_nohup_has_had_it_ignored() -> None:
+    stop = StopSignals(lambda message: None)
+    before = signal.getsignal(signal.SIGHUP)
+    with stop.handled():
+        with pytest.raises(Stopped, match="stopped by SIGHUP") as stopped:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stopped.value.exit_code == 143
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop.handled():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_stop_is_no_error_that_something_on_the_way_could_take_for_its_own() -> None:
     assert not issubclass(Stopped, Exception)
 
@@ -48,6 +64,25 @@ def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> No
     writer.stdout.close()
     assert writer.wait(timeout=60) == 0
     assert (tmp_path / "done").exists()
+
+
+def test_a_terminal_that_was_closed_does_not_end_a_run() -> None:
+    program = (
+        "import fcntl, signal, sys, termios; from rlhf_trainer.cli import tell\n"
+        "from rlhf_trainer.outputs.display import Display, LastingConsole\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"
+        "display = Display(LastingConsole()); display.say('here')\n"
+        "signal.sigwait({signal.SIGHUP})\n"
+        "display.say('nobody reads this'); tell(['nor this']); sys.exit(143)"
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", program]
+    writer = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    assert b"here" in os.read(ours, 100)
+    os.close(ours)
+    assert writer.wait(timeout=60) == 143
 
 
 def test_a_folder_is_in_use_while_a_run_holds_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -76,6 +77,7 @@ class SlotProcess:
 
     def __init__(self, *, pool: str) -> None:
         recorder.pool = pool
+        resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
         self._workers: dict[str, Any] = {}
         self._step: int | None = None
         self._kept: dict[int, tuple[int, Fields] | TrainerError] = {}
@@ -213,10 +215,23 @@ def translated_errors(where: str) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        raised = kind_of(error)(reason)
+        kind, said = kind_of(error), " ".join(str(error).split())
+        if kind is MemoryProblem:
+            said = said.partition(" GPU ")[0][:100].rstrip(".")
+            reason = f"{where} on rank {recorder.rank} has not enough memory ({said}); {memory_remedy(where)}"
+        else:
+            reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {said[:500]}"
+        raised = kind(reason)
         raised.host = socket.gethostname()
         raise raised from error
+
+
+def memory_remedy(where: str) -> str:
+    """The option that takes less memory in a call; without a method the workers are being built."""
+    _, _, method = where.partition(".")
+    if method == "generate_sequences":
+        return "lower spec.rollout.gpuMemoryUtilization, on CPU spec.data.maxResponseTokens"
+    return "lower spec.training.microBatchTokens" if method else "take more slots, or set spec.models.*.offload"
 
 
 def kind_of(error: Exception) -> type[TrainerError]:

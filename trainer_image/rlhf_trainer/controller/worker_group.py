@@ -21,7 +21,7 @@ from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, Outcome, SlotProcess
-from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
+from rlhf_trainer.controller.waiting import get
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
@@ -36,8 +36,6 @@ class WorkerSpec:
     """Of the model over the group's ranks; None: the group's own."""
 
 
-GATHER_SECONDS = 0.05
-"""How long `get` waits for further values after the first; it sees a failure so much later."""
 INSPECT_SECONDS = 10.0
 """How long a rank may take to say what it does; a thread of its own answers."""
 RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
@@ -352,47 +350,3 @@ class ModelHandle:
         **arguments: Any,
     ) -> Any:
         return group.call(role, name, transfer, layout, batch, arguments)
-
-
-def get(
-    references: Sequence[ray.ObjectRef | None],
-    *,
-    deadline: float,
-    quiet_seconds: Callable[[], float] = lambda: math.inf,
-) -> list[Any]:
-    """The values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
-
-    quiet_seconds: how long no call ended of those that bring a value together.
-    Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
-    """
-    values: dict[ray.ObjectRef, Any] = {}
-    pending, patience = list(references), deadline
-    try:
-        while pending:
-            arrived, pending = ray.wait(pending, timeout=patience)
-            patience = deadline if arrived else deadline - quiet_seconds()
-            if patience <= 0:
-                raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
-            if not arrived:
-                continue
-            if pending:  # a wait costs as much as there are references: not one wait for each of them
-                more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
-                arrived += more
-            values.update(zip(arrived, ray.get(arrived), strict=True))
-        return [values[reference] for reference in references]
-    except ray.exceptions.RayError as error:
-        # a call that was to read what a lost worker made fails as a task of its own
-        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-        if isinstance(cause, TrainerError):
-            raise cause from error
-        if isinstance(cause, ray.exceptions.OutOfMemoryError):
-            sentence = f"Ray ended a worker, for this machine is out of memory: {first_line(cause)}"
-            raise MemoryProblem(sentence) from error
-        if isinstance(cause, ray.exceptions.RayError):
-            raise CommunicationError(f"a worker was lost: {first_line(cause)}") from error
-        raise
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip().splitlines() or [""])[0]

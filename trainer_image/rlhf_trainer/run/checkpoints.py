@@ -10,9 +10,10 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.checkpoint import STATE, Checkpoint
-from rlhf_trainer.errors import DataError
+from rlhf_trainer.errors import DataError, NumericsError
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.workers.data import DataShape
 
 State = dict[str, Any]
 """What the controller knows after a step besides the step's number: JSON values."""
@@ -49,34 +50,41 @@ class KeptCheckpoints(Checkpoints):
         folder: JobFolder,
         models: Mapping[str, Any],
         *,
-        rows: int,
+        data: DataShape,
         stop: StopSignals,
         resumed: Checkpoint | None,
     ) -> None:
-        """models: all of the job, of which the trained ones and those that count are saved; rows: of the data.
+        """models: all of the job, of which the trained ones and those that count are saved.
 
         Raises DataError when the data is not what it was.
         """
         self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
-        self._store, self._rows = folder.checkpoints, rows
+        self._store, self._data = folder.checkpoints, data
         self._trained = [models[role] for role in job.trained()]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
         self._begun_at = time.monotonic()
-        if resumed and (before := resumed.state()["rows"]) != rows:
-            raise DataError(
-                f"{job.name}: spec.data.train: has {rows} rows that fit; it had {before} when the job began"
-            )
+        for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
+            if data.digests[path] != digest:
+                raise DataError(
+                    f"{job.name}: {path}: its rows, or their order, are not those with which the job began; "
+                    "use another --output, or --restart"
+                )
 
     def restore(self) -> State | None:
         if not self._resumed:
             return None
         state, uri = self._resumed.state(), self._resumed.uri
         calls = [model.restore(uri=uri) for model in self._trained]
-        calls += [model.set_counters(counters=state["counters"][role]) for role, model in self._counting.items()]
-        for call in calls:
-            call.result()
+        counters = state.get("counters", {})
+        calls += [self._counting[role].set_counters(counters=counts) for role, counts in counters.items()]
+        try:
+            for call in calls:
+                call.result()
+        except NumericsError as error:
+            self._resumed.condemn(str(error))
+            raise NumericsError(f"{error}; a run goes on from the checkpoint before it, or from the start") from error
         return state
 
     def end_step(self, step: int, state: Callable[[], State]) -> None:
@@ -118,7 +126,8 @@ class KeptCheckpoints(Checkpoints):
         for call in calls:
             call.result()
         counted = {role: values.result()[0] for role, values in counters.items()}
-        self._under_way = uri, {"step": step, "rows": self._rows, **state(), "counters": counted}
+        data = {"rows": self._data.rows, "digests": self._data.digests}
+        self._under_way = uri, {"step": step, **data, **state(), "counters": counted}
 
     def _finish(self) -> None:
         """Wait for the checkpoint under way and mark it whole."""

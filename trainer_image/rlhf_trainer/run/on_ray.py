@@ -53,16 +53,16 @@ def run_on_ray(
 ) -> None:
     """Run one job into its folder and add what it measured to summary.json."""
     folder = JobFolder(context.output, job)
-    folder.begin(start.checkpoint, inputs=start.inputs)
     publisher = Publisher(job, folder, context.display, context.listeners)
     mapping = placed.mapping
-    publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
-    report_mapping(mapping, publisher)
-    if placed.unmapped:
-        publisher.say(f"not mapped: {placed.unmapped}")
-    if start.checkpoint:
-        publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
     with publisher.recording_the_end():
+        folder.begin(start.checkpoint, inputs=start.inputs)
+        publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
+        report_mapping(mapping, publisher)
+        if placed.unmapped:
+            publisher.say(f"not mapped: {placed.unmapped}")
+        if start.checkpoint:
+            publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
         require_one_vocabulary(job, folders)
         runtime = RayRuntime(job, mapping, folders, slots=slots, stacks=folder.path / "stacks.txt")
         with runtime.running(is_last=is_last) as shape:
@@ -75,7 +75,7 @@ def run_on_ray(
                 model_folder=folder.model.resolve(),
                 publisher=publisher,
                 checkpoints=KeptCheckpoints(
-                    job, folder, runtime.models, rows=shape.rows, stop=context.stop, resumed=start.checkpoint
+                    job, folder, runtime.models, data=shape, stop=context.stop, resumed=start.checkpoint
                 ),
             )
         add_to_summary(context.output, job.name, summary)

@@ -17,6 +17,7 @@ from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.run.session import how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
@@ -90,8 +91,9 @@ class Slots:
                 self.release()
 
     def release(self) -> None:
-        """End the processes and give the slots back."""
-        for end in [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]:
+        """End the processes and give the slots back; with Ray they have ended, too."""
+        ends = [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]
+        for end in [] if how_ray_ended() else ends:
             with suppress(Exception):  # it must not hide why a job ended
                 end()
         self._like, self._pools, self._groups = None, [], {}

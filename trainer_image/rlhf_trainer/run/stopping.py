@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a run stops after the step it is in, with a checkpoint; a second one stops it at once."""
+"""SIGINT, SIGTERM and SIGHUP: a run stops after the step it is in, with a checkpoint; a second one stops it at once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from rlhf_api.exit_codes import ExitCode
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """The signals that stop a run: not SIGHUP, that of a closed terminal, where nohup has had it ignored."""
+    return SIGNALS[:2] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else SIGNALS
 
 
 class Stopped(BaseException):
-    """A signal asked the run to stop; `exit_code` says which. No error, so what handles errors lets it pass."""
+    """A signal asked the run to stop. No error, so what handles errors lets it pass.
+
+    `exit_code` says which: that of SIGHUP is SIGTERM's.
+    """
 
     def __init__(self, signal_number: int, *, saved: str = "") -> None:
         """saved: where the state is that a later run goes on from, in words."""
         super().__init__(f"stopped by {signal.Signals(signal_number).name}{saved and '; ' + saved}")
-        self.exit_code = 128 + signal_number
+        self.exit_code = ExitCode.SIGINT if signal_number == signal.SIGINT else ExitCode.SIGTERM
 
 
 class StopSignals:
@@ -31,7 +41,7 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Both signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
+        """Signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
         self.install()
         try:
@@ -42,7 +52,7 @@ class StopSignals:
 
     def install(self) -> None:
         """Put our handlers in place of whatever is there."""
-        for number in SIGNALS:
+        for number in heeded():
             signal.signal(number, self._handle)
 
     def _handle(self, signal_number: int, _: FrameType | None) -> None:

@@ -66,6 +66,18 @@ def has_weights(folder: str) -> bool:
     return False
 
 
+def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> None:
+    """Make a model of config.json alone on the meta device; raises what its loading would, whatever its weights are."""
+    config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
+    factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    with OnMeta():
+        model = _made(factory, folder, config, trust_remote_code, revision)
+    if scores:
+        _require_score_head(model, folder)
+    else:
+        LanguageModel(model)
+
+
 def load_language_model(
     folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, may_initialise: bool = False
 ) -> LanguageModel:
@@ -112,16 +124,20 @@ def load_scorer(
     config.num_labels = 1
     torch.manual_seed(seed)
     model, weights = _unread(AutoModelForSequenceClassification, folder, config, trust_remote_code, revision)
-    if not hasattr(model, "score"):
-        raise ConfigError(
-            f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic"
-        )
+    _require_score_head(model, path)
     drawn = set()
     if not is_classifier:
         model._init_weights(model.score.to_empty(device="cpu"))  # noqa: SLF001 there is no public name
         drawn = {f"score.{name}" for name, _ in model.score.named_parameters()}
     _require_all(model, weights, folder, drawn=drawn)
     return Scorer(model, weights)
+
+
+def _require_score_head(model: Any, path: str) -> None:
+    if not hasattr(model, "score"):
+        raise ConfigError(
+            f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic"
+        )
 
 
 def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:

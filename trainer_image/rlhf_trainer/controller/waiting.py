@@ -1,0 +1,71 @@
+"""Waits for what ranks bring: failures become ours, and signals are heard meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
+from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
+
+GATHER_SECONDS = 0.05
+"""How long `get` waits for further values after the first; it sees a failure so much later."""
+
+
+def get(
+    references: Sequence[ray.ObjectRef | None],
+    *,
+    deadline: float,
+    quiet_seconds: Callable[[], float] = lambda: math.inf,
+) -> list[Any]:
+    """The values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
+
+    quiet_seconds: how long no call ended of those that bring a value together.
+    Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
+    """
+    values: dict[ray.ObjectRef, Any] = {}
+    pending, patience = list(references), deadline
+    try:
+        while pending:
+            arrived, pending = wait(pending, seconds=patience)
+            patience = deadline if arrived else deadline - quiet_seconds()
+            if patience <= 0:
+                raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            if not arrived:
+                continue
+            if pending:  # a wait costs as much as there are references: not one wait for each of them
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
+                arrived += more
+            values.update(zip(arrived, ray.get(arrived), strict=True))
+        return [values[reference] for reference in references]
+    except ray.exceptions.RayError as error:
+        # a call that was to read what a lost worker made fails as a task of its own
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        if isinstance(cause, TrainerError):
+            raise cause from error
+        if isinstance(cause, ray.exceptions.OutOfMemoryError):
+            why = f"this machine is out of memory: {first_line(cause)}"
+            sentence = f"Ray ended a worker, for {why}; lower spec.training.microBatchTokens, or take fewer slots"
+            raise MemoryProblem(sentence) from error
+        if isinstance(cause, ray.exceptions.RayError):
+            raise CommunicationError(f"a worker was lost: {first_line(cause)}") from error
+        raise
+
+
+def wait(references: list[ray.ObjectRef], *, seconds: float) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
+    """As `ray.wait`, which raises what the handler of a signal raised only when its time is over."""
+    until = time.monotonic() + seconds
+    while True:
+        left = max(0.0, until - time.monotonic())
+        arrived, pending = ray.wait(references, timeout=min(left, LOOK_SECONDS))
+        if arrived or left <= LOOK_SECONDS:
+            return arrived, pending
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [""])[0]
