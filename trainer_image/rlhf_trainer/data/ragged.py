@@ -54,3 +54,10 @@ class Ragged:
         ids = torch.full(mask.shape, pad_id, dtype=torch.int64)
         ids[mask] = self.flat.long()
         return ids, mask.float()
+
+
+def swapped(one: Ragged, other: Ragged, where: Tensor) -> tuple[Ragged, Ragged]:
+    """Two kinds of rows, which have changed places where `where`, bool [rows], is true."""
+    both, rows = Ragged.joined([one, other]), torch.arange(len(one))
+    there = torch.where(where, len(one), 0)
+    return both.selected(rows + there), both.selected(rows + len(one) - there)

@@ -1,11 +1,18 @@
 """Opens the data set that a manifest names; errors are one sentence."""
 
 import glob
+import hashlib
 import logging
+import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import datasets
@@ -14,37 +21,133 @@ from datasets.utils.tqdm import (
     disable_progress_bars,
     enable_progress_bars,
 )
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import RepositoryNotFoundError
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.problems import printable
-from rlhf_api.spec import DataSource
+from rlhf_api.data import DataSource
+from rlhf_api.problems import one_line, printable
+from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, lines_of, row_numbers, rows_and_others
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 HUB = "hf://"
-BEGINNING = 4096
-"""Bytes of a file that are looked at before it is read."""
+HUB_SECONDS, HUB_TRIES = 5.0, 3
+"""How long the hub may take to answer, and how often it is asked: with the pauses in between 18 seconds."""
 NO_ROW = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
 """`datasets` makes a null of all of them."""
 KIND_OF_EXTENSION = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
-def open_rows(source: DataSource, *, path: str, keys: Sequence[str] = ()) -> datasets.Dataset:
+class UnreadableError(DataError):
+    """Files that cannot be read as they are."""
+
+
+@dataclass(frozen=True)
+class OpenedRows:
+    """The rows of a source, in the order of its files."""
+
+    table: datasets.Dataset
+    files: Sequence[Path] = ()
+    """Those on this machine that hold them, if they hold nothing else."""
+    left_out: Sequence[Line] = ()
+    """Lines that are no rows."""
+
+    def place(self, row: int) -> str:
+        """Where a row (from 0) is, for messages: a line of a file, where that is known."""
+        for file, numbers in self._lines:
+            if row < len(numbers):
+                return f"{file}, line {numbers[row]}"
+            row -= len(numbers)
+        return f"row {row} (counted from 0)"
+
+    def values(self, columns: Iterable[str], first: int, count: int, path: str) -> dict[str, list[Any]]:
+        """The values of some rows in some columns; DataError where they cannot be read, as by `open_rows`."""
+        try:
+            found: dict[str, list[Any]] = self.table.select_columns(list(columns))[first : first + count]
+        except ValueError as error:  # of a Parquet file nobody has looked at the texts before
+            with _named(path):
+                for file in filter(are_rows, self.files):
+                    deque(lines_of(file), maxlen=0)  # it says which line is not UTF-8
+            raise DataError(f"{path}.uri: rows {first} and later cannot be read: {error}") from error
+        return found
+
+    @cached_property
+    def _lines(self) -> list[tuple[Path, list[int]]]:
+        """The files and the lines of their rows; none where these are no lines."""
+        files = self.files if all(map(are_rows, self.files)) else ()
+        return [(file, row_numbers(file, self.left_out)) for file in files]
+
+
+def open_rows(source: DataSource, *, path: str, keys: Sequence[str] = (), columns: Sequence[str] = ()) -> OpenedRows:
     """The rows of `source`, the first `source.limit` of them, in the order of the file.
 
     `path` is the source's place in the manifest ("spec.data.train") and opens every message; `keys` are the fields of
-    `source` that must name a column ("prompt_key", "chosen_key"). Neither pickles nor code of the data set are run.
-    Raises DataError when the address, the split or a column is missing, or when no row can be read.
+    `source` that must name a column ("prompt_key", "chosen_key"); `columns` are others that must be there, whose types
+    do not matter. Neither pickles nor code of the data set are run.
+    Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
+    UTF-8.
     """
-    if source.uri.startswith(HUB):
-        rows = _load(_hub_address(source.uri, path), source, path)
-    else:
-        rows = _open_local(source, path, [getattr(source, key) for key in keys])
-    for key in keys:
-        if (column := getattr(source, key)) not in rows.column_names:
-            there = printable(", ".join(rows.column_names))
-            raise DataError(f"{path}.{to_camel(key)}: {source.uri} has no column {column!r}; its columns are {there}")
-    return rows if source.limit is None else rows.select(range(min(source.limit, len(rows))))
+    texts = [getattr(source, key) for key in keys]
+    opened = _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, texts)
+    named = [*zip(map(to_camel, keys), texts, strict=True), *(("columns", column) for column in columns)]
+    for field, column in named:
+        if column not in opened.table.column_names:
+            there = printable(", ".join(opened.table.column_names))
+            raise DataError(f"{path}.{field}: {source.uri} has no column {column!r}; its columns are {there}")
+    if source.limit is None:
+        return opened
+    return replace(opened, table=opened.table.select(range(min(source.limit, len(opened.table)))))
+
+
+def _open_hub(source: DataSource, path: str) -> OpenedRows:
+    address = _hub_address(source.uri, path)
+    if not constants.is_offline_mode():
+        _require_hub(source.uri, path)
+    return _load(address, source, path)
+
+
+def _require_hub(uri: str, path: str) -> None:
+    """DataError where the hub does not answer, which `datasets` would take minutes to say, or has no such data set."""
+    for attempt in range(1, HUB_TRIES + 1):
+        said = f"{path}.uri: the Hugging Face Hub cannot be reached for {uri} (try {attempt} of {HUB_TRIES}"
+        try:
+            _ask_hub(uri.removeprefix(HUB))
+        except RepositoryNotFoundError as error:
+            raise DataError(f"{path}.uri: the Hugging Face Hub has no {uri} that this user may read") from error
+        except Exception as error:  # a proxy's error is of the HTTP client's own kind
+            said += f": {one_line(str(error) or type(error).__name__, 200)})"
+            if attempt == HUB_TRIES:
+                raise DataError(f"{said}; HF_HUB_OFFLINE=1 reads what was fetched before") from error
+            logger.warning(said)
+            time.sleep(attempt)
+        else:
+            return
+
+
+def _ask_hub(name: str) -> None:
+    """Raise what the hub answers for a data set that it has not; TimeoutError where it takes too long.
+
+    A thread waits for it: looking up a name, and trying each of its addresses, have no common time limit.
+    """
+    raised: list[Exception] = []
+    answered: list[object] = []
+
+    def ask() -> None:
+        try:
+            answered.append(HfApi().dataset_info(name))
+        except Exception as error:  # noqa: BLE001 it is raised below
+            raised.append(error)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    if raised:
+        raise raised[0]
+    if not answered:
+        raise TimeoutError(f"no answer within {HUB_SECONDS:g} s")
 
 
 def _hub_address(uri: str, path: str) -> str:
@@ -54,23 +157,53 @@ def _hub_address(uri: str, path: str) -> str:
     return f"hf://datasets/{name}"  # without this prefix a local folder of that name would be taken
 
 
-def _open_local(source: DataSource, path: str, columns: list[str]) -> datasets.Dataset:
-    try:
+def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows:
+    with _named(path):
         found = local_path(source.uri)
-    except DataError as error:
-        raise DataError(f"{path}.uri: {error}") from error
     kind = _kind_of_folder(found, path) if found.is_dir() else _kind_of_file(found, path)
-    if kind == "json":
-        _require_no_null(found, path)
     options: dict[str, Any] = {}
     if kind == "csv":  # texts such as "NA" and "12" stay texts; empty cells are missing values
         texts = dict.fromkeys(columns, str)
         options = {"keep_default_na": False, "na_values": "", "converters": texts}
-    if found.is_dir():
-        return _load(str(found), source, path, **options)
-    if source.subset is not None:
+    if found.is_file() and source.subset is not None:
         raise DataError(f"{path}.subset: {found} is one file and has no subset {source.subset!r}")
-    return _load(kind, source, path, data_files={"train": [glob.escape(str(found))]}, **options)
+    try:
+        return _open_place(found, kind, source, path, options)
+    except UnreadableError as error:
+        return _open_rows_alone(found, kind, source, path, options, error)
+
+
+def _open_rows_alone(
+    found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
+) -> OpenedRows:
+    """The rows of a file or folder that cannot be read as it is, by a copy without the other lines; or the error."""
+    copy = _place_of_copy(found)
+    with _named(path):
+        rows, left_out = rows_and_others(found)
+        if rows:
+            copy_rows(found, copy)
+    if not rows:
+        raise error
+    try:
+        opened = _open_place(copy, kind, source, path, options)
+    except DataError:
+        raise error from None
+    return replace(opened, files=[found / os.path.relpath(file, copy) for file in opened.files], left_out=left_out)
+
+
+def _open_place(place: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any]) -> OpenedRows:
+    """The rows of a file or folder on this machine."""
+    if kind == "json":
+        _require_no_null(place, path)
+    if place.is_dir():
+        return _load(str(place), source, path, **options)
+    return _load(kind, source, path, data_files={"train": [glob.escape(str(place))]}, **options)
+
+
+def _place_of_copy(place: Path) -> Path:
+    """Where the rows of a file or folder are copied to, if not all of its lines are rows."""
+    name = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    return Path(datasets.config.HF_DATASETS_CACHE) / "rows" / name / place.name
 
 
 def _kind_of_file(file: Path, path: str) -> str:
@@ -93,13 +226,13 @@ def _kind_of_folder(folder: Path, path: str) -> str:
 
 
 def _require_no_null(place: Path, path: str) -> None:
-    """DataError for a file that begins with null: pyarrow's reader would end this process by a segmentation fault."""
+    """UnreadableError for a file that begins with null: pyarrow's reader would end this process by a segfault."""
     files = sorted(place.rglob("*")) if place.is_dir() else [place]
     for file in (each for each in files if KIND_OF_EXTENSION.get(each.suffix.lower()) == "json"):
         with file.open("rb") as opened:
             beginning = opened.read(BEGINNING)
         if found := NO_ROW.match(beginning):
-            raise DataError(f"{path}.uri: {file} begins with {found[1].decode()}, which is no row")
+            raise UnreadableError(f"{path}.uri: {file} begins with {found[1].decode()}, which is no row")
 
 
 def _extensions() -> str:
@@ -107,7 +240,7 @@ def _extensions() -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def _load(address: str, source: DataSource, path: str, **options: Any) -> datasets.Dataset:
+def _load(address: str, source: DataSource, path: str, **options: Any) -> OpenedRows:
     """One split of what `datasets` finds at `address`: a data set of the hub, a folder, or a kind of file."""
     try:
         with _quiet():
@@ -115,13 +248,15 @@ def _load(address: str, source: DataSource, path: str, **options: Any) -> datase
             builder.download_and_prepare()
             sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
             _require_split(source, sizes, path)
-            return builder.as_dataset(source.split)
+            files = (builder.config.data_files or {}).get(source.split, [])
+            here = [Path(file) for file in files if Path(file).is_absolute()]
+            return OpenedRows(builder.as_dataset(source.split), here)
     except ConnectionError as error:
         raise DataError(f"{path}.uri: the Hugging Face Hub cannot be reached for {source.uri}") from error
     except datasets.exceptions.DatasetNotFoundError as error:
         raise DataError(f"{path}.uri: the Hugging Face Hub has no {source.uri} that this user may read") from error
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, TypeError, LookupError) as error:
-        raise DataError(f"{path}.uri: {source.uri} cannot be read: {_cause(error)}") from error
+        raise UnreadableError(f"{path}.uri: {source.uri} cannot be read: {_cause(error)}") from error
 
 
 def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None:
@@ -139,6 +274,15 @@ def _cause(error: BaseException) -> str:
         error = error.__cause__
     lines = str(error).splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """DataErrors of the block are those of the address of a source."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}.uri: {error}") from error
 
 
 @contextmanager

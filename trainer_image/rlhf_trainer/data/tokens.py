@@ -1,92 +1,206 @@
 """Turns the prompts and responses of a data set into token ids, through the tokenizer's chat template if it applies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.errors import ConfigError
 
 ChatTemplate = Literal["Auto", "Never"]
-Message = dict[str, str]
+Message = dict[str, Any]
 Ids = list[int]
+T = TypeVar("T")
+ASSISTANT = "assistant"
+
+
+class BadValueError(Exception):
+    """A value that is not what its column is for; the text goes on after the row, as in `holds nothing`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Consecutive values of one column, with their field and rows for messages."""
+    """Consecutive values of one column."""
 
     field: str
     """The manifest's field that names the column, such as "spec.data.train.promptKey"."""
     values: Sequence[object]
-    """Texts, messages or lists of messages."""
-    first_row: int = 0
-
-    def fault(self, index: int, what: str) -> DataError:
-        """The error of the value at `index`; `what` goes on after its row."""
-        return DataError(f"{self.field}: row {self.first_row + index} (counted from 0) {what}")
 
 
-def encode_prompts(prompts: Column, tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate) -> list[Ids]:
-    """Token ids of each prompt, up to where the response starts.
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is wrong with a row."""
 
-    A list of messages goes through the tokenizer's chat template. So does a text, as one message of the user, if the
-    tokenizer has a template and `chat_template` is "Auto"; otherwise a text is encoded as it stands, no token added.
-    Raises DataError, naming the row, for any other value, for no tokens at all, and for messages without a template.
+    field: str
+    what: str
+    """Goes on after the row."""
+
+
+class Conversation(NamedTuple):
+    """Token ids of a whole conversation."""
+
+    prompt: Ids
+    """Up to the first answer that is learned."""
+    rest: Ids
+    learned: Ids
+    """Of each token of `rest`: 1 if it is an answer's, its end-of-text token included, else 0."""
+
+
+class Encoder:
+    """Consecutive rows on their way to token ids; what is wrong with some of them is kept in `faults`.
+
+    A prompt is a text or a list of messages. Messages go through the tokenizer's chat template. So does a text, as one
+    message of the user, if the tokenizer has a template and `chat_template` is "Auto"; otherwise it is encoded as it
+    stands, no token added. Of messages that end with an answer the prompt is what is before it.
     """
-    texts = []
-    for index, prompt in enumerate(prompts.values):
-        chat = _chat(prompts, index, tokenizer, chat_template)
-        texts.append(str(prompt) if chat is None else _rendered(prompts, index, chat, tokenizer, is_prompt=True))
-    encoded = _encoded(texts, tokenizer)
-    for index, ids in enumerate(encoded):
-        if not ids:
-            raise prompts.fault(index, "is empty")
-    return encoded
 
+    def __init__(
+        self,
+        prompts: Column,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat_template: ChatTemplate,
+        tools: Column | None = None,
+    ) -> None:
+        """tools: what the template is given with the messages of each row, in the form that it expects."""
+        self.faults: dict[int, Fault] = {}
+        """By the index of the row, the first of each."""
+        self._tokenizer = tokenizer
+        self._prompts, self._tools = prompts, tools
+        self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
 
-def encode_responses(
-    prompts: Column,
-    prompt_ids: Sequence[Ids],
-    responses: Column,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    chat_template: ChatTemplate,
-) -> list[Ids]:
-    """Token ids of the response to each prompt, the end-of-text token included.
+    def prompts(self) -> list[Ids]:
+        """Token ids of each prompt, up to where the response starts; a prompt without tokens is a fault."""
+        encoded = self._encoded(self._each(self._prompts, lambda index: self._text(index, None)))
+        self._each(self._prompts, lambda index: _require(bool(encoded[index]), "is empty"))
+        return encoded
 
-    A response is a text, a message of the assistant or a list that holds exactly one. With a chat template it is what
-    follows `prompt_ids` in the whole conversation, up to its last end-of-text token; where the conversation does not
-    start with `prompt_ids`, and without a template, it is the text encoded by itself. The end is added if it is absent.
-    Raises DataError, naming the row, for any other value; ConfigError if the tokenizer has no end-of-text token.
-    """
-    end = end_of_text(tokenizer)
-    replies = [_reply(responses, index) for index in range(len(responses.values))]
-    chats = [_chat(prompts, index, tokenizer, chat_template) for index in range(len(replies))]
-    whole = [
-        reply if chat is None else _rendered(prompts, index, [*chat, _as_message("assistant", reply)], tokenizer)
-        for index, (chat, reply) in enumerate(zip(chats, replies, strict=True))
-    ]
-    encoded = _encoded(whole, tokenizer)
-    apart = []
-    for index in (index for index, chat in enumerate(chats) if chat is not None):
-        start = len(prompt_ids[index])
-        if encoded[index][:start] != prompt_ids[index]:
-            apart.append(index)
-        encoded[index] = _up_to_last(end, encoded[index][start:])
-    for index, ids in zip(apart, _encoded([replies[index] for index in apart], tokenizer), strict=True):
-        encoded[index] = ids
-    return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
+    def responses(self, responses: Column, prompt_ids: Sequence[Ids]) -> list[Ids]:
+        """Token ids of the response to each prompt, the end-of-text token included; ConfigError if there is none.
 
+        A response is a text, a message of the assistant, or messages that end with one. With a chat template it is what
+        follows `prompt_ids` in the whole conversation, up to its last end-of-text token; where the conversation does
+        not start with `prompt_ids`, and without a template, it is the text encoded by itself. The end is added if it
+        is absent.
+        """
+        end = end_of_text(self._tokenizer)
+        replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
+        encoded = self._encoded(self._each(responses, lambda index: self._text(index, replies[index])))
+        apart = []
+        for index, prompt in enumerate(prompt_ids):
+            if isinstance(self._chats[index], list):
+                if encoded[index][: len(prompt)] != prompt:
+                    apart.append(index)
+                encoded[index] = _up_to_last(end, encoded[index][len(prompt) :])
+        alone = [reply["content"] if (reply := replies[index]) else None for index in apart]
+        for index, ids in zip(apart, self._encoded(alone), strict=True):
+            encoded[index] = ids
+        return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
 
-def encode_labels(labels: Column) -> list[Ids]:
-    """Each true or false as a row of one number, 1 or 0; DataError, naming the row, for any other value."""
-    for index, value in enumerate(labels.values):
-        if not isinstance(value, bool):
-            raise labels.fault(index, f"holds {_kind(value)}, not true or false")
-    return [[int(bool(value))] for value in labels.values]
+    def conversations(self) -> list[Conversation]:
+        """The prompts as conversations that end with an answer, each of whose answers is learned.
+
+        Where the template writes an earlier answer otherwise once the conversation goes on (some leave out its
+        thoughts), only the last one is.
+        """
+        end, prompts = end_of_text(self._tokenizer), self.prompts()
+        values = self._prompts.values
+        self._each(self._prompts, lambda index: _require(isinstance(values[index], list), "is no conversation"))
+        replies = self.responses(self._prompts, prompts)
+        earlier = [texts or [] for texts in self._each(self._prompts, self._earlier_answers)]
+        encoded = iter(self._encoded([text for texts in earlier for pair in texts for text in pair]))
+        found = []
+        for prompt, reply, texts in zip(prompts, replies, earlier, strict=True):
+            whole = [*prompt, *reply]
+            cuts = [cut for _ in texts for cut in (next(encoded), _up_to_last(end, next(encoded)))]
+            if any(whole[: len(cut)] != cut for cut in cuts):
+                cuts = []
+            places = [*map(len, cuts), len(prompt), len(whole)]
+            learned = [0] * len(whole)
+            for start, stop in zip(places[::2], places[1::2], strict=True):
+                learned[start:stop] = [1] * (stop - start)
+            start = places[0]
+            found.append(Conversation(whole[:start], whole[start:], learned[start:]))
+        return found
+
+    def labels(self, labels: Column) -> list[Ids]:
+        """Each true or false, or 1 or 0, as a row of one number."""
+        found = self._each(labels, lambda index: _label(labels.values[index]))
+        return [[label or 0] for label in found]
+
+    def require(self, column: Column, name: str) -> None:
+        """A row that holds nothing in a column of this name is a fault."""
+        self._each(column, lambda index: _require(column.values[index] not in (None, []), f"holds no {name}"))
+
+    def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
+        """What `read` gives for each row; None for a row with a fault, which is kept if it is the row's first."""
+        found: list[T | None] = []
+        for index in range(len(column.values)):
+            try:
+                found.append(None if index in self.faults else read(index))
+            except BadValueError as error:
+                self.faults[index] = Fault(field=column.field, what=str(error))
+                found.append(None)
+        return found
+
+    def _chat(self, index: int, chat_template: ChatTemplate) -> list[Message] | str:
+        """The prompt as a conversation, or a text that is encoded as it stands."""
+        prompt, has_template = self._prompts.values[index], bool(self._tokenizer.chat_template)
+        if isinstance(prompt, str):
+            return [_as_message("user", prompt)] if has_template and chat_template == "Auto" else prompt
+        if not isinstance(prompt, list) or not prompt:
+            raise BadValueError(f"holds {_kind(prompt)}, not a text or a list of messages")
+        _require(has_template, "is a list of messages, but the tokenizer has no chat template")
+        chat = [_message(message) for message in prompt]
+        return chat[:-1] if chat[-1]["role"] == ASSISTANT else chat
+
+    def _reply(self, response: object, index: int) -> Message:
+        if isinstance(response, str):
+            return _as_message(ASSISTANT, response)
+        messages = [_message(item) for item in (response if isinstance(response, list) else [response])]
+        is_reply = bool(messages) and messages[-1]["role"] == ASSISTANT
+        _require(is_reply, "does not end with a message of the assistant")
+        answers = sum(message["role"] == ASSISTANT for message in messages)
+        goes_on = answers == 1 or messages[:-1] == self._chats[index]
+        _require(goes_on, f"holds {answers} messages of the assistant, and those before the last are not the prompt")
+        return messages[-1]
+
+    def _text(self, index: int, reply: Message | None) -> str:
+        """What is encoded: of a conversation its prompt, with a reply all of it; else the prompt or the reply alone."""
+        chat = self._chats[index]
+        if isinstance(chat, list):
+            return self._rendered(index, [*chat, reply] if reply else chat, is_prompt=reply is None)
+        return str(reply["content"] if reply else chat)
+
+    def _earlier_answers(self, index: int) -> list[tuple[str, str]]:
+        """The conversation up to the start and up to the end of each of its answers but the last."""
+        chat = self._chats[index]
+        assert isinstance(chat, list), "conversations go through a template"
+        places = [place for place, message in enumerate(chat) if message["role"] == ASSISTANT]
+        return [
+            (self._rendered(index, chat[:at], is_prompt=True), self._rendered(index, chat[: at + 1], is_prompt=False))
+            for at in places
+        ]
+
+    def _rendered(self, index: int, chat: list[Message], *, is_prompt: bool) -> str:
+        tools = self._tools.values[index] if self._tools else None
+        try:
+            text = self._tokenizer.apply_chat_template(
+                chat, tools=tools or None, tokenize=False, add_generation_prompt=is_prompt
+            )
+        except TemplateError as error:
+            raise BadValueError(f"is refused by the tokenizer's chat template: {error}") from error
+        return str(text)
+
+    def _encoded(self, texts: Sequence[str | None]) -> list[Ids]:
+        if not texts:
+            return []
+        given = [text or "" for text in texts]
+        encoding = self._tokenizer(given, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids: list[Ids] = encoding["input_ids"]
+        return ids
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -95,14 +209,6 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
     if not isinstance(end, int):
         raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-text token")
     return end
-
-
-def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
-    if not texts:
-        return []
-    encoding = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    ids: list[Ids] = encoding["input_ids"]
-    return ids
 
 
 def _up_to_last(end: int, ids: Ids) -> Ids:
@@ -114,49 +220,29 @@ def _as_message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
-def _chat(
-    prompts: Column, index: int, tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
-) -> list[Message] | None:
-    """The prompt as a conversation; None for a text that is encoded as it stands."""
-    prompt = prompts.values[index]
-    if isinstance(prompt, str):
-        return [_as_message("user", prompt)] if tokenizer.chat_template and chat_template == "Auto" else None
-    if not isinstance(prompt, list) or not prompt:
-        raise prompts.fault(index, f"holds {_kind(prompt)}, not a text or a list of messages")
-    if not tokenizer.chat_template:
-        raise prompts.fault(index, "is a list of messages, but the tokenizer has no chat template")
-    return [_message(prompts, index, message) for message in prompt]
-
-
-def _reply(responses: Column, index: int) -> str:
-    response = responses.values[index]
-    if isinstance(response, str):
-        return response
-    messages = [_message(responses, index, item) for item in (response if isinstance(response, list) else [response])]
-    said = [message["content"] for message in messages if message["role"] == "assistant"]
-    if len(said) != 1:
-        raise responses.fault(index, f"holds {len(said)} messages of the assistant instead of one")
-    return said[0]
-
-
-def _message(column: Column, index: int, value: object) -> Message:
-    """A message without the keys that only other rows have, which a table fills with None."""
+def _message(value: object) -> Message:
+    """A message without the keys that only other rows have, which a table fills with None; its content is a text."""
     if not isinstance(value, dict):
-        raise column.fault(index, f"holds {_kind(value)}, not a text or a message")
-    if not isinstance(value.get("role"), str) or not isinstance(value.get("content"), str):
-        raise column.fault(index, "has a message whose 'role' or 'content' is not a text")
-    return {key: item for key, item in value.items() if item is not None}
+        raise BadValueError(f"holds {_kind(value)}, not a text or a message")
+    message = {key: item for key, item in value.items() if item is not None}
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text") or "") for part in content)
+    is_message = isinstance(message.get("role"), str) and isinstance(content, str)
+    _require(is_message, "has a message whose 'role' or 'content' is not a text")
+    return {**message, "content": content}
+
+
+def _label(value: object) -> int:
+    if isinstance(value, bool) or value in (0, 1):
+        return int(bool(value))
+    raise BadValueError(f"holds {_kind(value)}, not true or false")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise BadValueError(otherwise)
 
 
 def _kind(value: object) -> str:
     return "nothing" if value is None or value == [] else f"a value of type {type(value).__name__}"
-
-
-def _rendered(
-    prompts: Column, index: int, chat: list[Message], tokenizer: PreTrainedTokenizerBase, *, is_prompt: bool = False
-) -> str:
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=is_prompt)
-    except TemplateError as error:
-        raise prompts.fault(index, f"is refused by the tokenizer's chat template: {error}") from error
-    return str(text)

@@ -14,7 +14,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.spec import DataSource, JobSpec
+from rlhf_api.data import DataSource
+from rlhf_api.spec import JobSpec
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
 
@@ -30,6 +31,7 @@ def spec_of(
     response_tokens: int,
     *,
     overlong: str = "Drop",
+    on_bad_row: str = "Drop",
     chat_template: str = "Auto",
     seed: int = 0,
     total_epochs: int | None = None,
@@ -44,6 +46,7 @@ def spec_of(
                 "maxPromptTokens": prompt_tokens,
                 "maxResponseTokens": response_tokens,
                 "overlong": overlong,
+                "onBadRow": on_bad_row,
                 "chatTemplate": chat_template,
             },
             "training": {"batchSize": 4, "seed": seed, "totalEpochs": total_epochs},

@@ -1,13 +1,12 @@
 """The tensors of a batch: ids from position 0, padding on the right, masks that cover what they say."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.spec import DataSource
+from rlhf_api.data import DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
 from tests.trainer.unit.data.conftest import spec_of
@@ -95,13 +94,37 @@ def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedToken
     ]
     loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
     batch = loader.ordered(slice(0, 3))
-    assert loader.dropped == 1
+    assert loader.readers[0].dropped == 1
     assert batch["chosen_safe"].tolist() == [1, 0, 1]
     assert batch["rejected_safe"].tolist() == [0, 0, 0]
     rows[0]["rejected_safe"] = "no"
-    sentence = r"spec.data.train.rejectedSafeKey: row 0 \(counted from 0\) holds a value of type str, not true or false"
-    with pytest.raises(DataError, match=sentence):
-        SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
+    loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
+    assert loader.readers[0].named[0].startswith("spec.data.train.rejectedSafeKey: ")
+    assert loader.readers[0].named[0].endswith("/rows.jsonl, line 1 holds a value of type str, not true or false")
+    assert loader.ordered()["chosen_safe"].tolist() == [0]
+
+
+def test_a_column_may_say_which_response_is_better(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    rows: list[dict[str, object]] = [
+        {"prompt": "a", "chosen": "bb", "rejected": "c", "better": 1, "chosen_safe": True, "rejected_safe": False},
+        {"prompt": "b", "chosen": "x", "rejected": "y", "better": 0, "chosen_safe": True, "rejected_safe": False},
+    ]
+    source = write(rows).model_copy(update={"better_key": "better"})
+    batch = SafetyPairLoader(source, plain, path="spec.data.train", spec=SPEC).ordered()
+    assert [plain.decode(ids, skip_special_tokens=True) for ids in batch["chosen_tokens"]] == ["ac", "bx"]
+    assert [plain.decode(ids, skip_special_tokens=True) for ids in batch["rejected_tokens"]] == ["abb", "by"]
+    assert batch["chosen_safe"].tolist() == [0, 1]
+    assert batch["rejected_safe"].tolist() == [1, 0]
+
+
+def test_the_mask_covers_every_answer_of_a_conversation(write: Write, chat: PreTrainedTokenizerFast) -> None:
+    talk = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)]
+    source = write([{"messages": talk}, {"messages": talk[:2]}]).model_copy(update={"messages_key": "messages"})
+    batch = CompletionLoader(source, chat, path="spec.data.train", spec=SPEC).ordered(slice(0, 3))
+    learned = [ids[mask > 0] for ids, mask in zip(batch["tokens"], batch["response_mask"], strict=True)]
+    assert [chat.decode(ids) for ids in learned] == ["b</s>d</s>", "b</s>", ""]
+    prompts = PromptLoader(source, chat, path="spec.data.train", spec=SPEC)
+    assert [prompt_of(prompts, row, chat) for row in range(2)] == ["a\nb\nc\n", "a\n"]
 
 
 def test_a_tokenizer_without_padding_pads_with_the_end(write: Write, plain: PreTrainedTokenizerFast) -> None:
@@ -115,48 +138,47 @@ OVERLONG: dict[str, tuple[type[Loader], dict[str, str], str]] = {
     "a prompt": (
         PromptLoader,
         {"prompt": "12345"},
-        "promptKey: row 1 (counted from 0) has 5 tokens, more than the 4 of",
+        "promptKey: {file}, line 2 has 5 tokens, more than the 4 of",
     ),
     "the prompt of a response": (
         CompletionLoader,
         {"prompt": "12345", "chosen": "1"},
-        "promptKey: row 1 (counted from 0) has 5 tokens, more than the 4 of spec.data.maxPromptTokens",
+        "promptKey: {file}, line 2 has 5 tokens, more than the 4 of spec.data.maxPromptTokens",
     ),
     "a response with its end": (
         CompletionLoader,
         {"prompt": "1234", "chosen": "123"},
-        "responseKey: row 1 (counted from 0) has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
+        "responseKey: {file}, line 2 has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
     ),
     "the better response": (
         PairLoader,
         {"prompt": "1", "chosen": "123", "rejected": "1"},
-        "chosenKey: row 1 (counted from 0) has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
+        "chosenKey: {file}, line 2 has 4 tokens, more than the 3 of spec.data.maxResponseTokens",
     ),
     "the worse response": (
         PairLoader,
         {"prompt": "1", "chosen": "12", "rejected": "1234"},
-        "rejectedKey: row 1 (counted from 0) has 5 tokens, more than the 3 of spec.data.maxResponseTokens",
+        "rejectedKey: {file}, line 2 has 5 tokens, more than the 3 of spec.data.maxResponseTokens",
     ),
 }
 FITS = {"prompt": "abcd", "chosen": "ab", "rejected": "cd"}
 
 
 @pytest.mark.parametrize("name", OVERLONG)
-def test_a_row_that_is_too_long(
-    name: str, write: Write, plain: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_that_is_too_long(name: str, write: Write, plain: PreTrainedTokenizerFast) -> None:
     kind, row, sentence = OVERLONG[name]
     source = write([FITS, {**FITS, **row}, {**FITS, "prompt": "wxyz"}])
     dropping = spec_of(4, 3)
-    with caplog.at_level(logging.WARNING):
-        loader = kind(source, plain, path="spec.data.train", spec=dropping)
-    assert (len(loader), loader.dropped) == (2, 1)
+    loader = kind(source, plain, path="spec.data.train", spec=dropping)
+    assert (len(loader), loader.readers[0].dropped) == (2, 1)
     assert [prompt_of(loader, example, plain) for example in range(2)] == ["abcd", "wxyz"]
-    assert "spec.data.train: dropped 1 rows longer than spec.data.maxPromptTokens 4" in caplog.text
+    (fact,) = loader.facts()
+    assert fact.startswith("spec.data.train: 1 of 3 rows are longer than spec.data.maxPromptTokens 4")
     failing = spec_of(4, 3, overlong="Fail")
     with pytest.raises(DataError) as raised:
         kind(source, plain, path="spec.data.train", spec=failing)
-    assert str(raised.value).startswith(f"spec.data.train.{sentence}")
+    file = source.uri.removeprefix("file://")
+    assert str(raised.value).startswith(f"spec.data.train.{sentence.format(file=file)}")
 
 
 def test_a_row_that_just_fits_does_not_fail(write: Write, plain: PreTrainedTokenizerFast) -> None:
@@ -176,15 +198,15 @@ def test_no_row_left(write: Write, plain: PreTrainedTokenizerFast) -> None:
 def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
     write: Write, plain: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlhf_trainer.data.loaders.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("rlhf_trainer.data.reading.ROWS_AT_ONCE", 2)
     rows = [{"prompt": str(number)} for number in (1, 2, 333, 4, 5)]
     loader = PromptLoader(write(rows), plain, path="x", spec=spec_of(1, 1))
     assert [prompt_of(loader, example, plain) for example in range(len(loader))] == ["1", "2", "4", "5"]
     failing = spec_of(1, 1, overlong="Fail")
-    with pytest.raises(DataError, match="row 2 "):
+    with pytest.raises(DataError, match="line 3 "):
         PromptLoader(write(rows), plain, path="x", spec=failing)
-    with pytest.raises(DataError, match=r"row 3 .* is empty"):
-        PromptLoader(write([*rows[:3], {"prompt": ""}]), plain, path="x", spec=SPEC)
+    with pytest.raises(DataError, match=r"line 4 is empty"):
+        PromptLoader(write([*rows[:3], {"prompt": ""}]), plain, path="x", spec=spec_of(100, 100, on_bad_row="Fail"))
 
 
 def test_a_job_may_leave_out_the_chat_template(write: Write, chat: PreTrainedTokenizerFast) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from rlhf_api.spec import DataSource
+from rlhf_api.data import DataSource
 from rlhf_trainer.data import source as source_module
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.uri import local_path
@@ -32,7 +32,7 @@ KEYS = ("prompt_key", "chosen_key")
 
 def read(uri: str, **fields: object) -> list[dict[str, str]]:
     rows = open_rows(DataSource.model_validate({"uri": uri, **fields}), path="spec.data.train", keys=KEYS)
-    return list(rows.to_list())
+    return list(rows.table.to_list())
 
 
 @pytest.mark.parametrize("extension", WRITERS)

@@ -1,15 +1,20 @@
 """A data source that cannot be read is a DataError: one sentence with the manifest's field and what is there."""
 
 import json
+import logging
 import pickle
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import datasets
 import pytest
+from huggingface_hub import constants
 
-from rlhf_api.spec import DataSource
+from rlhf_api.data import DataSource
+from rlhf_trainer.data import source as source_module
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
@@ -114,6 +119,11 @@ CASES = {
         {"rows.jsonl": rows(ROW)},
         "spec.data.train.uri: file://{tmp} cannot be read: BuilderConfig 'main' not found. Available: ['default']",
     ),
+    "a missing column for functions": Case(
+        {"uri": "file://{tmp}/rows.jsonl", "columns": ["chosen", "answer"]},
+        {"rows.jsonl": rows(ROW)},
+        "spec.data.train.columns: file://{tmp}/rows.jsonl has no column 'answer'; its columns are prompt, chosen",
+    ),
     "a missing column": Case(
         {"uri": "file://{tmp}/rows.jsonl", "chosenKey": "better"},
         {"rows.jsonl": rows(ROW)},
@@ -131,7 +141,7 @@ CASES = {
     ),
     "a first row that is null": Case(
         {"uri": "file://{tmp}/rows.jsonl"},
-        {"rows.jsonl": f"\n null\n{rows(ROW)}"},
+        {"rows.jsonl": "\n null\n null\n"},
         "spec.data.train.uri: {tmp}/rows.jsonl begins with null, which is no row",
     ),
     "a first row that becomes a null": Case(
@@ -139,20 +149,10 @@ CASES = {
         {"rows.json": f"[-Infinity, {json.dumps(ROW)}]"},
         "spec.data.train.uri: {tmp}/rows.json begins with -Infinity, which is no row",
     ),
-    "a first row that is null in a folder": Case(
-        {"uri": "file://{tmp}"},
-        {"a.jsonl": rows(ROW), "b.jsonl": "null"},
-        "spec.data.train.uri: {tmp}/b.jsonl begins with null, which is no row",
-    ),
     "bytes that are not Parquet": Case(
         {"uri": "file://{tmp}/rows.parquet"},
         {"rows.parquet": "abcd"},
         "spec.data.train.uri: file://{tmp}/rows.parquet cannot be read: Parquet file size is 4 bytes",
-    ),
-    "lines that are not CSV": Case(
-        {"uri": "file://{tmp}/rows.csv"},
-        {"rows.csv": "prompt,chosen\n1,2\n1,2,3,4\n"},
-        "spec.data.train.uri: file://{tmp}/rows.csv cannot be read: Error tokenizing data",
     ),
     "a data set with code": Case(
         {"uri": "file://{tmp}/code"},
@@ -183,9 +183,10 @@ def test_the_sentence_for(
     for file, text in case.files.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
-    fields = {key: str(value).replace("{tmp}", str(tmp_path)) for key, value in case.source.items()}
+    fields = {**case.source, "uri": str(case.source["uri"]).replace("{tmp}", str(tmp_path))}
+    source, keys = DataSource.model_validate(fields), ("prompt_key", "chosen_key")
     with pytest.raises(DataError) as raised:
-        open_rows(DataSource.model_validate(fields), path="spec.data.train", keys=("prompt_key", "chosen_key"))
+        open_rows(source, path="spec.data.train", keys=keys, columns=source.columns)
     assert str(raised.value).startswith(case.sentence.replace("{tmp}", str(tmp_path)))
     assert "\n" not in str(raised.value)
     assert (caplog.text, *capfd.readouterr()) == ("", "", "")
@@ -210,3 +211,23 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         open_rows(DataSource(uri=f"file://{tmp_path}/rows.parquet"), path="spec.data.train")
     assert not (tmp_path / "was-run").exists()
+
+
+def test_a_hub_that_does_not_answer_is_told_with_the_number_of_the_try(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    wait = source_module.HUB_SECONDS
+    with socket.create_server(("127.0.0.1", 0)) as deaf, caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        monkeypatch.setattr(source_module, "HUB_SECONDS", 0.2)
+        monkeypatch.setattr(source_module, "time", SimpleNamespace(sleep=pauses.append))
+        with pytest.raises(DataError) as raised:
+            open_rows(DataSource(uri="hf://a/b"), path="spec.x")
+    cannot = "spec.x.uri: the Hugging Face Hub cannot be reached for hf://a/b"
+    assert caplog.messages == [f"{cannot} (try {number} of 3: no answer within 0.2 s)" for number in (1, 2)]
+    assert str(raised.value) == (
+        f"{cannot} (try 3 of 3: no answer within 0.2 s); HF_HUB_OFFLINE=1 reads what was fetched before"
+    )
+    assert wait * 3 + sum(pauses) <= 20

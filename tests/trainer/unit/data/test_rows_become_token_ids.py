@@ -3,8 +3,8 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_trainer.data.tokens import ChatTemplate, Column, Ids, encode_prompts, encode_responses
-from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.data.tokens import ChatTemplate, Column, Encoder, Fault, Ids
+from rlhf_trainer.errors import ConfigError
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -12,16 +12,22 @@ REPLY = {"role": "assistant", "content": "hello"}
 Prompt = str | list[dict[str, str]]
 
 
+def encoder_of(prompts: list[object], tokenizer: PreTrainedTokenizerFast, mode: ChatTemplate = "Auto") -> Encoder:
+    return Encoder(Column(field="promptKey", values=prompts), tokenizer, chat_template=mode)
+
+
 def prompt_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerFast, *, chat_template: ChatTemplate) -> Ids:
     """Token ids of one prompt."""
-    return encode_prompts(Column(field="prompt", values=[prompt]), tokenizer, chat_template=chat_template)[0]
+    return encoder_of([prompt], tokenizer, chat_template).prompts()[0]
 
 
-def pair_tokens(prompt: Prompt, response: object, tokenizer: PreTrainedTokenizerFast) -> tuple[Ids, Ids]:
-    """(prompt ids, response ids) of one row."""
-    prompts, responses = Column(field="prompt", values=[prompt]), Column(field="response", values=[response])
-    ids = encode_prompts(prompts, tokenizer, chat_template="Auto")
-    return ids[0], encode_responses(prompts, ids, responses, tokenizer, chat_template="Auto")[0]
+def pair_tokens(prompt: object, response: object, tokenizer: PreTrainedTokenizerFast) -> tuple[Ids, Ids]:
+    """(prompt ids, response ids) of one row without faults."""
+    encoder = encoder_of([prompt], tokenizer)
+    ids = encoder.prompts()
+    replies = encoder.responses(Column(field="chosenKey", values=[response]), ids)
+    assert encoder.faults == {}
+    return ids[0], replies[0]
 
 
 PROMPTS: dict[str, tuple[Prompt, bool, ChatTemplate, str]] = {
@@ -93,44 +99,104 @@ def test_a_template_without_the_end_gets_one(chat: PreTrainedTokenizerFast) -> N
 
 def test_a_template_that_prompts_otherwise_than_it_records(chat: PreTrainedTokenizerFast) -> None:
     chat.chat_template = str(chat.chat_template).replace("<|assistant|>", "<|assistant|>think: ")
-    prompts, responses = (Column(field="x", values=values) for values in (["hi", "ho"], ["hello", "hey"]))
-    ids = encode_prompts(prompts, chat, chat_template="Auto")
+    encoder = encoder_of(["hi", "ho"], chat)
+    ids = encoder.prompts()
     assert [chat.decode(row) for row in ids] == [f"<|user|>{text}</s>\n<|assistant|>think: " for text in ("hi", "ho")]
-    encoded = encode_responses(prompts, ids, responses, chat, chat_template="Auto")
+    encoded = encoder.responses(Column(field="x", values=["hello", "hey"]), ids)
     assert [chat.decode(row) for row in encoded] == ["hello</s>", "hey</s>"]
 
 
-def encode(prompts: Column, responses: Column, tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = encode_prompts(prompts, tokenizer, chat_template="Auto")
-    encode_responses(prompts, ids, responses, tokenizer, chat_template="Auto")
+def test_a_pair_may_be_two_whole_conversations(chat: PreTrainedTokenizerFast) -> None:
+    talk = [USER, REPLY, {"role": "user", "content": "and you?"}]
+    prompt, ids = pair_tokens([*talk, REPLY], [*talk, {"role": "assistant", "content": "fine"}], chat)
+    assert chat.decode(prompt) == "<|user|>hi</s>\n<|assistant|>hello</s>\n<|user|>and you?</s>\n<|assistant|>"
+    assert chat.decode(ids) == "fine</s>"
+
+
+def test_contents_in_parts_are_one_text(chat: PreTrainedTokenizerFast) -> None:
+    parts = [{"type": "text", "text": "good "}, {"type": "text", "text": "day"}]
+    assert chat.decode(prompt_tokens([{"role": "user", "content": parts}], chat, chat_template="Auto")).startswith(  # type: ignore[dict-item]
+        "<|user|>good day</s>"
+    )
+
+
+def learned(messages: object, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str, list[str]]:
+    """(prompt, rest, runs of learned tokens) of a conversation, as texts."""
+    encoder = encoder_of([messages], tokenizer)
+    (found,) = encoder.conversations()
+    assert encoder.faults == {}
+    runs: list[list[int]] = []
+    previous = 0
+    for token, mark in zip(found.rest, found.learned, strict=True):
+        if mark and not previous:
+            runs.append([])
+        if mark:
+            runs[-1].append(token)
+        previous = mark
+    return tokenizer.decode(found.prompt), tokenizer.decode(found.rest), [tokenizer.decode(run) for run in runs]
+
+
+TALK = [SYSTEM, USER, REPLY, {"role": "user", "content": "sing"}, {"role": "assistant", "content": "la la"}]
+
+
+def test_every_answer_of_a_conversation_is_learned(chat: PreTrainedTokenizerFast) -> None:
+    prompt, rest, runs = learned(TALK, chat)
+    assert prompt == "<|system|>be kind</s>\n<|user|>hi</s>\n<|assistant|>"
+    assert rest == "hello</s>\n<|user|>sing</s>\n<|assistant|>la la</s>"
+    assert runs == ["hello</s>", "la la</s>"]
+
+
+def test_a_template_that_forgets_leaves_the_last_answer(chat: PreTrainedTokenizerFast) -> None:
+    """As those do that leave out the thoughts of earlier answers."""
+    forgets = "{% if message.role == 'assistant' and not loop.last %}...{% else %}{{ message.content }}{% endif %}"
+    chat.chat_template = str(chat.chat_template).replace("{{ message.content }}", forgets)
+    prompt, rest, runs = learned(TALK, chat)
+    assert prompt == "<|system|>be kind</s>\n<|user|>hi</s>\n<|assistant|>...</s>\n<|user|>sing</s>\n<|assistant|>"
+    assert (rest, runs) == ("la la</s>", ["la la</s>"])
+
+
+def test_a_call_of_a_tool_needs_no_content_and_tools_reach_the_template(chat: PreTrainedTokenizerFast) -> None:
+    chat.chat_template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + str(
+        chat.chat_template
+    ).replace("{{ message.content }}", "{{ message.tool_calls or message.content }}")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    talk = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}, REPLY]
+    tools = Column(field="toolsKey", values=[[{"type": "function", "function": {"name": "add"}}]])
+    encoder = Encoder(Column(field="messagesKey", values=[talk]), chat, chat_template="Auto", tools=tools)
+    (found,) = encoder.conversations()
+    assert encoder.faults == {}
+    text = chat.decode([*found.prompt, *found.rest])
+    assert text.startswith("[add]<|user|>hi</s>")
+    assert "'name': 'add'" in text
 
 
 FAULTS: dict[str, tuple[object, object, str]] = {
-    "nothing": (None, "x", "promptKey: row 8 (counted from 0) holds nothing, not a text or a list of messages"),
-    "a number": (3, "x", "promptKey: row 8 (counted from 0) holds a value of type int, not a text or a list of"),
-    "no messages": ([], "x", "promptKey: row 8 (counted from 0) holds nothing, not a text or a list of messages"),
-    "a list of texts": (["a"], "x", "promptKey: row 8 (counted from 0) holds a value of type str, not a text or a"),
+    "nothing": (None, "x", "promptKey holds nothing, not a text or a list of messages"),
+    "a number": (3, "x", "promptKey holds a value of type int, not a text or a list of messages"),
+    "no messages": ([], "x", "promptKey holds nothing, not a text or a list of messages"),
+    "a list of texts": (["a"], "x", "promptKey holds a value of type str, not a text or a message"),
     "a message without content": (
         [{"role": "user", "content": None}],
         "x",
-        "promptKey: row 8 (counted from 0) has a message whose 'role' or 'content' is not a text",
+        "promptKey has a message whose 'role' or 'content' is not a text",
+    ),
+    "a picture": (
+        [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
+        "x",
+        "promptKey has a message whose 'role' or 'content' is not a text",
     ),
     "a conversation that the template refuses": (
         [{"role": "nobody", "content": "a"}],
         "x",
-        "promptKey: row 8 (counted from 0) is refused by the tokenizer's chat template: who is nobody?",
+        "promptKey is refused by the tokenizer's chat template: who is nobody?",
     ),
-    "no response": ("a", None, "chosenKey: row 8 (counted from 0) holds nothing, not a text or a message"),
+    "no response": ("a", None, "chosenKey holds nothing, not a text or a message"),
     "two responses": (
         "a",
         [REPLY, REPLY],
-        "chosenKey: row 8 (counted from 0) holds 2 messages of the assistant instead of one",
+        "chosenKey holds 2 messages of the assistant, and those before the last are not the prompt",
     ),
-    "a response of the user": (
-        "a",
-        USER,
-        "chosenKey: row 8 (counted from 0) holds 0 messages of the assistant instead of one",
-    ),
+    "a response of the user": ("a", USER, "chosenKey does not end with a message of the assistant"),
 }
 
 
@@ -139,21 +205,36 @@ def test_a_value_that_cannot_be_encoded_is_named(name: str, chat: PreTrainedToke
     prompt, response, sentence = FAULTS[name]
     guard = "{% if messages[0].role == 'nobody' %}{{ raise_exception('who is nobody?') }}{% endif %}"
     chat.chat_template = guard + str(chat.chat_template)
-    prompts = Column(field="promptKey", values=["fine", prompt], first_row=7)
-    responses = Column(field="chosenKey", values=["fine", response], first_row=7)
-    with pytest.raises(DataError) as raised:
-        encode(prompts, responses, chat)
-    assert str(raised.value).startswith(sentence)
+    encoder = encoder_of(["fine", prompt], chat)
+    encoder.responses(Column(field="chosenKey", values=["fine", response]), encoder.prompts())
+    assert {row: f"{fault.field} {fault.what}" for row, fault in encoder.faults.items()} == {1: sentence}
 
 
-def test_messages_without_a_template_are_refused(plain: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(DataError, match=r"row 0 .* is a list of messages, but the tokenizer has no chat template"):
-        prompt_tokens([USER], plain, chat_template="Auto")
+def test_an_empty_prompt_is_a_fault(plain: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_of(["a", ""], plain)
+    encoder.prompts()
+    assert encoder.faults == {1: Fault(field="promptKey", what="is empty")}
 
 
-def test_an_empty_prompt_is_refused(plain: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(DataError, match=r"row 0 .* is empty"):
-        prompt_tokens("", plain, chat_template="Auto")
+def test_a_faulty_row_leaves_the_others_as_they_are(chat: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_of(["hi", None, "ho"], chat)
+    ids = encoder.prompts()
+    replies = encoder.responses(Column(field="chosenKey", values=["a", "b", "c"]), ids)
+    assert [(ids[row], replies[row]) for row in (0, 2)] == [pair_tokens("hi", "a", chat), pair_tokens("ho", "c", chat)]
+
+
+def test_a_text_is_no_conversation(chat: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_of(["hi", [USER]], chat)
+    encoder.conversations()
+    assert [fault.what for fault in encoder.faults.values()] == [
+        "is no conversation",
+        "does not end with a message of the assistant",
+    ]
+
+
+def test_messages_without_a_template_are_a_fault(plain: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_of([[USER]], plain)
+    assert encoder.faults[0].what == "is a list of messages, but the tokenizer has no chat template"
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused(plain: PreTrainedTokenizerFast) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.spec import DataSource
+from rlhf_api.data import DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader
 from tests.trainer.unit.data.conftest import spec_of
 
@@ -22,10 +22,15 @@ ROWS = [{"prompt": "p" * (i + 1), "chosen": "c" * (2 * i % 7), "rejected": "r" *
 @pytest.fixture
 def make(write: Write, plain: PreTrainedTokenizerFast) -> Make:
     def loader(
-        kind: type[Loader] = PromptLoader, seed: int = 3, total_epochs: int | None = None, *, endless: bool = False
+        kind: type[Loader] = PromptLoader,
+        seed: int = 3,
+        total_epochs: int | None = None,
+        *,
+        endless: bool = False,
+        rows: Sequence[Mapping[str, object]] = ROWS,
     ) -> Loader:
         spec = spec_of(50, 50, seed=seed, total_epochs=total_epochs)
-        return kind(write(ROWS), plain, path="spec.data.train", spec=spec, endless=endless)
+        return kind(write(rows), plain, path="spec.data.train", spec=spec, endless=endless)
 
     return loader
 
@@ -34,6 +39,15 @@ def examples(loader: Loader, *steps: int, batch_size: int) -> list[int]:
     """The examples of these steps that are valid, one after the other."""
     batches = [loader.batch(step, batch_size=batch_size) for step in steps]
     return [int(example) for batch in batches for example in batch["example"][batch["valid"] > 0]]
+
+
+def test_a_digest_tells_another_row_or_order(make: Make) -> None:
+    digest = make(PairLoader).digest
+    assert make(PairLoader, seed=4).digest == digest
+    edited = [*ROWS[:-1], {**ROWS[-1], "rejected": "rrr"}]
+    moved = [{**ROWS[0], "chosen": "cc"}, {**ROWS[1], "chosen": ""}, *ROWS[2:]]
+    for rows in (edited, moved, ROWS[1:], [ROWS[1], ROWS[0], *ROWS[2:]]):
+        assert make(PairLoader, rows=rows).digest != digest
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 10, 25])

@@ -1,0 +1,111 @@
+"""What a job reads: data sets, the names of their columns, and how much of a row a model sees."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from rlhf_api.contract import Count, DataUri, Spec, Text, null_is_unset
+from rlhf_api.functions import Column
+
+
+class DataSource(Spec):
+    """A data set and the names of its columns."""
+
+    form: ClassVar = "a data set"
+
+    uri: Annotated[DataUri, Field(description="hf://, package://, file:// or pvc://claim/.")]
+    subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
+    split: Annotated[Text, Field(description="Split to read.")] = "train"
+    prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"
+    response_key: Annotated[Text, Field(description="Column of the response, for SFT.")] = "chosen"
+    chosen_key: Annotated[Text, Field(description="Column of the better response of a pair.")] = "chosen"
+    rejected_key: Annotated[Text, Field(description="Column of the worse response.")] = "rejected"
+    chosen_safe_key: Annotated[
+        Text, Field(description="Column that says whether the better response is safe, for CostModel.")
+    ] = "chosen_safe"
+    rejected_safe_key: Annotated[
+        Text, Field(description="Column that says whether the worse response is safe, for CostModel.")
+    ] = "rejected_safe"
+    better_key: Annotated[
+        Text | None,
+        Field(description="Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."),
+    ] = None
+    messages_key: Annotated[
+        Text | None,
+        Field(
+            description="Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a "
+            "prompt is all before the last one."
+        ),
+    ] = None
+    tools_key: Annotated[Text | None, Field(description="Column of tools, which the chat template is given.")] = None
+    columns: Annotated[
+        tuple[Column, ...],
+        Field(strict=False, max_length=64, description="Columns that functions and services get by name; RL only."),
+    ] = ()
+    limit: Annotated[Count | None, Field(description="Read this many rows at most.")] = None
+
+    def sources(self, path: str) -> "dict[str, DataSource]":
+        """The data sets by their fields; `path` is the field of this."""
+        return {path: self}
+
+    def shares(self) -> tuple[float, ...]:
+        """The weights of the data sets."""
+        return (1.0,)
+
+
+class WeightedSource(DataSource):
+    """A part of a mix."""
+
+    weight: Annotated[float, Field(gt=0, description="Share of the rows, over the weights of all parts.")] = 1.0
+
+
+class DataMix(Spec):
+    """Rows of several data sets, in exact shares."""
+
+    form: ClassVar = "a mix"
+
+    mix: Annotated[
+        tuple[WeightedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets in shares.")
+    ]
+
+    def sources(self, path: str) -> dict[str, DataSource]:
+        """The data sets by their fields; `path` is the field of this."""
+        return {f"{path}.mix.{place}": source for place, source in enumerate(self.mix)}
+
+    def shares(self) -> tuple[float, ...]:
+        """The weights of the data sets."""
+        return tuple(source.weight for source in self.mix)
+
+
+def _form(data: object) -> str:
+    """Which form of data this is, by the key that only that form has."""
+    if not isinstance(data, Mapping):
+        return str(getattr(data, "form", DataSource.form))
+    return DataMix.form if "mix" in data else DataSource.form
+
+
+TrainData = Annotated[
+    Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataMix, Tag(DataMix.form)],
+    Discriminator(_form),
+    null_is_unset(DataSource, DataMix),
+]
+
+
+class Data(Spec):
+    """What a job reads and how much of it a model sees."""
+
+    train: Annotated[TrainData, Field(description="The rows to train on: of a data set (uri), or of several (mix).")]
+    pretrain: Annotated[
+        DataSource | None,
+        Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
+    ] = None
+    max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
+    max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
+    overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
+    on_bad_row: Annotated[
+        Literal["Drop", "Fail"], Field(description="What to do with a row that is broken or lacks what is read.")
+    ] = "Drop"
+    chat_template: Annotated[
+        Literal["Auto", "Never"], Field(description="Auto applies the tokenizer's chat template where it has one.")
+    ] = "Auto"

@@ -1,0 +1,73 @@
+"""Which examples come when: seeded permutations of each source, one after the other, and several sources in shares.
+
+All of it is a pure function of seed and position, so that a run goes on anywhere with the rows it would have had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Examples = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the examples of some sources, which are numbered through in the order of the sources."""
+
+    counts: tuple[int, ...]
+    """Examples of each source."""
+    weights: tuple[float, ...]
+    seed: int
+
+    def at(self, positions: Examples) -> Examples:
+        """The examples at consecutive positions (from 0), or some of them: int64 [B] -> int64 [B]."""
+        found = np.empty_like(positions)
+        sources, turns = shares(positions, self.weights)
+        firsts = np.cumsum([0, *self.counts])
+        for source, count in enumerate(self.counts):
+            here = sources == source
+            found[here] = firsts[source] + examples_at(turns[here], num_examples=count, seed=self.seed, source=source)
+        return found
+
+
+def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Examples]:
+    """(source, how many rows of that source came before) at each position, int64 [B] each.
+
+    Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources follow each other by their
+    places. So each source has its share of any first rows, off by less than the number of sources.
+    """
+    share = np.asarray(weights, dtype=np.float64) / sum(weights)
+    first, last = int(positions.min()), int(positions.max())
+    before = max(0, first - len(share) - 1)  # the rows whose place is up to here all have lower positions
+    skipped = np.maximum(0, np.floor(before * share - 0.5)).astype(np.int64)
+    ends = np.ceil((last + len(share) + 2) * share + 0.5).astype(np.int64)
+    turns = [np.arange(start, end) for start, end in zip(skipped, ends, strict=True)]
+    sources = np.repeat(np.arange(len(share)), [len(each) for each in turns])
+    turn = np.concatenate(turns)
+    order = np.lexsort((sources, (turn + 0.5) / share[sources]))
+    chosen = order[positions - int(skipped.sum())]
+    return sources[chosen], turn[chosen]
+
+
+@lru_cache(maxsize=8)
+def permutation(num_examples: int, *, seed: int, epoch: int, source: int = 0) -> Examples:
+    """The order of an epoch (from 0) of a source: every example once, int64 [num_examples]. Not to be written to."""
+    numbers = [seed, epoch, source] if source else [seed, epoch]
+    order = np.random.default_rng(numbers).permutation(num_examples).astype(np.int64)
+    order.setflags(write=False)
+    return order
+
+
+def examples_at(positions: Examples, *, num_examples: int, seed: int, source: int = 0) -> Examples:
+    """The examples at these positions of the concatenated epochs of a source: int64 [B] -> int64 [B]."""
+    epochs, within = np.divmod(positions, num_examples)
+    found = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        found[here] = permutation(num_examples, seed=seed, epoch=epoch, source=source)[within[here]]
+    return found

@@ -1,0 +1,101 @@
+"""`rlhf data`: what the jobs of a manifest read, as their workers read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic.alias_generators import to_camel
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
+from rlhf_trainer.data.loaders import Loader
+from rlhf_trainer.run.assembly import data_of
+from rlhf_trainer.run.deep_check import origin_of
+
+EXAMPLES, BINS, WIDEST = 3, 8, 40
+"""Rows that are shown, and bars of a histogram and the characters of its longest."""
+TEXTS = {
+    "prompt_ids": ("prompt_mask", None),
+    "tokens": ("attention_mask", "response_mask"),
+    "chosen_tokens": ("chosen_mask", "chosen_response_mask"),
+    "rejected_tokens": ("rejected_mask", "rejected_response_mask"),
+}
+"""The fields of a batch that are token ids, and the masks of those that are there and of those that are learned."""
+OPEN, CLOSE = "\u27e6", "\u27e7"
+"""Around tokens that are learned."""
+
+
+def tell_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
+    """Print what each job reads, or one of them; of models nothing but the tokenizer is loaded."""
+    chosen = [job for job in jobs if only in (None, job.name)]
+    if not chosen:
+        raise SpecError([Problem("--job", f"is {only}; there are {', '.join(job.name for job in jobs)}")])
+    console, by_name = Console(highlight=False, soft_wrap=True), {job.name: job for job in jobs}
+    for job in chosen:
+        setting, _ = origin_of(job, job.saved, by_name, output)
+        tokenizer = setting.tokenizer()
+        for loader in data_of(job)(setting, slots=1).loaders:
+            for line in _told(job, loader, tokenizer):
+                console.print(line)
+
+
+def _told(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
+    uris = ", ".join(reader.source.uri for reader in loader.readers)
+    yield Text(f"{job.name}: {loader.path}: {uris}", style="bold")
+    yield from (Text(f"  {line}") for line in (*_rows(loader), *_histograms(loader)))
+    for number, texts in enumerate(examples(loader, tokenizer)):
+        yield from (Text(f"  example {number}"), *texts)
+
+
+def _rows(loader: Loader) -> Iterator[str]:
+    left_out = sum(reader.dropped + reader.bad for reader in loader.readers)
+    yield f"{len(loader)} rows are read, {left_out} are left out"
+    yield from loader.facts()
+
+
+def _histograms(loader: Loader) -> Iterator[str]:
+    for key, lengths in loader.lengths().items():
+        middle, most = int(lengths.median()), int(lengths.max())
+        yield f"tokens by {to_camel(key)}: {int(lengths.min())} to {most}, median {middle}"
+        yield from histogram(lengths)
+
+
+def histogram(lengths: Tensor) -> Iterator[str]:
+    """Bars of how many lengths int64 [N] are in each of some equal ranges."""
+    least, most = int(lengths.min()), int(lengths.max())
+    size = -(-(most - least + 1) // BINS)
+    starts = range(least, most + 1, size)
+    counts = [int(((lengths >= start) & (lengths < start + size)).sum()) for start in starts]
+    width = len(str(starts[-1] + size - 1))
+    for start, count in zip(starts, counts, strict=True):
+        last = min(start + size - 1, most)
+        bar = "#" * -(-WIDEST * count // max(counts))
+        yield f"{start:>{width}} - {last:>{width}} {bar} {count}"
+
+
+def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Text]]:
+    """The texts of the first examples, as a model reads them, with what it learns in brackets and green."""
+    count = min(EXAMPLES, len(loader))
+    batch = loader.ordered(slice(0, count))
+    for row in range(count):
+        found = []
+        for name, (there, learned) in TEXTS.items():
+            if name in batch:
+                ids = batch[name][row][batch[there][row] > 0]
+                marks = batch[learned][row][: len(ids)] > 0 if learned else ids < 0
+                found.append(Text.assemble((f"  {name}: ", "dim"), *_runs(ids, marks, tokenizer)))
+        yield found
+
+
+def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
+    """(text, style) of each run of tokens that are learned or not."""
+    starts = [0, *((learned[1:] != learned[:-1]).nonzero()[:, 0] + 1).tolist(), len(ids)]
+    for start, end in pairwise(starts):
+        text = str(tokenizer.decode(ids[start:end]))
+        yield (f"{OPEN}{text}{CLOSE}", "green") if learned[start] else (text, "")
