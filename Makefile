@@ -18,17 +18,17 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo cluster-demo test test-unit test-cluster cluster-programs test-full lint format generate bench bench-peers accept lock clean
+.PHONY: help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export UV_HTTP_TIMEOUT ?= 300
-test test-unit test-cluster test-full accept: export OMP_NUM_THREADS := 1
-test test-unit test-cluster test-full accept: export HF_HUB_OFFLINE := 1
-test test-unit test-cluster test-full accept: export TOKENIZERS_PARALLELISM := false
-test test-unit test-cluster test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+test test-unit test-cluster test-chaos test-full accept: export OMP_NUM_THREADS := 1
+test test-unit test-cluster test-chaos test-full accept: export HF_HUB_OFFLINE := 1
+test test-unit test-cluster test-chaos test-full accept: export TOKENIZERS_PARALLELISM := false
+test test-unit test-cluster test-chaos test-full accept: export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 # Ray gives its workers niceness 15: beside the tests of the cluster they would wait.
-test test-full: export RAY_worker_niceness := 0
+test test-chaos test-full: export RAY_worker_niceness := 0
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ test-unit: install ## The tests without Ray and vLLM (about a minute)
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
 	$(PYTEST) -m "not slow and not gpu" --durations=10 tests/cluster
 
+test-chaos: install ## Every fault of docs/faults.md at each of its places (about half an hour)
+	$(PYTEST) -rP --durations=10 tests/trainer/chain/test_nothing_is_lost_by_a_fault.py
+
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
 	$(BIN)/python -m tests.cluster.build
 
@@ -114,7 +117,7 @@ $(PEERS)/installed: $(STAMP)
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --target $(PEERS)/ppo trl==$(TRL_WITH_PPO)
 	@touch $@
 
-accept: cluster-programs ## Run the golden path and print what was measured as one JSON
+accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows)
 	@$(BIN)/python tests/accept/accept.py
 
 lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml (empty the lock first to get the newest)

@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import DEEPEST, ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, shallow
+from rlhf_api.contract import DEEPEST, ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, Text, shallow
+from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every function."""
@@ -17,10 +18,12 @@ def _not_always_given(name: str) -> str:
 
 
 Argument = Annotated[Identifier, AfterValidator(_not_always_given)]
+Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; rename the column")]
+"""A column of the data that functions get by its name."""
 
 
 class Function(Spec):
-    """A function of the user's: (prompts, responses, whether each ended, **arguments) -> a number for each."""
+    """A function of the user's: (prompts, responses, whether each ended, **columns, **arguments) -> scores."""
 
     entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")]
     arguments: Annotated[
@@ -46,7 +49,10 @@ def _without_secrets(url: object) -> object:
 
 
 class RewardService(Spec):
-    """A reward computed by an HTTP service: POST {"prompt", "response", "finished"}, answered by {"score": number}."""
+    """A reward computed by an HTTP service: POST {"prompt", "response", "finished"}, answered by {"score": number}.
+
+    Where the data names columns, {"columns": {name: value}} is sent too.
+    """
 
     form: ClassVar = "a service"
 
@@ -56,7 +62,7 @@ class RewardService(Spec):
         BeforeValidator(_without_secrets),
     ]
     timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one response.")] = 30.0
-    attempts: Annotated[Count, Field(description="Attempts for one response, with growing pauses in between.")] = 4
+    attempts: Annotated[Count, Field(description="Attempts for one response, with growing pauses in between.")] = 8
     concurrency: Annotated[
         Count, Field(description="Requests under way at once, of all ranks; one a rank at least.")
     ] = 16

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "spec.training.sharePrompts",
     "spec.training.maxSkippedUpdates",
     "spec.training.callDeadlineSeconds",
+    "spec.rollout.keep",
     "spec.rollout.gpuMemoryUtilization",
     "spec.rollout.tensorParallel",
     "spec.rollout.pipelineParallel",

@@ -17,6 +17,7 @@ from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec import JobSpec, Rollout, Training
+from rlhf_api.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
@@ -91,6 +92,7 @@ REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
 FORM = {"form": Field("models.reward.form")}
 SAMPLES = Field("rollout.samplesPerPrompt")
 MODE = Field("placement.mode")
+TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
 def _models() -> Iterator[Rule]:
@@ -171,6 +173,7 @@ def _sampling() -> Iterator[Rule]:
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
         "rollout": _has_its_defaults("rollout", Rollout),
         "evaluation.functions": Field("evaluation.functions").size() == 0,
+        **{path: Field(path).size() == 0 for path in (*TRAIN_COLUMNS, "evaluation.data.columns")},
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
     message = "is {value}, but {name} compares the responses to a prompt; expected at least 2"
@@ -226,6 +229,8 @@ def _pretraining() -> Iterator[Rule]:
     needed = (rows & algorithm(can)).implies(weight)
     yield Rule("algorithm.pretrainCoefficient", needed, "is missing, data.pretrain needs it")
     yield Rule("data.pretrain", weight.implies(rows), "is missing, algorithm.pretrainCoefficient needs it")
+    unread = Field("data.pretrain.columns").size() == 0
+    yield Rule("data.pretrain.columns", unread, "is for prompts only; no function gets these rows")
 
 
 def _placement() -> Iterator[Rule]:
@@ -260,11 +265,17 @@ def _placement() -> Iterator[Rule]:
 
 def _user_code() -> Iterator[Rule]:
     """A call of user code ends before the workers count as hung; a model has no such time."""
-    of_service, of_function = (each.model_fields["timeout_seconds"].default for each in (RewardService, RewardFunction))
+    with_code: dict[str, type[BaseModel]] = {
+        "entrypoint": RewardFunction,
+        "verifier": RewardVerifier,
+        "url": RewardService,
+    }
+    defaults = {key: each.model_fields["timeout_seconds"].default for key, each in with_code.items()}
     times: dict[str, Expression] = {}
     for form in ("models.reward", "models.reward.sum[].reward"):
-        default = Field(f"{form}.entrypoint").given.then(of_function, 0.0)
-        default = Field(f"{form}.url").given.then(of_service, default)
+        default: Expression | float = 0.0
+        for key, seconds in defaults.items():
+            default = Field(f"{form}.{key}").given.then(seconds, default)
         times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
     judge = "evaluation.functions[].timeoutSeconds"
     deadline = Field("training.callDeadlineSeconds")

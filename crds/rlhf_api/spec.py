@@ -10,7 +10,6 @@ from rlhf_api.contract import (
     LARGEST,
     WHOLE,
     Count,
-    DataUri,
     Identifier,
     ModelUri,
     NodeCount,
@@ -21,6 +20,7 @@ from rlhf_api.contract import (
     Whole,
     null_is_unset,
 )
+from rlhf_api.data import Data, DataMix, DataSource
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import Function, RewardFunction, RewardService
 from rlhf_api.model_shape import Shape
@@ -29,6 +29,7 @@ from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.placement import Placement
 from rlhf_api.run_policy import RunPolicy, Storage
 from rlhf_api.runtime import Runtime
+from rlhf_api.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""
@@ -89,13 +90,13 @@ def _form(reward: object) -> str:
     """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
     if not isinstance(reward, Mapping):
         return str(getattr(reward, "form", Model.form))
-    forms = {"sum": RewardSum.form, "entrypoint": RewardFunction.form, "url": RewardService.form}
-    return next((form for key, form in forms.items() if key in reward), Model.form)
+    code = {"entrypoint": RewardFunction.form, "verifier": RewardVerifier.form, "url": RewardService.form}
+    return next((form for key, form in {"sum": RewardSum.form, **code}.items() if key in reward), Model.form)
 
 
 def _no_sum(reward: object) -> object:
     if _form(reward) == RewardSum.form:
-        raise ValueError("is a sum; a sum holds models, functions and services, and no sum")
+        raise ValueError("is a sum; a sum holds models, functions, verifiers and services, and no sum")
     return reward
 
 
@@ -109,10 +110,11 @@ OnlyModel = Annotated[Model, BeforeValidator(_no_other_form)]
 SingleReward = Annotated[
     Annotated[Model, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)],
     Discriminator(_form),
     BeforeValidator(_no_sum),
-    null_is_unset(Model, RewardFunction, RewardService),
+    null_is_unset(Model, RewardFunction, RewardVerifier, RewardService),
 ]
 
 
@@ -123,7 +125,13 @@ class RewardTerm(Spec):
     weight: Annotated[
         float, Field(description="Factor of the part in the sum."), Check(VALUE != 0.0, "is 0, expected another number")
     ] = 1.0
-    reward: Annotated[SingleReward, Field(description="A model (uri), a function (entrypoint) or a service (url).")]
+    normalization: Annotated[
+        Literal["None", "Running"],
+        Field(description="Running: less the mean, and divided by the deviation, of all scores of this part so far."),
+    ] = "None"
+    reward: Annotated[
+        SingleReward, Field(description="A model (uri), function (entrypoint), verifier or service (url).")
+    ]
 
 
 class RewardSum(Spec):
@@ -137,10 +145,11 @@ class RewardSum(Spec):
 Reward = Annotated[
     Annotated[Model, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
+    | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)]
     | Annotated[RewardSum, Tag(RewardSum.form)],
     Discriminator(_form),
-    null_is_unset(Model, RewardFunction, RewardService, RewardSum),
+    null_is_unset(Model, RewardFunction, RewardVerifier, RewardService, RewardSum),
 ]
 
 
@@ -155,7 +164,7 @@ class Models(Spec):
     ] = None
     reward: Annotated[
         Reward | None,
-        Field(description="Scores a response: a model (uri), a function (entrypoint), a service (url) or a sum."),
+        Field(description="Scores a response: a model (uri), function (entrypoint), verifier, service (url) or sum."),
     ] = None
     cost: Annotated[OnlyModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
@@ -182,46 +191,11 @@ class Models(Spec):
             return "cost"
         return "actor" if role == "reference" and self.reference is None else self.field(role)
 
-    def rewards(self) -> dict[str, Model | RewardFunction | RewardService | None]:
+    def rewards(self) -> dict[str, Model | RewardFunction | RewardVerifier | RewardService | None]:
         """The parts of the reward, by their field of `models`."""
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
-
-
-class DataSource(Spec):
-    """A data set and the names of its columns."""
-
-    uri: Annotated[DataUri, Field(description="hf://, package://, file:// or pvc://claim/.")]
-    subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
-    split: Annotated[Text, Field(description="Split to read.")] = "train"
-    prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"
-    response_key: Annotated[Text, Field(description="Column of the response, for SFT.")] = "chosen"
-    chosen_key: Annotated[Text, Field(description="Column of the better response of a pair.")] = "chosen"
-    rejected_key: Annotated[Text, Field(description="Column of the worse response.")] = "rejected"
-    chosen_safe_key: Annotated[
-        Text, Field(description="Column that says whether the better response is safe, for CostModel.")
-    ] = "chosen_safe"
-    rejected_safe_key: Annotated[
-        Text, Field(description="Column that says whether the worse response is safe, for CostModel.")
-    ] = "rejected_safe"
-    limit: Annotated[Count | None, Field(description="Read this many rows at most.")] = None
-
-
-class Data(Spec):
-    """What a job reads and how much of it a model sees."""
-
-    train: Annotated[DataSource, Field(description="The rows to train on.")]
-    pretrain: Annotated[
-        DataSource | None,
-        Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
-    ] = None
-    max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
-    max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
-    overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
-    chat_template: Annotated[
-        Literal["Auto", "Never"], Field(description="Auto applies the tokenizer's chat template where it has one.")
-    ] = "Auto"
 
 
 class Rollout(Spec):
@@ -237,6 +211,9 @@ class Rollout(Spec):
         Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
     ] = -1
     min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
+    keep: Annotated[
+        float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
+    ] = 0.0
     tensor_parallel: Annotated[
         Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
     ] = None
@@ -379,3 +356,13 @@ class JobSpec(Spec):
     suspend: Annotated[bool, Field(description="Stop after a checkpoint and free all slots; false goes on.")] = False
     run_policy: Annotated[RunPolicy, Field(description="Attempts and deadlines, on a cluster.")] = RunPolicy()
     runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()
+
+    def columns(self, data: DataSource | DataMix) -> tuple[str, ...]:
+        """The further columns of prompts that data sets give: those that they name, and those of the verifiers."""
+        named = [column for source in data.sources("").values() for column in source.columns]
+        return tuple(dict.fromkeys([*named, *self.verified()]))
+
+    def verified(self) -> tuple[str, ...]:
+        """The columns that the verifiers read."""
+        parts = self.models.rewards().values()
+        return tuple(column for part in parts if isinstance(part, RewardVerifier) for column in part.verifier.columns)

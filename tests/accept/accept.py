@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import check_algorithms
-from check_demo import PPO, Row, check, table
+from check_demo import PPO, Figure, Row, check, table
 
 from rlhf_mapper.calibration import compare_phases
 from rlhf_mapper.mapping import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
-EXAMPLE = "examples/01-helpful-ppo.yaml"
+EXAMPLE, SUMS = "examples/01-helpful-ppo.yaml", "examples/12-arithmetic-grpo.yaml"
+RIGHT_SUMS = (
+    Figure(job="arithmetic-grpo", name="reward_before", most=0.3),
+    Figure(job="arithmetic-grpo", name="reward_after", least=0.8),
+)
 STOP_AFTER, TOLERANCE = 8, 1e-6
 RESHARDED = (
     "training.totalSteps=3",
@@ -169,6 +173,18 @@ def hybrid_engine(folder: Path) -> dict[str, Any]:
     return row
 
 
+def verifiable_rewards(folder: Path) -> dict[str, Any]:
+    """GRPO on sums by a verifier alone: summary.json, whose rewards are shares of the held-out sums that are right."""
+    output = folder / "verifiable_rewards"
+    command = [str(RLHF), "run", SUMS, "--output", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
+    summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
+    hold_to(check(summary, RIGHT_SUMS), summary)
+    return summary
+
+
 def operator(folder: Path) -> dict[str, Any]:
     """The example on a Kubernetes with the chart; SIGKILL for the driver of PPO, and attempt 2 goes on from step 5."""
     output = folder / "operator"
@@ -269,16 +285,20 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "speed": speed,
     "auto_mapping_cluster": auto_mapping_cluster,
     "shared_cluster": shared_cluster,
+    "verifiable_rewards": verifiable_rewards,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
 
 def main() -> int:
-    """Run the parts in order; a part that falls short does not stop the others."""
+    """Run the parts in order, all or those named in ROWS; a part that falls short does not stop the others."""
+    chosen = os.environ.get("ROWS", ",".join(PARTS)).split(",")
+    if unknown := set(chosen) - set(PARTS):
+        sys.exit(f"ROWS: no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     row: dict[str, Any] = {}
     code = 0
     with tempfile.TemporaryDirectory(prefix="rlhf-accept-") as name:
-        for part, measure in PARTS.items():
+        for part, measure in ((part, PARTS[part]) for part in PARTS if part in chosen):
             print(f"== {part}", file=sys.stderr)
             try:
                 row[part] = measure(Path(name))

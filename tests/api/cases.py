@@ -136,8 +136,28 @@ RIGHT: dict[str, Case] = {
             ),
         ),
     ),
+    "a verifier as reward": Case(
+        "GRPO", ("models.reward={verifier: {name: Math, answerKey: gold, extract: '#### (.+)'}}",)
+    ),
+    "verifiers in a sum": Case(
+        "PPO",
+        (
+            _sum(
+                _part("a", "{verifier: {name: Code, seconds: 2}}"),
+                _part(
+                    "b", "{verifier: {name: Format, tags: [think, answer]}}", ", weight: 0.2, normalization: Running"
+                ),
+                _part("c", "{verifier: {name: JSONSchema, jsonSchema: {type: object, $defs: {a: [1]}}}}"),
+                _part("d", "{verifier: {name: Length, maximum: 100}, timeoutSeconds: 10}"),
+                _part("e", "{uri: job://rm}"),
+            ),
+        ),
+    ),
     "pretraining": Case("PPO", ("algorithm.pretrainCoefficient=0.5", "data.pretrain={uri: hf://x}")),
     "one critic of both": Case("SafeRLHF", ("algorithm.separateCostCritic=no", "algorithm.lagrange={initial: 5}")),
+    "columns for functions": Case(
+        "GRPO", ("data.train.columns=[answer, 'a b']", "evaluation={data: {uri: hf://x, columns: [answer]}}")
+    ),
     "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
     "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
@@ -258,6 +278,36 @@ WRONG: dict[str, Case] = {
     "an offload that is a boolean": Case("PPO", ("models.actor.offload=yes",), "spec.models.actor.offload"),
     "empty text": Case("SFT", ("data.train.split=''",), "spec.data.train.split"),
     "text that is too long": Case("SFT", (f"data.train.split={'a' * 1025}",), "spec.data.train.split"),
+    "a column that every function gets": Case(
+        "PPO", ("data.train.columns=[a, finished]",), "spec.data.train.columns.1"
+    ),
+    "a column without a name": Case("PPO", ("data.train.columns=['']",), "spec.data.train.columns.0"),
+    "columns for nobody": Case("SFT", ("data.train.columns=[answer]",), "spec.data.train.columns"),
+    "columns of a mix for nobody": Case(
+        "SFT", ("data.train={mix: [{uri: hf://x}, {uri: hf://y, columns: [a]}]}",), "spec.data.train.mix.1.columns"
+    ),
+    "columns of held-out rows for nobody": Case(
+        "DPO", ("evaluation={data: {uri: hf://x, columns: [answer]}}",), "spec.evaluation.data.columns"
+    ),
+    "columns of pretraining rows": Case(
+        "PPO",
+        ("algorithm.pretrainCoefficient=0.5", "data.pretrain={uri: hf://x, columns: [answer]}"),
+        "spec.data.pretrain.columns",
+    ),
+    "a verifier that is none": Case(
+        "PPO", ("models.reward={verifier: {name: Maths}}",), "spec.models.reward.verifier.name"
+    ),
+    "an option of another verifier": Case(
+        "PPO", ("models.reward={verifier: {name: Math, tags: [a]}}",), "spec.models.reward.verifier.tags"
+    ),
+    "a verifier without what it needs": Case(
+        "PPO", ("models.reward={verifier: {name: Regex}}",), "spec.models.reward.verifier.pattern"
+    ),
+    "a verifier that may take longer than a call": Case(
+        "PPO",
+        ("models.reward={verifier: {name: Math}}", "training.callDeadlineSeconds=300"),
+        "spec.models.reward.timeoutSeconds",
+    ),
     "a scheme that is not known": Case("SFT", ("models.actor.uri=s3://bucket/x",), "spec.models.actor.uri"),
     "a claim without a path": Case("SFT", ("models.actor.uri=pvc://claim",), "spec.models.actor.uri"),
     "data from a job": Case("SFT", ("data.train.uri=job://other",), "spec.data.train.uri"),

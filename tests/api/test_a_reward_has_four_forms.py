@@ -1,4 +1,4 @@
-"""A reward is a model, a function, a service, or a weighted sum of these; only a model takes slots."""
+"""A reward is a model, a function, a verifier, a service, or a weighted sum of these; only a model takes slots."""
 
 import pytest
 
@@ -15,6 +15,7 @@ FORMS = {
     "a model": ("{uri: job://helpful-reward}", True),
     "a function": ("{entrypoint: a.b:c, arguments: {length: 3}, timeoutSeconds: 2}", False),
     "a service": ("{url: https://host:8000/score, concurrency: 2, tokenVariable: SCORER_TOKEN}", False),
+    "a verifier": ("{verifier: {name: Math, answerKey: gold}}", False),
     "a sum with a model": (f"{{sum: [{FUNCTION}, {MODEL_A}]}}", True),
     "a sum without": (f"{{sum: [{FUNCTION}]}}", False),
 }
@@ -43,7 +44,7 @@ MISTAKES = {
     "a sum in a sum": (
         [f"{PPO}:models.reward={{sum: [{{name: a, reward: {{sum: [{FUNCTION}]}}}}]}}"],
         f"{PPO}: spec.models.reward.sum.0.reward",
-        "is a sum; a sum holds models, functions and services, and no sum",
+        "is a sum; a sum holds models, functions, verifiers and services, and no sum",
     ),
     "a part that counts for nothing": (
         [f"{PPO}:models.reward={{sum: [{{name: a, weight: 0, reward: {{entrypoint: a:b}}}}]}}"],
@@ -62,6 +63,16 @@ MISTAKES = {
         ],
         f"{PPO}: spec.placement.pools.0.models",
         "the reward is a function, and only models live in pools",
+    ),
+    "an extract without a group": (
+        [f"{PPO}:models.reward={{verifier: {{name: Math, extract: '####.*'}}}}"],
+        f"{PPO}: spec.models.reward.verifier.extract",
+        "has no group, expected one in parentheses around what is compared",
+    ),
+    "a pattern that is none": (
+        [f"{PPO}:models.reward={{verifier: {{name: Regex, pattern: '(a'}}}}"],
+        f"{PPO}: spec.models.reward.verifier.pattern",
+        "is no regular expression: missing ), unterminated subpattern at position 0",
     ),
     "an argument that is no number": (
         [f"{PPO}:models.reward={{entrypoint: a:b, arguments: {{z: [1, {{k: .nan}}]}}}}"],

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import rlhf_api.algorithms
+import rlhf_api.data
 import rlhf_api.functions
 import rlhf_api.model_shape
 import rlhf_api.run_policy
 import rlhf_api.runtime
 import rlhf_api.spec
+import rlhf_api.verifiers
 from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.contract import Spec
 from tests.repo.tree import ROOT
@@ -21,11 +23,13 @@ from tests.repo.tree import ROOT
 MODULES = (
     rlhf_api.algorithms,
     *(sys.modules[each.__module__] for each in ALGORITHMS.values()),
+    rlhf_api.data,
     rlhf_api.functions,
     rlhf_api.model_shape,
     rlhf_api.run_policy,
     rlhf_api.runtime,
     rlhf_api.spec,
+    rlhf_api.verifiers,
 )
 MODELS = [
     value

@@ -16,9 +16,9 @@ import typer
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_api.problems import SpecError
 from rlhf_trainer.errors import reason_of, user_error
-from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.outputs.display import silence
+from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import VARIABLE, write_exit
 
 P = ParamSpec("P")
@@ -71,11 +71,12 @@ def run(
     folder = run_folder(file, output)
 
     def leave_at_once(received: int, _: object) -> None:
-        write_exit(folder, 128 + received, reason=reason_of(128 + received), message=str(Stopped(received)))
-        os._exit(128 + received)
+        stopped = Stopped(received)
+        write_exit(folder, stopped.exit_code, reason=reason_of(stopped.exit_code), message=str(stopped))
+        os._exit(stopped.exit_code)
 
     def work() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):  # while the imports run there is nothing to clean up
+        for number in heeded():  # while the imports run there is nothing to clean up
             signal.signal(number, leave_at_once)
         from rlhf_trainer.outputs.listeners import OutputOptions
         from rlhf_trainer.run.chain import run_file  # ray: a second that `validate` does not need
@@ -85,6 +86,10 @@ def run(
 
     code, message = ending(work, debug=debug)
     write_exit(folder, code, reason=reason_of(code), message=message)
+    session = sys.modules.get("rlhf_trainer.run.session")  # not imported, which takes a second, where Ray never began
+    if session and session.how_ray_ended():
+        sys.stdout.flush()
+        os._exit(code)  # what Ray leaves in this process waits for its servers, or crashes
     sys.exit(code)
 
 
@@ -94,9 +99,16 @@ def validate(
     file: File,
     output: Finished = None,
     sets: Sets = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also try models, data, functions and disk, as `rlhf run` does at its start.")
+    ] = False,
 ) -> None:
     """Check a manifest; prints ok and what checkpoints take of models whose shape it says, or every error."""
     jobs = jobs_of(file, sets, output)
+    if deep:
+        from rlhf_trainer.run.deep_check import require_no_problems  # torch and transformers: seconds
+
+        require_no_problems(jobs, jobs, run_folder(file, output))
     typer.echo("ok")
     for sentence in storage_needs(jobs):
         typer.echo(sentence)
@@ -198,6 +210,35 @@ def save_now(
 
 @app.command()
 @exits
+def samples(
+    run_dir: RunDir,
+    job: Annotated[str | None, typer.Option(help="One of its jobs; default the last that kept rollouts.")] = None,
+    step: Annotated[int | None, typer.Option(help="Of this step; default the last.")] = None,
+    worst: Annotated[int, typer.Option(min=1, help="Show so many, those with the lowest reward.")] = 10,
+    best: Annotated[int | None, typer.Option(min=1, help="Show so many, those with the highest reward.")] = None,
+) -> None:
+    """Show responses that a job learned from, of those that rollout.keep has kept."""
+    from rlhf_trainer.run_folder.rollouts import show_samples
+
+    show_samples(run_dir, job=job, step=step, count=best or worst, best=best is not None)
+
+
+@app.command()
+@exits
+def data(
+    file: File,
+    job: Annotated[str | None, typer.Option(help="One of the jobs; default all.")] = None,
+    output: Finished = None,
+    sets: Sets = None,
+) -> None:
+    """Show what jobs read: rows, lengths, dropped rows and why, and examples with the trained tokens marked."""
+    from rlhf_trainer.data_command import tell_data  # torch and transformers: seconds
+
+    tell_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
+
+
+@app.command()
+@exits
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder that `rlhf run` has written.")],
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001 `exits` reads it
@@ -246,18 +287,25 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
         code = getattr(error, "exit_code", None)
         is_defect = code in (None, ExitCode.INTERNAL)
         is_shown = debug or (is_defect and VARIABLE in os.environ)
-        if is_shown:
-            traceback.print_exc()
+        shown = traceback.format_exc().splitlines() if is_shown else []
         if code is None:
             first = (str(error).strip().splitlines() or [""])[0]
             hint = "" if is_shown else " (--debug shows the traceback)"
-            typer.echo(f"internal error: {type(error).__name__}: {first}{hint}", err=True)
+            tell([*shown, f"internal error: {type(error).__name__}: {first}{hint}"])
             return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
-        lines = str(error).splitlines() if isinstance(error, SpecError) else [str(error)]
-        for line in lines:
-            typer.echo(f"error: {line}", err=True)
+        lines = str(error).splitlines()
+        tell([*shown, *(f"error: {line}" for line in lines)])
         return int(code), "; ".join(lines)
     return int(ExitCode.OK), ""
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Lines on stderr; nobody may be there to read them, as when the terminal was closed."""
+    try:
+        for line in lines:
+            typer.echo(line, err=True)
+    except OSError:
+        silence(sys.stderr)
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """The errors of the trainer, each with the exit code by which the operator classifies it.
 
-`str(error)` is one sentence that names the field of the manifest or the file; a user sees it without a traceback.
+`str(error)` is one sentence, or some in a line each, that names the field of the manifest or the file; a user sees it
+without a traceback.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rlhf_api.exit_codes import ExitCode
@@ -58,8 +60,22 @@ class CommunicationError(TrainerError):
     exit_code = ExitCode.COMMUNICATION
 
 
+class NoRowLeftError(DataError):
+    """A data set whose every row is bad or too long."""
+
+
+def together(errors: Sequence[TrainerError]) -> TrainerError:
+    """One error, of the kind of the first, that says all of them, a line each."""
+    return type(errors[0])("\n".join(map(str, errors)))
+
+
 def user_error(error: BaseException) -> BaseException:
-    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, else `error` itself."""
+    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, else `error` itself.
+
+    What the handler of a signal raises while Ray waits comes as the cause of a SystemError.
+    """
+    if isinstance(error, SystemError) and error.__cause__:
+        return user_error(error.__cause__)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlhf_"):
         return EnvironmentProblem(f"the Python package {error.name} is not installed")
     return error

@@ -1,4 +1,4 @@
-"""Measurements of each process (weighted means, maxima, sums, timed spans), and their merge into one record."""
+"""Measurements of each process (weighted means, deviations, maxima, sums, spans), and their merge into one record."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class Report:
 
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
     """name -> (weighted total, weight)."""
+    deviations: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """name -> (weighted total, weighted total of the squares, weight)."""
     maxima: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -82,6 +84,13 @@ class Recorder:
         old_total, old_weight = self._means.get(name, (0.0, 0.0))
         self._means[name] = (old_total + _in_64_bits(total), old_weight + _in_64_bits(weight))
 
+    def deviation(self, name: str, total: SupportsFloat, squares: SupportsFloat, weight: SupportsFloat) -> None:
+        """Add to a standard deviation over all ranks and calls, that of a `mean` of the same total and weight."""
+        if self._counts:
+            known = self._report.deviations.get(name, (0.0, 0.0, 0.0))
+            added = (float(total), float(squares), float(weight))
+            self._report.deviations[name] = (known[0] + added[0], known[1] + added[1], known[2] + added[2])
+
     def maximum(self, name: str, value: SupportsFloat) -> None:
         """Add to a maximum over all ranks and calls; a tensor is read by `drain`."""
         self._maxima.setdefault(name, []).append(value)
@@ -128,13 +137,24 @@ def merge(reports: Iterable[Report]) -> dict[str, float]:
     for report in reports:
         for name, (value, weight) in report.means.items():
             total.mean(name, value, weight)
+        for name, sums in report.deviations.items():
+            total.deviation(name, *sums)
         for name, value in report.maxima.items():
             total.maximum(name, value)
         for name, value in report.sums.items():
             total.add(name, value)
     merged = total.drain()
     means = {name: value / weight for name, (value, weight) in merged.means.items() if weight}
-    return {**means, **merged.maxima, **merged.sums}
+    return {**means, **_deviations(merged), **merged.maxima, **merged.sums}
+
+
+def _deviations(report: Report) -> dict[str, float]:
+    """sqrt(mean of the squares - square of the mean), of the values that have a weight."""
+    return {
+        name: math.sqrt(max(0.0, squares / weight - (total / weight) ** 2))
+        for name, (total, squares, weight) in report.deviations.items()
+        if weight
+    }
 
 
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:

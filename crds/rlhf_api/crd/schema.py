@@ -157,17 +157,29 @@ def flat(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
         tests = {name: f"self.{discriminator} == '{name}'" for name in members}
     else:
         tests = {name: f"has(self.{name})" for name in members}
-    schema["x-kubernetes-validations"] = _rules(owners, tests, discriminator)
+    needed = {
+        field: [name for name in owned if field in members[name].get("required", ())] for field, owned in owners.items()
+    }
+    schema["x-kubernetes-validations"] = _rules(owners, needed, tests, discriminator)
     return schema
 
 
-def _rules(owners: Mapping[str, list[str]], tests: Mapping[str, str], discriminator: str | None) -> list[Schema]:
+def _rules(
+    owners: Mapping[str, list[str]],
+    needed: Mapping[str, list[str]],
+    tests: Mapping[str, str],
+    discriminator: str | None,
+) -> list[Schema]:
+    """owners: which members may have a field; needed: which must; tests: whether an object is a member."""
     rules = [] if discriminator else [_exactly_one(tests)]
     for field, owned in owners.items():
         chosen = [tests[name] for name in owned]
         if len(owned) < len(tests) and f"has(self.{field})" not in chosen:
             message = f"is {'for' if discriminator else 'with'} {choice(owned)} only"
             rules.append(validation(f"!has(self.{field}) || {' || '.join(chosen)}", message, field))
+        asking = [tests[name] for name in needed[field] if tests[name] != f"has(self.{field})"]
+        if asking and field != discriminator:
+            rules.append(validation(f"has(self.{field}) || !({' || '.join(asking)})", "is missing", field))
     return rules
 
 

@@ -1,6 +1,7 @@
 """Group-relative and leave-one-out advantages by hand, groups without a signal, rewards to go, penalties of length."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rlhf_trainer.algorithms.grpo import GRPO
+from rlhf_trainer.algorithms.opo import OPO
 from rlhf_trainer.algorithms.rloo import RLOO
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, rewards_to_go
 
@@ -57,8 +59,39 @@ def test_rounding_makes_no_advantage_of_equal_returns(value: float) -> None:
 
 
 def test_a_group_of_equal_returns_has_no_signal() -> None:
-    assert has_signal(TWO_GROUPS, group_size=3).tolist() == [True] * 3 + [False] * 3
-    assert not has_signal(torch.tensor([1.0, math.nan, 2.0]), group_size=3).any()
+    everyone = torch.ones(6) > 0
+    assert has_signal(TWO_GROUPS, everyone, group_size=3).tolist() == [True] * 3 + [False] * 3
+    assert not has_signal(torch.tensor([1.0, math.nan, 2.0]), everyone[:3], group_size=3).any()
+
+
+def test_a_response_without_a_score_makes_no_signal() -> None:
+    scores, counted = torch.tensor([1.0, 9.0, 1.0, 1.0, 9.0, 2.0]), torch.tensor([1, 0, 1, 1, 0, 1]) > 0
+    assert has_signal(scores, counted, group_size=3).tolist() == [False] * 3 + [True] * 3
+    assert not has_signal(scores, counted & False, group_size=3).any()
+
+
+SCORED_BY_ALL_BUT_ONE = [1.0, math.nan, 3.0, 5.0], [1.0, 3.0, 5.0]
+"""The returns of four responses of which one has none, and of the others alone."""
+COMPARING: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "GRPO": lambda returns, size: group_advantages(returns, group_size=size),
+    "Dr. GRPO": lambda returns, size: group_advantages(returns, CENTRED, group_size=size),
+    "RLOO": lambda returns, size: LEFT_OUT.advantage(returns, group_size=size),
+    "OPO": lambda returns, size: OPO(name="OPO").advantage(returns, 2.0 + returns, group_size=size),
+}
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_a_response_without_a_return_changes_nothing_for_the_others(name: str) -> None:
+    more, fewer = (torch.tensor(returns, dtype=torch.float64) for returns in SCORED_BY_ALL_BUT_ONE)
+    found = COMPARING[name](more, 4)
+    assert found[1].isnan()
+    assert_close(found[[0, 2, 3]], COMPARING[name](fewer, 3))
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_the_only_response_with_a_return_is_compared_with_none(name: str) -> None:
+    alone = torch.tensor([math.nan, 4.0, math.nan], dtype=torch.float64)
+    assert COMPARING[name](alone, 3)[1] == 0.0
 
 
 def test_the_first_groups_are_kept_whole() -> None:

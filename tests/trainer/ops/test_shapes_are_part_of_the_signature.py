@@ -39,7 +39,7 @@ CASES: dict[str, Case] = {
     "rollout_weights": (losses.rollout_weights, (X, X), {"mode": "Mask", "cap": 2.0}),
     "aggregate": (aggregation.aggregate, (X, X), {"aggregation": "SequenceMean", "normalizer": 1}),
     "weight_of": (aggregation.weight_of, (X,), {"aggregation": "FixedLength", "max_tokens": 3}),
-    "has_signal": (advantages.has_signal, (ROW,), {"group_size": 2}),
+    "has_signal": (advantages.has_signal, (ROW, ROW > 0), {"group_size": 2}),
     "rewards_to_go": (advantages.rewards_to_go, (X, X), {}),
     "on_every_token": (advantages.on_every_token, (ROW, X), {}),
     "overlong_penalty": (

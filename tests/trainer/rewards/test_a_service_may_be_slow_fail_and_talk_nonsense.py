@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards import service
-from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
 
 TOKEN = "planted000009"
@@ -99,9 +99,14 @@ def client(server: Server, **changes: Any) -> ServiceClient:
 
 def test_scores_come_back_in_the_order_of_the_samples(server: Server) -> None:
     given = [sample(row, "x" * (row % 7)) for row in range(30)]
-    assert client(server).scores(given) == [row % 7 for row in range(30)]
+    assert [score.value for score in client(server).scores(given)] == [row % 7 for row in range(30)]
     assert {"prompt": "q", "response": "x", "finished": True} in server.seen
     assert client(server).scores([]) == []
+
+
+def test_columns_are_sent_where_the_data_names_some(server: Server) -> None:
+    client(server).scores([Sample(step=1, row=0, prompt="q", response="x", finished=True, columns={"answer": [4]})])
+    assert server.seen == [{"prompt": "q", "response": "x", "finished": True, "columns": {"answer": [4]}}]
 
 
 def test_no_more_requests_are_under_way_than_allowed(server: Server) -> None:
@@ -122,7 +127,7 @@ def test_a_service_that_recovers_is_forgiven(server: Server) -> None:
         handler.answer(b"", code) if code else handler.score(call)
 
     server.behave = recover
-    assert client(server).scores([sample(0)]) == [5.0]
+    assert client(server).scores([sample(0)]) == [Score(5.0)]
     assert len(server.seen) == 3
 
 
@@ -253,8 +258,8 @@ def test_pauses_grow_and_stay_below_the_longest() -> None:
 
 def test_it_works_inside_a_thread(server: Server) -> None:
     """Ray runs the calls of a worker in a thread."""
-    scores: list[float] = []
+    scores: list[Score] = []
     thread = threading.Thread(target=lambda: scores.extend(client(server).scores([sample(0)])))
     thread.start()
     thread.join()
-    assert scores == [5.0]
+    assert scores == [Score(5.0)]

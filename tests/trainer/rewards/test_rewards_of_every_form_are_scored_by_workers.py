@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from rlhf_api.names import Role
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.assembly import worker_of
-from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.judge import JudgeWorker
@@ -95,6 +97,26 @@ def test_a_function_scores_the_real_rows(folder: Path, ranks: int) -> None:
     assert [value % 0.5 for value in scores] == [0.0] * ROWS
 
 
+def with_columns(batch: Batch) -> Batch:
+    """With two columns, of which `size` is the number of the row."""
+    texts = [json.dumps({"size": row, "more": "x"}).ljust(30, "\0") for row in batch.rows.tolist()]
+    return batch.with_fields({"columns": torch.tensor([list(text.encode()) for text in texts], dtype=torch.uint8)})
+
+
+def score_by_column(job: Job, folder: Path) -> tuple[dict[str, Any], Report]:
+    """(what is added to this rank's rows, what was measured)."""
+    worker = worker_of(job, "reward")(setting(job, folder, "actor"))
+    found = worker.compute_reward(with_columns(batch_here()))
+    return {name: field.tolist() for name, field in found.items()}, recorder.drain()
+
+
+@ANSWERING
+def test_a_function_gets_the_columns_of_its_ranks_rows(folder: Path, ranks: int) -> None:
+    job = job_with(folder, f"models.reward={{entrypoint: '{FUNCTIONS}:sizes'}}", "data.train.columns=[size, more]")
+    results = run_kept_ranks(ranks, score_by_column, job, folder)
+    assert [value for found, _ in results for value in found["scores"]] == [0.0, 1.0, 2.0, 3.0, 0.0]
+
+
 @ANSWERING
 def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
     model = all_scores(1, job_with(folder), folder)
@@ -109,6 +131,33 @@ def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
     measured = [means["reward_part/length"] for _, means in results]
     assert sum(total for total, _ in measured) == pytest.approx(sum(function[:-1]), abs=1e-4)
     assert sum(weight for _, weight in measured) == ROWS - 1
+
+
+def score_thrice(job: Job, folder: Path) -> tuple[list[list[float]], list[float]]:
+    """Scores of this rank's rows in two steps, the second after a resume, and in an evaluation."""
+    made = partial(worker_of(job, "reward"), setting(job, folder, "actor"))
+    first, second = made(), made()
+
+    def scores(worker: Any, step: int) -> list[float]:
+        found: list[float] = worker.compute_reward(with_columns(batch_here(step=step)))["scores"].tolist()
+        return found
+
+    before = scores(first, 1)
+    second.set_counters(counters=json.loads(json.dumps(first.counters())))
+    return [before, scores(second, 2), scores(second, 0)], scores(first, 2)
+
+
+@ANSWERING
+def test_a_part_is_normalised_by_all_of_its_scores_so_far(folder: Path, ranks: int) -> None:
+    """The part's scores are 0, 1, 2, 3 (mean 1.5, deviation sqrt(1.25)) in each step; the weight comes after."""
+    term = f"name: a, weight: 2, normalization: Running, reward: {{entrypoint: '{FUNCTIONS}:sizes'}}"
+    results = run_kept_ranks(ranks, score_thrice, job_with(folder, f"models.reward={{sum: [{{{term}}}]}}"), folder)
+    first, second, evaluated = ([value for scores, _ in results for value in scores[call]] for call in range(3))
+    expected = [2 * (size - 1.5) / 1.25**0.5 for size in range(4)]
+    assert first == pytest.approx([*expected, 0.0], abs=1e-5)
+    assert second == pytest.approx(first, abs=1e-5)
+    assert [value for _, scores in results for value in scores] == second, "a resumed run goes on the same"
+    assert evaluated == [0.0, 2.0, 4.0, 6.0, 0.0]
 
 
 def test_parts_of_greedy_responses_are_scored_and_not_reported(folder: Path) -> None:
@@ -136,11 +185,14 @@ def test_a_message_about_a_sums_model_names_its_field(folder: Path) -> None:
         made.scorer(may_add_head=False)
 
 
-def judge(job: Job, folder: Path) -> list[dict[str, float]]:
+def judge(job: Job, folder: Path, *without: int) -> list[dict[str, float | None]]:
+    """The scores of each row; `without`: rows that got no reward."""
     assert job.spec.evaluation is not None
-    worker = JudgeWorker(setting(job, folder, "actor"), functions=job.spec.evaluation.functions)
+    worker = JudgeWorker(setting(job, folder, "actor"))
     batch = batch_here(step=0)
-    return [row.scores for row in worker.judge(batch.with_fields({"scores": torch.ones(batch.size)}))]
+    given = torch.tensor([float(row not in without) for row in batch.rows.tolist()])
+    scored = {"scored_scores": torch.ones(batch.size), "scored_valid": given}
+    return [row.scores for row in worker.judge(with_columns(batch).with_fields(scored))]
 
 
 def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:
@@ -149,6 +201,38 @@ def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:
     function = all_scores(1, job_with(folder, f"models.reward={{{LENGTHS}}}"), folder)
     rows = [row for part in run_kept_ranks(2, judge, job, folder) for row in part]
     assert rows == [{"reward": 1.0, "rule": 2 * value} for value in function[:-1]]
+
+
+def test_an_evaluation_keeps_the_responses_that_have_no_score(folder: Path) -> None:
+    evaluation = f"{{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: '{FUNCTIONS}:every_other'}}]}}"
+    ((first, second, *_),) = run_kept_ranks(1, judge, job_with(folder, f"evaluation={evaluation}"), folder, 1)
+    assert first == {"reward": 1.0, "rule": None, "rule_size": None}
+    assert second == {"reward": None, "rule": 1.0, "rule_size": 3.0}
+
+
+@ANSWERING
+def test_a_response_without_a_score_becomes_padding(folder: Path, ranks: int) -> None:
+    """Every other response has none; the last row is padding anyway."""
+    job = job_with(folder, f"models.reward={{entrypoint: '{FUNCTIONS}:every_other'}}")
+    results = run_kept_ranks(ranks, score_by_column, job, folder)
+    found: dict[str, list[Any]] = {name: [] for name in results[0][0]}
+    for fields, _ in results:
+        for name, values in fields.items():
+            found[name] += values
+    assert found["scores"] == [0.0, 1.0, 0.0, 1.0, 0.0]
+    assert found["valid"] == [0.0, 1.0, 0.0, 1.0, 0.0]
+    assert [any(row) for row in found["response_mask"]] == [False, True, False, True, False]
+    record = merge(report for _, report in results)
+    assert record == {"reward/left_out": 2.0, "reward_part/size": 3.0, "reward_part_std/size": 0.0}
+
+
+def test_a_response_is_left_out_if_any_part_of_a_sum_has_no_score(folder: Path) -> None:
+    terms = f"[{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{entrypoint: '{FUNCTIONS}:every_other'}}}}]"
+    ((found, report),) = run_kept_ranks(1, score_by_column, job_with(folder, f"models.reward={{sum: {terms}}}"), folder)
+    assert [score > 0 for score in found["scores"]] == [False, True, False, True, False]
+    assert report.means["reward_part/a"][1] == ROWS - 1, "each part is measured where it has a score"
+    assert report.means["reward_part/b"] == (2.0, 2.0)
+    assert report.means["reward_part/b_size"] == (6.0, 2.0)
 
 
 def sentence(job: Job, folder: Path) -> tuple[str, int]:

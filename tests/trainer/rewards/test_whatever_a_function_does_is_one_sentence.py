@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards import function as function_module
 from rlhf_trainer.rewards.function import UserFunction
-from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.sample import Sample, Score
 from tests.trainer.rewards.user_functions import BAD
 
 HERE = "tests.trainer.rewards.user_functions"
@@ -37,7 +39,7 @@ GOOD, WITH_ONE_BAD = samples("a", "b", "c"), samples("a", "b", BAD, "c")
 
 @contextmanager
 def function(
-    name: str, *, seconds: float = PATIENT, deadline: float = 1000.0, **arguments: float
+    name: str, *, seconds: float = PATIENT, deadline: float = 1000.0, **arguments: Any
 ) -> Iterator[UserFunction]:
     """The function, whose processes must be gone at the end."""
     path = "job: spec.models.reward"
@@ -56,6 +58,11 @@ def started_since(others: list[psutil.Process]) -> list[psutil.Process]:
     return [process for child in children for process in (child, *child.children(recursive=True))]
 
 
+def numbers(made: UserFunction, given: list[Sample]) -> list[float | None]:
+    """The scores without their parts."""
+    return [score.value for score in made.scores(given)]
+
+
 def sentence(name: str, given: list[Sample]) -> str:
     with function(name, seconds=SECONDS if name in ("never_returns", "sleeps") else PATIENT) as made:
         made.ready()
@@ -70,8 +77,45 @@ def sentence(name: str, given: list[Sample]) -> str:
 def test_a_number_comes_back_for_each_sample_and_arguments_are_passed() -> None:
     with function("lengths", scale=2.0) as made:
         made.ready()
-        assert made.scores(samples("a", "bcd")) == [2.0 * (2 + 1 + 1), 2.0 * (2 + 3 + 1)]
+        assert numbers(made, samples("a", "bcd")) == [2.0 * (2 + 1 + 1), 2.0 * (2 + 3 + 1)]
         assert made.scores([]) == []
+
+
+def test_a_score_may_be_any_number_or_none_or_parts() -> None:
+    with function("all_kinds_of_scores") as made:
+        assert made.scores(samples(*"abcdefghi")) == [
+            Score(1.0),
+            Score(0.5),
+            Score(2.5),
+            Score(1.5),
+            Score(3.0),
+            Score(None),
+            Score(1.25, {"right": 1.0, "brief": 0.25, "rare": None}),
+            Score(2.0, {"right": 7.0}),
+            Score(None, {"rare": None}),
+        ]
+
+
+@pytest.mark.parametrize("name", ["a_tensor", "an_array", "a_column_of_numbers"])
+def test_numbers_of_any_library_are_numbers(name: str) -> None:
+    with function(name) as made:
+        assert numbers(made, GOOD) == [0.0, 0.5, 1.0]
+
+
+def test_too_many_parts_are_told() -> None:
+    assert sentence("many_parts", GOOD).startswith("returned more than 16 different parts; ")
+
+
+def test_a_function_gets_the_columns_that_it_asks_for() -> None:
+    given = [replace(each, columns={"answer": "b", "level": 3}) for each in GOOD]
+    for name, expected in {"right": [0.0, 2.0, 0.0], "names_of_columns": [3.0] * 3, "lengths": [4.0] * 3}.items():
+        arguments = {"lengths": {}, "right": {"more": 2.0}}.get(name, {"more": [0, 0, 0]})
+        with function(name, **arguments) as made:
+            assert numbers(made, given) == expected
+
+
+def test_a_column_that_is_not_there_is_told() -> None:
+    assert sentence("right", GOOD).startswith("needs answer, which is no column that the data names and no argument; ")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +137,9 @@ def test_a_number_comes_back_for_each_sample_and_arguments_are_passed() -> None:
         "beyond_float32": r"returned 1e\+300, expected a finite number \(float32\)",
         "huge_number": r"returned a value of type int, expected a number",
         "text": r"returned a value of type str, expected a number",
-        "nothing": r"returned None, expected a number",
+        "part_that_is_text": r"returned a value of type str, expected a number",
+        "part_without_a_name": r"returned a part named '3', expected letters, digits and '_'",
+        "several_numbers": r"returned a value of type ndarray, expected a number",
     }.items(),
 )
 def test_what_it_does_at_one_sample_is_told_with_the_sample(name: str, told: str) -> None:
@@ -137,7 +183,7 @@ def test_a_function_that_shuts_its_connection_and_goes_on_is_ended(monkeypatch: 
 def test_a_function_that_comes_back_in_two_processes_answers_each_call_once() -> None:
     with function("comes_back_twice") as made:
         for length in (1, 2, 3):
-            assert made.scores(samples("x" * length)) == [float(length)]
+            assert numbers(made, samples("x" * length)) == [float(length)]
             time.sleep(0.3)  # the other process comes back now
 
 
@@ -171,13 +217,13 @@ def test_a_long_import_is_no_part_of_a_call_or_of_the_search(monkeypatch: pytest
 
 def test_what_it_prints_disturbs_nothing() -> None:
     with function("shouts") as made:
-        assert made.scores(WITH_ONE_BAD) == [1.0, 1.0, 5.0, 1.0]
+        assert numbers(made, WITH_ONE_BAD) == [1.0, 1.0, 5.0, 1.0]
 
 
 def test_processes_that_it_leaves_end_with_it() -> None:
     others = psutil.Process().children()
     with function("leaves_processes") as made:
-        assert made.scores(WITH_ONE_BAD) == [1.0, 1.0, 2.0, 1.0]
+        assert numbers(made, WITH_ONE_BAD) == [1.0, 1.0, 2.0, 1.0]
         family = started_since(others)
         assert len(family) >= 5  # the guard, the function, and three that it has left
         made.close()

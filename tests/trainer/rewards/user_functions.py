@@ -14,8 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 if note := os.environ.get("NOTE_IMPORTS"):
     with Path(note).open("a") as file:
@@ -32,6 +36,59 @@ def lengths(prompts: list[str], responses: list[str], finished: list[bool], *, s
         scale * (len(prompt) + len(response) + done)
         for prompt, response, done in zip(prompts, responses, finished, strict=True)
     ]
+
+
+def fills_the_disk(_: list[str], responses: list[str], __: list[bool], *, file: str) -> list[float]:
+    """Of a file, at a batch; one response is only tried."""
+    if len(responses) > 1:
+        with suppress(OSError), Path(file).open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+    return [1.0] * len(responses)
+
+
+def right(_: list[str], responses: list[str], __: list[bool], *, answer: list[str], more: float = 1.0) -> list[float]:
+    """Asks for one column, whatever others there are."""
+    return [more * (response == wanted) for response, wanted in zip(responses, answer, strict=True)]
+
+
+def all_kinds_of_scores(*_: object) -> list[Any]:
+    parts = {"right": True, "brief": 0.25, "rare": None}
+    numbers = [True, np.float32(0.5), Fraction(5, 2), Decimal("1.5"), np.ones(1) * 3]
+    return [*numbers, None, parts, {"score": 2, "right": 7}, {"rare": None}]
+
+
+def a_tensor(*_: object) -> Any:
+    import torch
+
+    return torch.tensor([0.0, 0.5, 1.0])
+
+
+def an_array(*_: object) -> Any:
+    return np.array([0.0, 0.5, 1.0])
+
+
+def a_column_of_numbers(*_: object) -> Any:
+    return np.array([[0.0], [0.5], [1.0]])
+
+
+def many_parts(_: list[str], responses: list[str], __: list[bool]) -> list[dict[str, float]]:
+    return [{f"part_{number}": 1.0 for number in range(17)} for _ in responses]
+
+
+def every_other(*_: object, size: list[int]) -> list[Any]:
+    """A score where the column is odd, and none elsewhere."""
+    return [{"score": 1.0, "size": 3.0} if value % 2 else {"size": None, "score": None} for value in size]
+
+
+def sizes(*_: object, size: list[int]) -> list[float]:
+    return [float(value) for value in size]
+
+
+def names_of_columns(_: list[str], responses: list[str], __: list[bool], **columns: list[Any]) -> list[float]:
+    """Takes all columns."""
+    assert all(len(values) == len(responses) for values in columns.values())
+    return [float(len(columns))] * len(responses)
 
 
 def _when_bad(do: Callable[[], Any]) -> Callable[[list[str], list[str], list[bool]], list[Any]]:
@@ -98,7 +155,9 @@ nan = _when_bad(lambda: math.nan)
 beyond_float32 = _when_bad(lambda: 1e300)
 huge_number = _when_bad(lambda: 10**400)
 text = _when_bad(lambda: "1.0")
-nothing = _when_bad(lambda: None)
+part_that_is_text = _when_bad(lambda: {"right": "yes"})
+part_without_a_name = _when_bad(lambda: {3: 1.0})
+several_numbers = _when_bad(lambda: np.ones(2))
 leaves_processes = _when_bad(_leave_processes)
 closes_everything = _when_bad(lambda: os.closerange(0, 100))
 shouts = _when_bad(lambda: 5.0 if sys.stdout.write("x" * 10_000_000) else 0.0)

@@ -44,11 +44,14 @@ def batch(extra: int) -> dict[str, Tensor]:
         "greedy_scores": GREEDY,
         "greedy_finished": torch.ones(ROWS),
         "greedy_response_mask": mask.flip(0),
+        "greedy_valid": torch.ones(ROWS),
     }
     return {name: pad(field, (0, extra)) if field.dim() > 1 else field for name, field in fields.items()}
 
 
-def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -> tuple[dict[str, Tensor], Report]:
+def compute(
+    folder: str, algorithm: dict[str, Any], extra: int, more: int = 0, changes: dict[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], Report]:
     """The advantages of this rank's rows, of the fields their calls say they read; `more` prompts that are padding."""
     import torch.distributed as dist
 
@@ -62,7 +65,7 @@ def compute(folder: str, algorithm: dict[str, Any], extra: int, more: int = 0) -
     }
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     worker = helpers_of(made)["advantage"](made)
-    all_fields = with_padding_rows(batch(extra), more * GROUP)
+    all_fields = with_padding_rows(batch(extra) | (changes or {}), more * GROUP)
     rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
     here = {name: field[rows.start : rows.stop] for name, field in all_fields.items()}
     recorder.drain()
@@ -114,6 +117,33 @@ def test_any_cut_and_any_padding_give_the_same_advantages(name: str, tmp_path: P
         tolerance = 0.0 if name in ("GRPO", "Dr. GRPO", "DAPO") else 1e-5  # else sums over tokens round
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert other == pytest.approx(record, rel=1e-5, abs=1e-6)
+
+
+def without_a_score(row: int, score: float) -> dict[str, Tensor]:
+    """Fields in which the reward gave no score to a response, whatever number stands there."""
+    kept = (torch.arange(ROWS) != row).float()
+    scores = torch.where(kept > 0, SCORES, score)
+    return {"scores": scores, "valid": kept, "response_mask": batch(0)["response_mask"] * kept[:, None]}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_response_without_a_score_is_left_out(name: str, tmp_path: Path) -> None:
+    outcomes = [
+        run_kept_ranks(ranks, compute, str(tmp_path), CASES[name], 0, 0, without_a_score(4, score))
+        for ranks, score in ((1, 0.0), (1, 100.0), (2, 100.0))
+    ]
+    first, *others = [torch.cat([fields["advantages"] for fields, _ in parts]) for parts in outcomes]
+    assert first.isfinite().all()
+    assert not first[4].any()
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-5)
+
+
+def test_remax_leaves_out_what_there_is_no_greedy_score_for(tmp_path: Path) -> None:
+    changes = {"greedy_valid": (torch.arange(ROWS) != 2).float()}
+    ((found, _),) = run_kept_ranks(1, compute, str(tmp_path), {"name": "ReMax", "kl": NO_KL}, 0, 0, changes)
+    assert (found["response_mask"].sum(1) > 0).tolist() == [True] * 2 + [False] + [True] * 6
+    assert first_token(found["advantages"]) == [0.0, 2.0, 0.0, -1.0, -1.0, -1.0, -4.0, -4.0, 2.0]
 
 
 def first_token(found: Tensor) -> list[float]:

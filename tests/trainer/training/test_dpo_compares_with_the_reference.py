@@ -78,8 +78,8 @@ def test_an_update_makes_the_chosen_likelier_than_the_rejected(tmp_path: Path) -
 SCORES = torch.tensor([1.0, 5.0, 3.0, 2.0, 2.0, 2.0, -1.0, 0.0, -2.0, 1.0, 2.0, 3.0])
 
 
-def choose(folder: str) -> Fields:
-    """Pairs among three responses to each of four prompts; the fourth is padding."""
+def choose(folder: str, without: tuple[int, ...] = ()) -> Fields:
+    """Pairs among three responses to each of four prompts; the fourth is padding. without: rows that have no score."""
     import torch.distributed as dist
 
     spec = {
@@ -96,7 +96,7 @@ def choose(folder: str) -> Fields:
         "attention_mask": torch.ones(12, 2),
         "response_mask": torch.tensor([[0.0, 1.0]]).expand(12, 2),
         "scores": SCORES,
-        "valid": torch.tensor([1.0] * 9 + [0.0] * 3),
+        "valid": torch.tensor([float(row < 9 and row not in without) for row in range(12)]),
     }
     rows = blocks(12, dist.get_world_size())[dist.get_rank()]
     here = {name: field[rows.start : rows.stop] for name, field in fields.items()}
@@ -114,3 +114,11 @@ def test_the_best_and_the_worst_response_make_a_pair(ranks: int, tmp_path: Path)
     assert found["rejected_tokens"][6].tolist() == [17, 18]  # row 8, score -2
     assert found["chosen_response_mask"][6].tolist() == [0.0, 1.0]
     assert found["chosen_mask"].sum() == found["rejected_mask"].sum() == 4.0
+
+
+def test_a_response_without_a_score_is_in_no_pair(tmp_path: Path) -> None:
+    """Of the scores 1, 5, 3 the 5 is none; of -1, 0, -2 only one is left."""
+    (found,) = run_kept_ranks(1, choose, str(tmp_path), (1, 6, 7))
+    assert found["valid"].tolist() == [1.0] + [0.0] * 11
+    assert found["chosen_tokens"][0].tolist() == [5, 6]
+    assert found["rejected_tokens"][0].tolist() == [1, 2]

@@ -21,6 +21,14 @@ def test_a_mean_of_nothing_is_not_reported() -> None:
     assert merge([recorder.drain()]) == {}
 
 
+def test_a_deviation_is_that_of_the_numbers_of_all_ranks() -> None:
+    one, two = Recorder(), Recorder()
+    one.deviation("reward_part_std/a", 1.0 + 3.0, 1.0 + 9.0, 2.0)
+    two.deviation("reward_part_std/a", 5.0, 25.0, 1.0)
+    two.deviation("reward_part_std/b", 0.0, 0.0, 0.0)
+    assert merge([one.drain(), two.drain()]) == {"reward_part_std/a": pytest.approx((8 / 3) ** 0.5)}
+
+
 def test_draining_forgets() -> None:
     recorder = Recorder()
     recorder.add("tokens", 5)

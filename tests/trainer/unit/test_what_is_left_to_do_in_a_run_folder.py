@@ -3,15 +3,19 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.resume import from_the_start, unfinished
+from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_with_finished
+from rlhf_trainer.workers.data import DataShape
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
 NAMES = ["helpful-sft", "helpful-rm", "helpful-ppo"]
@@ -38,7 +42,8 @@ def run(
     if saved_at is not None:
         texts = folder.texts_for_checkpoint(up_to=saved_at)
         uri = folder.checkpoints.begin(saved_at)
-        folder.checkpoints.complete(uri, {"state.json": json.dumps({"step": saved_at, "rows": 100}), **texts})
+        state = {"step": saved_at, "rows": 100, "digests": {"spec.data.train": "abc"}}
+        folder.checkpoints.complete(uri, {"state.json": json.dumps(state), **texts})
     if ends:
         folder.model.mkdir()
         folder.succeed()
@@ -66,6 +71,37 @@ def test_a_job_goes_on_from_its_newest_checkpoint_and_a_finished_one_not_at_all(
     assert starts(tmp_path) == {"helpful-ppo": None}
     run(tmp_path, "helpful-ppo", steps=3, saved_at=2)
     assert starts(tmp_path) == {"helpful-ppo": 2}
+
+
+class Damaged:
+    """A model that cannot be restored."""
+
+    def restore(self, *, uri: str) -> Self:  # noqa: ARG002
+        return self
+
+    def result(self) -> None:
+        raise NumericsError("weight is not what was written (checksum)")
+
+
+def resumed(folder: JobFolder, *, digest: str) -> KeptCheckpoints:
+    """With data of a digest."""
+    data = DataShape(rows=100, evaluation_rows=0, facts=(), digests={"spec.data.train": digest})
+    stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
+    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, data=data, stop=stop, resumed=newest)
+
+
+def test_a_checkpoint_that_turns_out_to_be_damaged_is_not_chosen_again(tmp_path: Path) -> None:
+    folder = run(tmp_path, "helpful-sft", saved_at=5)
+    with pytest.raises(NumericsError, match=r"checksum\); a run goes on from the checkpoint before it"):
+        resumed(folder, digest="abc").restore()
+    assert starts(tmp_path)["helpful-sft"] is None
+
+
+def test_other_rows_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    folder = run(tmp_path, "helpful-sft", saved_at=5)
+    with pytest.raises(DataError, match=r"^helpful-sft: spec\.data\.train: its rows, or their order, are not those"):
+        resumed(folder, digest="abd")
+    assert starts(tmp_path)["helpful-sft"] == 5
 
 
 @pytest.mark.parametrize("file", ["status.json", "inputs.json", "job.yaml"])

@@ -63,12 +63,15 @@ class GRPO(PolicyGradient):
     ) -> dict[str, Tensor]:
         """Group-relative advantages [N] (section 4.1.2), the deviation with G - 1 in its denominator.
 
-        With oversampling the response_mask [B, T] keeps the first so many prompts whose responses have a signal.
+        G are the responses that have a return. With oversampling the response_mask [B, T] keeps the first so many
+        prompts whose responses have a signal.
         """
         groups = returns.reshape(-1, group_size)
-        advantages = groups - groups.mean(dim=1, keepdim=True)
+        advantages = groups - groups.nanmean(dim=1, keepdim=True)
         if self.normalize_by_std:
-            advantages = advantages / (groups.std(dim=1, keepdim=True) + STD_EPS)
+            others = (groups.isfinite().sum(dim=1, keepdim=True) - 1).clamp(min=1)
+            std = ((advantages**2).nansum(dim=1, keepdim=True) / others) ** 0.5
+            advantages = advantages / (std + STD_EPS)
         if self.oversampling:
             differ = signal.reshape(-1, group_size)[:, :1]
             kept = differ & (differ.cumsum(dim=0) <= prompts)

@@ -33,5 +33,6 @@ class OPO(PolicyGradient):
     def advantage(self, returns: Tensor, lengths: Tensor, *, group_size: int) -> Tensor:
         """The return of each response less the mean of its prompt's, weighed by lengths: [N] (section 3.2)."""
         groups, weights = returns.reshape(-1, group_size), lengths.reshape(-1, group_size)
-        baseline = (weights * groups).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+        weighed = (weights * groups).nansum(dim=1, keepdim=True)
+        baseline = weighed / weights.nansum(dim=1, keepdim=True).clamp(min=1.0)
         return (groups - baseline).flatten()

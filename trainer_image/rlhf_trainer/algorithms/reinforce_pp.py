@@ -37,6 +37,6 @@ class REINFORCEPP(PolicyGradient):
         advantages = rewards_to_go(rewards, mask)
         if self.baseline == "Group":
             assert scores is not None, "the reward gives them"
-            means = scores.reshape(-1, group_size).mean(dim=1).repeat_interleave(group_size)
+            means = scores.reshape(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)
             advantages = advantages - on_every_token(means[rows].float(), mask)
         return whitened(advantages, mask)

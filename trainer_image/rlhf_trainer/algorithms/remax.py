@@ -13,6 +13,7 @@ from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Rewar
 
 class ReMax(PolicyGradient):
     paper = "arXiv:2310.10505"
+    estimates = ("advantages", "response_mask")
     name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; generates each response twice.")]
     aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
         "FixedLength"
@@ -32,8 +33,12 @@ class ReMax(PolicyGradient):
         batch = advantage.compute_advantage(batch.with_prefixed(greedy=greedy))
         actor.update_actor(batch)
 
-    def advantage(self, rewards: Tensor, greedy: Tensor, mask: Tensor) -> Tensor:
-        """Rewards from each token on less the score of the greedy response, which is `greedy` [B]: [B, T]."""
+    def advantage(self, rewards: Tensor, greedy: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Rewards from each token on less the score of the greedy response, which is `greedy` [B]: [B, T].
+
+        The response_mask [B, T] leaves out what there is no greedy score for.
+        """
         from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
 
-        return rewards_to_go(rewards, mask) - on_every_token(greedy, mask)
+        mask = mask * greedy.isfinite()[:, None]
+        return {"advantages": rewards_to_go(rewards, mask) - on_every_token(greedy, mask), "response_mask": mask}

@@ -20,7 +20,8 @@ class RLOO(PolicyGradient):
     )
 
     def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:
-        """The return of each response less the mean of the others of its prompt: [N]."""
+        """The return of each response less the mean of the others of its prompt that have one: [N]."""
         groups = returns.reshape(-1, group_size)
-        others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-        return (groups - others).flatten()
+        count = groups.isfinite().sum(dim=1, keepdim=True)
+        others = (groups.nansum(dim=1, keepdim=True) - groups) / (count - 1).clamp(min=1)
+        return ((groups - others) * (count > 1)).flatten()

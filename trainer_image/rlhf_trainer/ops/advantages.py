@@ -98,8 +98,11 @@ def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[
     return keep(x[:, None].expand_as(mask), mask)
 
 
-def has_signal(scores: Float[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
-    """Whether the scores of a response's group, side by side, differ (DAPO, arXiv:2503.14476, eq. 11); no NaN does."""
-    groups = scores.reshape(-1, group_size)
-    differ = groups.amax(dim=1) - groups.amin(dim=1) > SIGNAL
-    return differ.repeat_interleave(group_size)
+def has_signal(scores: Float[Tensor, " N"], counted: Bool[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
+    """Whether the scores of a response's group, side by side, differ (DAPO, arXiv:2503.14476, eq. 11); no NaN does.
+
+    A response that is not counted differs from none.
+    """
+    highest = scores.masked_fill(~counted, -torch.inf).reshape(-1, group_size).amax(dim=1)
+    lowest = scores.masked_fill(~counted, torch.inf).reshape(-1, group_size).amin(dim=1)
+    return (highest - lowest > SIGNAL).repeat_interleave(group_size)

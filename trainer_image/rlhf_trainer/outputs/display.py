@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -29,12 +29,23 @@ SHOWN = {
 
 
 class LastingConsole(Console):
-    """A console that falls silent when nobody reads it any more: `rlhf run | tee log` goes on when tee is gone."""
+    """A console that falls silent when nobody reads it any more: a run goes on without its terminal, or `tee`."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Whatever is still written to a stream that nobody reads goes nowhere, at the end of the program too."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Display:

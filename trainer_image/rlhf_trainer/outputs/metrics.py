@@ -95,8 +95,20 @@ METRICS = (
     StepMetric(
         "reward_part/*",
         "rlhf_reward_part_mean",
-        "Mean score of a part of a reward that is a sum, before its weight, over the sampled responses.",
+        "Mean score of a part of a reward, of a sum or named by a function, before its weight, over sampled responses.",
         part="part",
+    ),
+    StepMetric(
+        "reward_part_std/*",
+        "rlhf_reward_part_std",
+        "Standard deviation of the same scores.",
+        part="part",
+    ),
+    StepMetric(
+        "reward/left_out",
+        "rlhf_responses_left_out_total",
+        "Sampled responses that some part of the reward gave no score (None), and that nothing is learned from.",
+        kind=Counter,
     ),
     StepMetric(
         "reward/greedy", "rlhf_reward_greedy", "Mean score of the reward over the step's greedy responses (ReMax)."

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.guard import receive, send
-from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.sample import Sample, Score
 
 IMPORT_SECONDS = 300.0
 """How long the function's module may take to be imported."""
@@ -36,19 +36,28 @@ class Failure:
 
 
 class UserFunction:
-    """`module:function`, called with (prompts, responses, whether each ended with end-of-text, **arguments).
+    """`module:function`, called with (prompts, responses, whether each ended with end-of-text, **columns, **arguments).
 
-    It returns a number for each response. Its process starts at once and imports the module while the trainer goes on.
+    It returns a score for each response: a number, None, or a mapping of named parts. Its process starts at once and
+    imports the module while the trainer goes on.
     """
 
     def __init__(
-        self, entrypoint: str, *, arguments: Mapping[str, Any], seconds: float, deadline: float, path: str
+        self,
+        entrypoint: str,
+        *,
+        arguments: Mapping[str, Any],
+        seconds: float,
+        deadline: float,
+        path: str,
+        called: str = "",
     ) -> None:
-        """`path`: the function's field in the manifest, for messages.
+        """`path`: the function's field in the manifest, for messages; called: by another name than its entrypoint.
 
         seconds: the longest that a call may take; deadline: the longest that `scores` may take with its search.
         """
-        self._entrypoint, self._arguments, self._path = entrypoint, dict(arguments), path
+        self._entrypoint, self._arguments = entrypoint, dict(arguments)
+        self._name = f"{path}: {called or entrypoint}"
         self._seconds, self._deadline = seconds, deadline
         self._process: FunctionProcess | None = FunctionProcess(entrypoint)
         self._is_imported = False
@@ -56,10 +65,10 @@ class UserFunction:
     def ready(self) -> None:
         """Wait until the module is imported; UserCodeError if it cannot be."""
         if failure := self._import():
-            raise UserCodeError(f"{self._path}: {self._entrypoint} {failure.what}")
+            raise UserCodeError(f"{self._name} {failure.what}")
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """A number for each sample. UserCodeError, with the offending sample, for everything else it may do."""
+    def scores(self, samples: Sequence[Sample]) -> list[Score]:
+        """A score for each sample. UserCodeError, with the offending sample, for everything else it may do."""
         if not samples:
             return []
         until = time.monotonic() + self._deadline
@@ -67,7 +76,7 @@ class UserFunction:
         if isinstance(answer, Failure):
             failure, which = self._find_sample(answer, samples, until=until)
             self.close()
-            raise UserCodeError(f"{self._path}: {self._entrypoint} {failure.what}; {which}")
+            raise UserCodeError(f"{self._name} {failure.what}; {which}")
         return answer
 
     def close(self) -> None:
@@ -76,13 +85,14 @@ class UserFunction:
             self._process.close()
         self._process, self._is_imported = None, False
 
-    def _ask(self, samples: Sequence[Sample]) -> list[float] | Failure:
+    def _ask(self, samples: Sequence[Sample]) -> list[Score] | Failure:
         if failure := self._import():
             return failure
         call = {
             "prompts": [sample.prompt for sample in samples],
             "responses": [sample.response for sample in samples],
             "finished": [sample.finished for sample in samples],
+            "columns": {name: [sample.columns[name] for sample in samples] for name in samples[0].columns},
             "arguments": self._arguments,
         }
         return self._exchange(call, seconds=self._seconds, doing="return")
@@ -96,7 +106,7 @@ class UserFunction:
         self._is_imported = not isinstance(answer, Failure)
         return answer if isinstance(answer, Failure) else None
 
-    def _exchange(self, call: Any, *, seconds: float, doing: str) -> list[float] | Failure:
+    def _exchange(self, call: Any, *, seconds: float, doing: str) -> list[Score] | Failure:
         """Send a call, if there is one, and wait for the answer; a process that gives none is killed."""
         assert self._process is not None
         try:
@@ -110,7 +120,7 @@ class UserFunction:
             return Failure(ended)
         if problem := answer.get("problem"):
             return Failure(problem, answer.get("index"))
-        return list(answer.get("values", []))
+        return [Score(*score) for score in answer.get("scores", [])]
 
     def _find_sample(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
         """The failure and its sample, known or found by calling the function on each sample alone, until `until`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -33,6 +34,10 @@ REAP_MILLISECONDS = 1000
 """How often the guard reaps ended processes that the function started."""
 SHOWN = 300
 """Characters of an error's text that a message shows."""
+SCORE = "score"
+"""The score among the parts of a response; a function that names none means the sum of its parts."""
+MOST_PARTS = 16
+"""Each part is two metrics."""
 OUR_FILES = ("<", __file__, importlib.__file__)
 """Prefixes of file names in a traceback that are not the user's."""
 
@@ -44,11 +49,19 @@ def main(channel: socket.socket, entrypoint: str) -> None:
     function = os.fork()
     if function == 0:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _ignore_signals()
         serve(channel, entrypoint)
         os._exit(0)
     status = _watch(function, channel)
     _end_descendants()
     _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _ignore_signals() -> None:
+    """Those that stop a run; by handlers, so that the programs that the function starts do not ignore them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _prctl(option: int, value: int) -> None:
@@ -97,7 +110,8 @@ def _end_as(code: int) -> None:
 def serve(channel: socket.socket, entrypoint: str) -> None:
     """Import the function, say so, and answer calls until the trainer hangs up.
 
-    An answer is {"values": [float, ...]} or {"problem": what the function did, "index": index of the sample, if known}.
+    An answer is {"scores": [(score, parts), ...]}, or {"problem": what the function did, "index": index of the sample,
+    if known}.
     """
     problem, function = "", _no_function
     try:
@@ -128,10 +142,35 @@ def _imported(entrypoint: str) -> Callable[..., Any]:
 
 def _answer(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        returned = function(call["prompts"], call["responses"], call["finished"], **call["arguments"])
+        given = {**_columns_for(function, call["columns"]), **call["arguments"]}
+        if missing := _missing(function, given):
+            return {"problem": f"needs {missing}, which is no column that the data names and no argument", "index": 0}
+        returned = function(call["prompts"], call["responses"], call["finished"], **given)
         return _checked(returned, count=len(call["prompts"]))
     except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
         return {"problem": f"raised {_described(error)}"}
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The function's parameters; None if it does not tell them."""
+    with suppress(TypeError, ValueError):  # it is written in C
+        return inspect.signature(function).parameters
+    return None
+
+
+def _columns_for(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that the function has parameters for."""
+    parameters = _parameters(function)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(columns)
+    return {name: values for name, values in columns.items() if name in parameters}
+
+
+def _missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
+    """A keyword that the function must be given and is not."""
+    parameters = (_parameters(function) or {}).items()
+    needed = (name for name, each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty)
+    return next((name for name in needed if name not in given), None)
 
 
 def _checked(returned: Any, *, count: int) -> dict[str, Any]:
@@ -142,13 +181,28 @@ def _checked(returned: Any, *, count: int) -> dict[str, Any]:
     if len(values) != count:
         found = f"{len(values)} values" if len(values) < count else f"more than {count} values"
         return {"problem": f"returned {found} for {count} responses"}
-    numbers = [None if isinstance(value, str | bytes) else _number(value) for value in values]
-    for index, (value, number) in enumerate(zip(values, numbers, strict=True)):
-        if number is None:
-            return {"problem": f"returned {_kind(value)}, expected a number", "index": index}
-        if not is_score(number):
-            return {"problem": f"returned {number}, expected {EXPECTED}", "index": index}
-    return {"values": numbers}
+    scores = []
+    for index, value in enumerate(values):
+        try:
+            scores.append(_score(value))
+        except ValueError as error:
+            return {"problem": f"returned {error}", "index": index}
+    if len({name for _, parts in scores for name in parts}) > MOST_PARTS:
+        return {"problem": f"returned more than {MOST_PARTS} different parts", "index": 0}
+    return {"scores": scores}
+
+
+def _score(value: Any) -> tuple[float | None, dict[str, float | None]]:
+    """The score of a response and its named parts; ValueError for what is no score."""
+    if not isinstance(value, Mapping):
+        return _number(value), {}
+    if names := [name for name in value if not (isinstance(name, str) and name.isidentifier())]:
+        raise ValueError(f"a part named {str(names[0])[:SHOWN]!r}, expected letters, digits and '_'")
+    parts = {name: _number(part) for name, part in value.items()}
+    if SCORE in parts:
+        return parts.pop(SCORE), parts
+    there = [part for part in parts.values() if part is not None]
+    return _number(sum(there)) if there else None, parts
 
 
 def _kind(value: Any) -> str:
@@ -156,10 +210,17 @@ def _kind(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A number of any library as a float; None for what is no number, or is too large for one."""
-    with suppress(TypeError, ValueError, OverflowError):
-        return float(value)
-    return None
+    """A number of any library as a float; ValueError for what is no number, or is not finite as float32."""
+    if value is None:
+        return None
+    number = None
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last one is a tensor's
+        number = None if isinstance(value, str | bytes) else float(value)
+    if number is None:
+        raise ValueError(f"{_kind(value)}, expected a number")
+    if not is_score(number):
+        raise ValueError(f"{number}, expected {EXPECTED}")
+    return number
 
 
 def _described(error: BaseException) -> str:

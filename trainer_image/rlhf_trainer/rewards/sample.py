@@ -1,9 +1,11 @@
-"""A finished response, as reward and evaluation functions get it, and which numbers count as its score."""
+"""A finished response, as reward and evaluation functions get it, and its score, with the numbers that it may be."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 SHOWN = 80
 """Characters of a text that a message shows."""
@@ -22,18 +24,33 @@ def is_score(value: float) -> bool:
 class Sample:
     """A prompt and its response; `str(sample)` names it in a message."""
 
-    step: int
-    """Number of the step; 0 and below are the draws of an evaluation."""
+    step: int | None
+    """Number of the step; 0 and below are the draws of an evaluation. None: made up, to try code before the run."""
     row: int
     """Row of the step's batch."""
     prompt: str
     response: str
     finished: bool
     """Whether the response ended with end-of-text."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The columns of the prompt's row that the data source names."""
 
     def __str__(self) -> str:
-        place = f"row {self.row} of step {self.step}" if self.step > 0 else f"held-out row {self.row}"
+        if self.step is None:
+            place = "one that is tried before the run"
+        else:
+            place = f"row {self.row} of step {self.step}" if self.step > 0 else f"held-out row {self.row}"
         return f"{place}, prompt {_shown(self.prompt)}, response {_shown(self.response)}"
+
+
+@dataclass(frozen=True)
+class Score:
+    """What code of the user's says of a response."""
+
+    value: float | None
+    """None: nothing is learned from the response."""
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    """What it names beside the score, for the metrics."""
 
 
 def _shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""An HTTP service that scores responses: POST {"prompt", "response", "finished"}, answered by {"score": number}."""
+"""An HTTP service that scores responses: POST {"prompt", "response", "finished"} and perhaps "columns"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http import HTTPStatus
 import httpx
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
-from rlhf_trainer.rewards.sample import EXPECTED, Sample, is_score
+from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 
 MAX_ANSWER_BYTES = 65536
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
@@ -46,13 +46,13 @@ class ServiceClient:
         """EnvironmentProblem if the token is not set or cannot be sent."""
         self._headers()
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """A number for each sample.
+    def scores(self, samples: Sequence[Sample]) -> list[Score]:
+        """A score for each sample.
 
         EnvironmentProblem if the service does not answer, UserCodeError if it refuses or answers no score; both name
         the sample.
         """
-        return asyncio.run(self._scores(samples))
+        return [Score(value) for value in asyncio.run(self._scores(samples))]
 
     def close(self) -> None:
         """Nothing is kept between calls."""
@@ -102,7 +102,8 @@ class ServiceClient:
     async def _attempt(self, client: httpx.AsyncClient, sample: Sample) -> float:
         """One request; RetryableError if another may succeed, UserCodeError if none will."""
         request = {"prompt": sample.prompt, "response": sample.response, "finished": sample.finished}
-        content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
+        given = {"columns": sample.columns} if sample.columns else {}
+        content = json.dumps({**request, **given}, ensure_ascii=False).encode(errors="replace")
         try:
             async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
                 body = await _limited_body(answer)

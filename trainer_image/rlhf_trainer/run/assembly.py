@@ -31,7 +31,7 @@ from rlhf_trainer.workers.data import (
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
-from rlhf_trainer.workers.scoring import ScoringWorker
+from rlhf_trainer.workers.scoring import NotingScoringWorker, ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
 DATA: Mapping[str, type[DataWorker]] = {
@@ -87,13 +87,19 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     live where this one does.
     """
     if role == "reward" and not isinstance(job.spec.models.reward, Model):
-        return ScoringWorker
+        return NotingScoringWorker if job.spec.rollout.keep else ScoringWorker
     worker = workers_of(type(job.spec.algorithm))[role]
     if worker in SINGLE_UPDATE and job.values_by_update and "actor" in pool:
         return SINGLE_UPDATE[worker]
     if worker is not ActorWorker or job.recomputes_log_probs:
         return worker
     return SingleUpdateActorWorker if job.old_log_probs_by_update else GeneratorActorWorker
+
+
+def training_batch(job: Job, data: Any, blank: Any) -> Any:
+    """The batch of a step as the data gives it, with the further columns that the job reads."""
+    batch = data.load_batch(blank)
+    return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch
 
 
 class LeftOut:
@@ -103,11 +109,28 @@ class LeftOut:
         return batch
 
 
+class KeepingActor:
+    """The actor in a step, whose responses are kept before it learns from them."""
+
+    def __init__(self, actor: Any, rollouts: Any) -> None:
+        self._actor, self._rollouts = actor, rollouts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def update_actor(self, batch: Any) -> Any:
+        self._rollouts.keep(batch)
+        return self._actor.update_actor(batch)
+
+
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
     """What the algorithm's step takes besides the data, of the models that there are."""
     names = job.spec.algorithm.models
-    left_out = {"reference": LeftOut()} if "reference" in names else {}
-    return left_out | {name: models[name] for name in names if name in models}
+    inputs: dict[str, Any] = {"reference": LeftOut()} if "reference" in names else {}
+    inputs |= {name: models[name] for name in names if name in models}
+    if "rollouts" in models:
+        inputs["actor"] = KeepingActor(inputs["actor"], models["rollouts"])
+    return inputs
 
 
 def helpers_of(job: Job) -> dict[str, type]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.collector import collector_off
+from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.outputs.live import display_for
@@ -77,6 +78,7 @@ def run_file(
             if pending:
                 run_pending(
                     pending,
+                    jobs,
                     placed,
                     folders,
                     starts,
@@ -90,6 +92,7 @@ def run_file(
 
 def run_pending(
     pending: Sequence[Job],
+    jobs: Sequence[Job],
     placed: Mapping[str, Placed],
     folders: Mapping[str, Mapping[Role, str]],
     starts: Mapping[str, Start],
@@ -97,7 +100,10 @@ def run_pending(
     early: bool,
     context: RunContext,
 ) -> None:
-    """Run the jobs in slots that are released at the end; early: the first job's processes start before the imports."""
+    """Run the jobs in slots that are released at the end, if all that they need is there; jobs: all of the manifest.
+
+    early: the first job's processes start before the imports.
+    """
     slots, first = Slots(), pending[0]
     try:
         if early:
@@ -105,9 +111,25 @@ def run_pending(
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
             from rlhf_trainer.run.on_ray import run_jobs  # torch and transformers: seconds
+        require_ready(pending, jobs, starts, context.output)
         run_jobs(pending, placed, folders, starts, slots, context)
     finally:
         slots.release()
+
+
+def require_ready(pending: Sequence[Job], jobs: Sequence[Job], starts: Mapping[str, Start], output: Path) -> None:
+    """TrainerError with all that would end the jobs later; the status of each of them says its part."""
+    from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
+
+    found = list(problems(pending, jobs, output))
+    for job in pending:
+        if own := [error for failing, error in found if failing is job]:
+            folder, start, error = JobFolder(output, job), starts[job.name], together(own)
+            folder.begin(start.checkpoint, inputs=start.inputs)
+            message = "; ".join(str(error).splitlines())
+            folder.fail(reason=reason_of(error.exit_code), exit_code=error.exit_code, message=message)
+    if found:
+        raise together([error for _, error in found])
 
 
 def skip_finished(job: Job, output: Path, display: Display) -> None:

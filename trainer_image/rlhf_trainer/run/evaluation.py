@@ -91,10 +91,9 @@ class Rollouts(Evaluation):
     (the reward if there is none), a tie counting 0.5; win_rate_null compares two draws before training the same way.
     """
 
-    def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str]) -> None:
-        self._runtime, self._rows = runtime, rows
+    def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str], has_columns: bool) -> None:
+        self._runtime, self._rows, self._has_columns = runtime, rows, has_columns
         self._costs = runtime.models.get("cost")
-        self._measures = ["reward", *(["cost"] if self._costs else []), *functions]
         self._decider = functions[0] if functions else "reward"
         self._before: list[JudgedRow] = []
         self._again: list[JudgedRow] = []
@@ -106,16 +105,16 @@ class Rollouts(Evaluation):
     def during(self) -> dict[str, float]:
         rows = self._draw(FIRST_DRAW)
         return {
-            **{f"evaluation/{measure}": mean(rows, measure) for measure in self._measures},
+            **{f"evaluation/{measure}": value for measure, value in means(rows).items()},
             "evaluation/win_rate": win_rate(rows, self._before, self._decider),
         }
 
     def after(self) -> dict[str, float]:
         self._after = self._draw(FIRST_DRAW)
+        before, after = means(self._before), means(self._after)
         summary = {}
-        for measure in self._measures:
-            summary[f"{measure}_before"] = mean(self._before, measure)
-            summary[f"{measure}_after"] = mean(self._after, measure)
+        for measure in [each for each in before if each in after]:
+            summary[f"{measure}_before"], summary[f"{measure}_after"] = before[measure], after[measure]
         summary["win_rate"] = win_rate(self._after, self._before, self._decider)
         summary["win_rate_null"] = win_rate(self._again, self._before, self._decider)
         return summary
@@ -126,8 +125,8 @@ class Rollouts(Evaluation):
                 "prompt": before.prompt,
                 "response_before": before.response,
                 "response_after": after.response,
-                **{f"{measure}_before": before.scores[measure] for measure in self._measures},
-                **{f"{measure}_after": after.scores[measure] for measure in self._measures},
+                **{f"{measure}_before": score for measure, score in before.scores.items()},
+                **{f"{measure}_after": score for measure, score in after.scores.items()},
             }
             for before, after in zip(self._before, self._after, strict=True)
         ]
@@ -142,8 +141,10 @@ class Rollouts(Evaluation):
         """Responses of the actor as it is now to every held-out prompt."""
         models = self._runtime.models
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
+        if self._has_columns:
+            batch = models["data"].load_evaluation_columns(batch)
         batch = models["actor"].generate_sequences(batch)
-        batch = models["reward"].compute_reward(batch)
+        batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding
         if self._costs:
             batch = self._costs.compute_cost(batch)
         parts = models["judge"].judge(batch).result()
@@ -151,9 +152,13 @@ class Rollouts(Evaluation):
         return [row for part in parts for row in part]
 
 
-def mean(rows: Sequence[JudgedRow], measure: str) -> float:
-    """Mean of a measure over rows."""
-    return finite(measure, sum(row.scores[measure] for row in rows) / len(rows))
+def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
+    """The mean of each measure over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for measure, score in (each for row in rows for each in row.scores.items()):
+        if score is not None:
+            found.setdefault(measure, []).append(score)
+    return {measure: finite(measure, sum(scores) / len(scores)) for measure, scores in found.items()}
 
 
 def finite(measure: str, value: float) -> float:
@@ -164,11 +169,14 @@ def finite(measure: str, value: float) -> float:
 
 
 def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: str) -> float:
-    """Share of the rows that score higher than the other of the same prompt; a tie counts 0.5."""
+    """Share of the rows that score higher than the other of the same prompt; a tie counts 0.5, as does no score."""
     wins = 0.0
     for row, other in zip(rows, others, strict=True):
         mine, theirs = row.scores[measure], other.scores[measure]
-        wins += 1.0 if mine > theirs else 0.5 if mine == theirs else 0.0
+        if mine is None or theirs is None or mine == theirs:
+            wins += 0.5
+        else:
+            wins += float(mine > theirs)
     return wins / len(rows)
 
 
@@ -182,4 +190,5 @@ def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
         (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
         options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
         return HeldOut(runtime, rows, role=role, **options, with_reference="reference" in frozen)
-    return Rollouts(runtime, rows, functions=[function.name for function in job.spec.evaluation.functions])
+    functions = [function.name for function in job.spec.evaluation.functions]
+    return Rollouts(runtime, rows, functions=functions, has_columns=bool(job.spec.columns(job.spec.evaluation.data)))

@@ -8,24 +8,26 @@ from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, training_batch, worker_of
+from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
-    """One step of a job on these pools, the loading of its batch included; nothing runs."""
+    """One step of a job on these pools, the loading of its batch included; nothing runs. Columns count no bytes."""
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
-    widths = {Width.ONE: 1, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
+    widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
     algorithm, tracer = job.spec.algorithm, Tracer(rows=job.sequences_per_step, widths=widths)
     workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
     home = next(pool for pool in placed.pools if job.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
     roles = (*job.models(), *(() if algorithm.offline else ("reward",)))
+    workers |= {"rollouts": RolloutKeeper} if job.spec.rollout.keep else {}
     workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
     models = {
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }
-    batch = models.pop("data").load_batch(ShapeFuture())
+    batch = training_batch(job, models.pop("data"), ShapeFuture())
     algorithm.step(batch, **inputs_of(job, models))
     return tracer.graph()
 

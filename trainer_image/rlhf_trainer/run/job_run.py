@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import inputs_of
+from rlhf_trainer.run.assembly import inputs_of, training_batch
 from rlhf_trainer.run.checkpoints import Checkpoints, State
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
@@ -46,7 +46,7 @@ def run_job(
         return {"model": job.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     def run_step(number: int) -> Sequence[Report]:
-        batch = runtime.models["data"].load_batch(runtime.blank(number, job.sequences_per_step))
+        batch = training_batch(job, runtime.models["data"], runtime.blank(number, job.sequences_per_step))
         job.spec.algorithm.step(batch, **inputs)
         runtime.send()
         checkpoints.end_step(number, state)

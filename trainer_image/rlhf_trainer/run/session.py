@@ -6,20 +6,23 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import ray
+from ray._private import services, worker
 from ray._private.node import Node
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.machine import cores
-from rlhf_trainer.run.stopping import Stopped
+from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
 CONNECT_SECONDS = 10.0
 """How long the Ray of an address may take to accept a connection."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
-"""What starts processes of Ray that a run of its own does without; there is no public way to say so."""
+"""What starts processes of Ray that a Ray of our own does without; there is no public way to say so."""
 
 
 @contextmanager
@@ -30,6 +33,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")  # by itself a second, while it waits
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # none of ours is one that is started in advance
     os.environ.setdefault("RAY_worker_niceness", "0")  # by itself 15: whatever else runs here would come first
     options = {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
@@ -38,7 +42,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     if address:
         _require_listener(address)
     try:
-        with nullcontext() if address else without_monitors():
+        with nullcontext() if address else started_by_us():
             ray.init(
                 address=address or "local",
                 log_to_driver=False,
@@ -50,26 +54,87 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
         raise Stopped(signal.SIGTERM) from None
     except Exception as error:  # Ray has no common class for what can go wrong here
         raise EnvironmentProblem(f"Ray cannot start: {str(error).strip().splitlines()[0]}") from error
+    before = signal.signal(signal.SIGCHLD, on_the_end_of_a_child)
     try:
         yield
     finally:
-        ray.shutdown()
+        signal.signal(signal.SIGCHLD, before)
+        if not how_ray_ended():  # else it would wait for a minute
+            ray.shutdown()
+
+
+def how_ray_ended() -> str:
+    """Which process of a Ray of our own has ended before its time, in a sentence; empty if none has."""
+    for name, process in own_processes():
+        if (code := process.poll()) is not None and not process.was_killed:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return f"Ray has ended: its {name} {how}"
+    return ""
+
+
+def on_the_end_of_a_child(*_signal: object) -> None:
+    """Handler of SIGCHLD: without one of its processes a Ray of our own is ended, with EnvironmentProblem.
+
+    Ray itself would try for a minute to reach that process, and then end this one.
+    """
+    if problem := how_ray_ended():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for _, process in own_processes():
+            process.kill()
+        raise EnvironmentProblem(problem)
+
+
+def own_processes() -> list[tuple[str, OwnProcess]]:
+    """The processes of a Ray of our own, with their names; none are those of an address."""
+    node = worker._global_node  # noqa: SLF001 there is no public way
+    found = ((name, info.process) for name, infos in (node.all_processes if node else {}).items() for info in infos)
+    return [(name, process) for name, process in found if isinstance(process, OwnProcess)]
+
+
+class OwnProcess(subprocess.Popen[bytes]):
+    """A process of a Ray of our own, in which, and in all that it starts, the signals that stop a run are blocked.
+
+    Terminals and `timeout` send them to a process group, service managers to every process; but a run that stops needs
+    Ray for its checkpoint.
+    """
+
+    was_killed = False
+    """By `kill`."""
+
+    def __init__(self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any) -> None:
+        def prepare() -> None:
+            preexec_fn()
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+        super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+
+    def kill(self) -> None:
+        """End it, and all that it has started."""
+        if self.poll() is None:
+            self.was_killed = True
+            os.killpg(self.pid, signal.SIGKILL)
+
+    terminate = kill  # SIGTERM is blocked in it
 
 
 @contextmanager
-def without_monitors() -> Iterator[None]:
-    """A Ray that starts in the block has no process for a dashboard, for more machines, or to bring us its logs.
+def started_by_us() -> Iterator[None]:
+    """A Ray that starts in the block consists of `OwnProcess`es, and does not show its logs.
 
-    Nobody asks them; each takes CPU to start, and Ray waits for the first.
+    It has no process for a dashboard, for more machines, or for logs: nobody asks them; each takes CPU to start, and
+    Ray waits for the first.
     """
-    kept = {name: getattr(Node, name) for name in MONITORS}
-    for name in MONITORS:
-        setattr(Node, name, lambda _, **__: None)
+    changes: dict[tuple[Any, str], Any] = {(Node, name): lambda _, **__: None for name in MONITORS}
+    changes[services, "ConsolePopen"] = OwnProcess
+    changes[worker, "listen_error_messages"] = lambda *_, **__: None
+    kept = {(owner, name): getattr(owner, name) for owner, name in changes}
+    for place, change in changes.items():
+        setattr(*place, change)
     try:
         yield
     finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
+        for place, before in kept.items():
+            setattr(*place, before)
 
 
 def _require_listener(address: str) -> None:

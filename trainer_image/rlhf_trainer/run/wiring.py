@@ -19,10 +19,12 @@ from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
 from rlhf_trainer.run.slots import Slots
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
+from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
 class RayRuntime:
@@ -106,10 +108,12 @@ class RayRuntime:
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
             workers[role] = WorkerSpec(worker_of(job, role, pool.models), arguments, layout)
         if generates and is_home:
-            functions = job.spec.evaluation.functions if job.spec.evaluation else ()
             setting = setting_of(job, job.saved, self._folders)
             workers.update({name: WorkerSpec(each, {"job": job}) for name, each in helpers_of(job).items()})
-            workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting, "functions": list(functions)})
+            workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
+            if job.spec.rollout.keep:
+                file = self._stacks.parent.resolve() / ROLLOUTS
+                workers["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(file)})
             if "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers

@@ -30,7 +30,7 @@ from rlhf_trainer.types import Batch, Fields, register
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
 """They are there where the rewards depend on them, and mostly else: see `Job.old_log_probs_by_update`."""
-GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask")
+GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask", "greedy_valid")
 READ_FOR = {
     "costs": ("token_costs",),
     "greedy": (*GREEDY_FIELDS, "valid"),
@@ -179,20 +179,24 @@ class AdvantageWorker:
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
         """A number [B] of each of this rank's rows as those of all rows, float64 [N], if responses are compared.
 
-        The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups.
+        The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups. A row
+        that does not count has none: NaN.
         """
-        return rows_of_all_ranks(here, batch.start) if self._algorithm.compares_responses else None
+        if not self._algorithm.compares_responses:
+            return None
+        return rows_of_all_ranks(here.masked_fill(batch["valid"] == 0, math.nan), batch.start)
 
     def greedy(self, batch: Batch) -> Tensor:
-        """Shaped scores of the greedy responses to the same prompts, [B]."""
-        scores, finished, mask = (batch[name] for name in GREEDY_FIELDS)
-        recorder.mean("reward/greedy", (scores * batch["valid"]).sum(), batch["valid"].sum())
-        return self.shaped(scores, finished, mask)
+        """Shaped scores of the greedy responses to the same prompts, [B]; NaN where there is none."""
+        scores, finished, mask, valid = (batch[name] for name in GREEDY_FIELDS)
+        recorder.mean("reward/greedy", (scores * valid).sum(), valid.sum())
+        return self.shaped(scores, finished, mask).masked_fill(valid == 0, math.nan)
 
     def signal(self, batch: Batch) -> Tensor:
         """Whether the responses to a row's prompt differ in score, bool [N]."""
         scores = rows_of_all_ranks(batch["scores"], batch.start)
-        signal = has_signal(scores, group_size=self.job.spec.rollout.samples_per_prompt)
+        counted = rows_of_all_ranks(batch["valid"], batch.start) > 0
+        signal = has_signal(scores, counted, group_size=self.job.spec.rollout.samples_per_prompt)
         recorder.mean("groups/with_signal", (signal[_rows(batch)] * batch["valid"]).sum(), batch["valid"].sum())
         return signal
 
@@ -222,7 +226,8 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
 """What an advantage may ask for, by the names of its parameters; any other name is that of a field of the batch.
 
 mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), lengths and
-signal are those of all responses of the step [N].
+signal are those of all responses of the step [N], the first three NaN for a response that does not count: one that got
+no score, or padding.
 """
 
 

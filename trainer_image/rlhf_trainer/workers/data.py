@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from rlhf_api.data import DataMix, DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.errors import DataError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.samples import as_bytes, from_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +27,9 @@ class DataShape:
     evaluation_rows: int
     """Rows of an evaluation batch: the held-out rows, padded to divide over the ranks; 0 without evaluation."""
     facts: tuple[str, ...]
-    """Sentences for the user: how many rows were dropped."""
+    """Sentences for the user: how many rows were dropped, and why."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each source's rows, by its place in the manifest."""
 
 
 class DataWorker:
@@ -30,46 +39,54 @@ class DataWorker:
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
         """`setting`: the job and the model whose tokenizer is used; evaluation batches divide by `slots`."""
-        job = setting.job
-        tokenizer = setting.tokenizer()
+        job = self._job = setting.job
+        self._tokenizer = setting.tokenizer()
         self._batch_size = job.rows_per_step
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
-        self._train = self.loader_class(job.spec.data.train, tokenizer, path="spec.data.train", spec=job.spec)
-        self._loaders: list[Loader] = [self._train]
+        self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train")
+        self.loaders: list[Loader] = [self.train]
+        """All that the job reads."""
         self._held_out = None
         if job.spec.evaluation:
-            path = "spec.evaluation.data"
-            self._held_out = self.loader_class(job.spec.evaluation.data, tokenizer, path=path, spec=job.spec)
-            self._loaders.append(self._held_out)
+            self._held_out = self._loaded(self.loader_class, job.spec.evaluation.data, "spec.evaluation.data")
+            self.loaders.append(self._held_out)
+
+    def _loaded(self, kind: type[Loader], source: DataSource | DataMix, path: str, *, endless: bool = False) -> Loader:
+        """A source, read and tokenised; DataError that names the job if it cannot be."""
+        try:
+            return kind(source, self._tokenizer, path=path, spec=self._job.spec, endless=endless)
+        except DataError as error:
+            raise type(error)(f"{self._job.name}: {error}") from error
 
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
         """How much data there is."""
         held_out = len(self._held_out) if self._held_out else 0
         return DataShape(
-            rows=len(self._train),
+            rows=len(self.train),
             evaluation_rows=-(-held_out // self._slots) * self._slots,
-            facts=tuple(
-                f"{loader.path}: {loader.dropped} of {loader.dropped + len(loader)} rows are too long and were dropped"
-                for loader in self._loaders
-                if loader.dropped
-            ),
+            facts=tuple(fact for loader in self.loaders for fact in loader.facts()),
+            digests={loader.path: loader.digest for loader in self.loaders},
         )
 
     def training_rows(self, batch: Batch) -> Fields:
         """This rank's rows of a step, each prompt repeated for its samples."""
         repeat = self._samples_per_prompt
         first, last = batch.start // repeat, -(-(batch.start + batch.size) // repeat)
-        fields = self._train.batch(batch.step, batch_size=self._batch_size, rows=slice(first, last))
+        fields = self.train.batch(batch.step, batch_size=self._batch_size, rows=slice(first, last))
         chosen = batch.rows // repeat - first
-        return {name: fields[name][chosen] for name in self._train.fields}
+        return {name: field[chosen] for name, field in fields.items()}
 
     def held_out_rows(self, batch: Batch) -> Fields:
         """This rank's held-out rows, in the order of the file; rows beyond the last are padding (valid 0)."""
+        return self.held_out.ordered(slice(batch.start, batch.start + batch.size))
+
+    @property
+    def held_out(self) -> Loader:
+        """The held-out rows, which are there if the job has an evaluation."""
         assert self._held_out is not None
-        fields = self._held_out.ordered(slice(batch.start, batch.start + batch.size))
-        return {name: fields[name] for name in self._held_out.fields}
+        return self._held_out
 
 
 def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> Callable[[DataWorker, Batch], Fields]:
@@ -77,7 +94,8 @@ def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> 
 
     @register(DP_PROTO, adds=loader.fields, phase="data")
     def load(worker: DataWorker, batch: Batch) -> Fields:
-        return rows(worker, batch)
+        found = rows(worker, batch)
+        return {name: found[name] for name in loader.fields}
 
     return load
 
@@ -90,6 +108,28 @@ class PromptData(DataWorker):
     """prompt_ids int64 and prompt_mask [B, P], valid [B]."""
     load_evaluation = loads(DataWorker.held_out_rows, PromptLoader)
 
+    @register(DP_PROTO, adds=("columns",), phase="data")
+    def load_columns(self, batch: Batch) -> Fields:
+        """columns uint8 [B, C] of the training rows; see `Loader.columns`."""
+        return self._columns(self.train, self.training_rows(batch)["example"])
+
+    @register(DP_PROTO, adds=("columns",), phase="data")
+    def load_evaluation_columns(self, batch: Batch) -> Fields:
+        """columns uint8 [B, C] of the held-out rows."""
+        return self._columns(self.held_out, self.held_out_rows(batch)["example"])
+
+    def first_row(self, loader: Loader) -> tuple[str, dict[str, Any]]:
+        """The prompt and the columns of the first row of a data set as functions get them."""
+        (ids,) = loader.ordered(slice(0, 1))["prompt_ids"]
+        (columns,) = self._columns(loader, torch.tensor([0]))["columns"]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)), from_bytes(columns)
+
+    def _columns(self, loader: Loader, examples: Tensor) -> Fields:
+        try:
+            return {"columns": as_bytes(loader.columns(examples))}
+        except ValueError as error:
+            raise DataError(f"{self._job.name}: {loader.path}.columns: {error}") from error
+
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 
@@ -101,9 +141,8 @@ class PromptAndPretrainData(PromptData):
         super().__init__(setting, slots=slots)
         spec = setting.job.spec
         assert spec.data.pretrain, "this class is for jobs with data.pretrain"
-        path = "spec.data.pretrain"
-        self._pretrain = CompletionLoader(spec.data.pretrain, setting.tokenizer(), path=path, spec=spec, endless=True)
-        self._loaders.append(self._pretrain)
+        self._pretrain = self._loaded(CompletionLoader, spec.data.pretrain, "spec.data.pretrain", endless=True)
+        self.loaders.append(self._pretrain)
         self._sequences = setting.job.sequences_per_step
 
     @register(DP_PROTO, adds=(*PromptLoader.fields, *PRETRAIN_FIELDS), phase="data")
@@ -112,7 +151,8 @@ class PromptAndPretrainData(PromptData):
         rows = slice(batch.start, batch.start + batch.size)
         found = self._pretrain.batch(batch.step, batch_size=self._sequences, rows=rows)
         text = {name: found[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
-        return {**self.training_rows(batch), **text}
+        prompts = self.training_rows(batch)
+        return {**{name: prompts[name] for name in PromptLoader.fields}, **text}
 
 
 class CompletionData(DataWorker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, inf
 
 from rlhf_api.algorithms import Preference
 from rlhf_api.job import Job
@@ -78,18 +78,20 @@ class PairChooser:
         """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3).
 
         The first row of a prompt holds its pair, and the others nothing (valid 0); so does a prompt whose responses
-        have equal scores.
+        have equal scores, or none.
         """
         size = self._group_size
         assert batch.start % size == batch.size % size == 0, "the responses to a prompt are on several ranks"
-        scores = batch["scores"].reshape(-1, size)
+        best, worst = (
+            batch["scores"].masked_fill(batch["valid"] == 0, never).reshape(-1, size) for never in (-inf, inf)
+        )
         first = torch.arange(0, batch.size, size)
-        differ = (scores.amax(1) - scores.amin(1) > SIGNAL) & (batch["valid"][first] > 0)
+        differ = best.amax(1) - worst.amin(1) > SIGNAL
         recorder.mean("reward/mean", (batch["scores"] * batch["valid"]).sum(), batch["valid"].sum())
-        recorder.mean("groups/with_signal", differ.sum(), batch["valid"][first].sum())
+        recorder.mean("groups/with_signal", differ.sum(), batch["valid"].reshape(-1, size).amax(1).sum())
         pairs = {"valid": torch.zeros(batch.size)}
         pairs["valid"][first] = differ.float()
-        for side, row in (("chosen", scores.argmax(1)), ("rejected", scores.argmin(1))):
+        for side, row in (("chosen", best.argmax(1)), ("rejected", worst.argmin(1))):
             for name, source in (("tokens", "tokens"), ("mask", "attention_mask"), ("response_mask", "response_mask")):
                 field = torch.zeros_like(batch[source])
                 field[first] = batch[source][first + row] * differ[:, None].to(field.dtype)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -9,6 +14,8 @@ from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.types import Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
+COLUMNS = ("columns",)
+"""Only in batches of data that names some."""
 
 
 def real_rows(batch: Batch) -> Tensor:
@@ -18,10 +25,11 @@ def real_rows(batch: Batch) -> Tensor:
 
 def samples_of(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
     """This rank's rows that are not padding, decoded."""
-    return [_sample(batch, row, tokenizer) for row in real_rows(batch).tolist()]
+    return [sample_of(batch, row, tokenizer) for row in real_rows(batch).tolist()]
 
 
-def _sample(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
+def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
+    """One of this rank's rows, decoded."""
     response = batch["response_mask"][row] > 0
     prompt = (batch["attention_mask"][row] > 0) & ~response
     tokens = batch["tokens"][row]
@@ -31,4 +39,27 @@ def _sample(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sampl
         prompt=tokenizer.decode(tokens[prompt], skip_special_tokens=True),
         response=tokenizer.decode(tokens[response], skip_special_tokens=True),
         finished=bool(batch["finished"][row]),
+        columns=from_bytes(batch["columns"][row]) if "columns" in batch.fields else {},
     )
+
+
+def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    """A mapping for each row as JSON, uint8 [B, C], filled up with zeros on the right.
+
+    Raises ValueError for a value that is no text, number, boolean, or list or mapping of them.
+    """
+    texts = [json.dumps(row, default=_refuse).encode() for row in rows]
+    width = max(map(len, texts), default=0)
+    joined = bytearray(b"".join(text.ljust(width, b"\0") for text in texts))
+    return torch.frombuffer(joined, dtype=torch.uint8).view(-1, width) if width else torch.zeros(0, 0).byte()
+
+
+def from_bytes(row: Tensor) -> dict[str, Any]:
+    """A row of `as_bytes`."""
+    found: dict[str, Any] = json.loads(bytes(row.tolist()).rstrip(b"\0"))
+    return found
+
+
+def _refuse(value: object) -> None:
+    expected = "text, numbers, true or false, and lists and mappings of these"
+    raise ValueError(f"there is a value of type {type(value).__name__}, expected {expected}")

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_api.functions import Function, RewardService
+from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model, RewardSum, RewardTerm
-from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_api.verifiers import RewardVerifier
+from rlhf_trainer.ops.masks import WHITEN_EPS
+from rlhf_trainer.ops.running import RunningMoments
+from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
-from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reward import RewardWorker
-from rlhf_trainer.workers.samples import SAMPLE_FIELDS, real_rows, samples_of
+from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, as_bytes, real_rows, samples_of
 
+VERIFIERS = "rlhf_trainer.rewards.verifiers:score"
 SCORED_ONCE = replace(
     THREE_D_PROTO,
     holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
@@ -33,7 +41,8 @@ class UserCode(Protocol):
     """Code of the user's that scores responses."""
 
     def ready(self) -> None: ...
-    def scores(self, samples: list[Sample]) -> list[float]: ...
+    def scores(self, samples: list[Sample]) -> list[Score]: ...
+    def close(self) -> None: ...
 
 
 class ScoringWorker:
@@ -41,60 +50,156 @@ class ScoringWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         """`setting`: of the reward's model if there is one, else of any whose tokenizer the actor shares."""
-        self._tokenizer = setting.tokenizer()
-        reward, path = setting.job.spec.models.reward, f"{setting.job.name}: spec.models.reward"
-        assert reward is not None
-        if isinstance(reward, RewardSum):
-            self._terms = {f"{path}.sum.{index}.reward": term for index, term in enumerate(reward.sum)}
-        else:
-            self._terms = {path: RewardTerm(name="all", reward=reward)}
-        deadline = setting.job.spec.training.call_deadline_seconds
-        self._code = {  # at once, so that functions import their modules while the model is loaded
-            field: code_of(term.reward, deadline=deadline, path=field)
-            for field, term in self._terms.items()
-            if not isinstance(term.reward, Model)
-        }
+        self._tokenizer, self._terms = setting.tokenizer(), terms_of(setting.job)
+        # at once, so that functions import their modules while the model is loaded
+        self._code = reward_code(setting.job, ranks=dist.get_world_size())
+        self._moments: dict[str, RunningMoments] = {}
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
+        self.parts: dict[str, Numbers] = {}
+        """Of the last call: what each part of a sum gave, before its weight, and what functions named beside."""
         self._scores_here = dist.get_rank() in SCORED_ONCE.holders(layout)
         for code in self._code.values():
             code.ready()
 
-    @register(SCORED_ONCE, reads=(*SAMPLE_FIELDS, "sampled"), adds=("scores",), phase="scoring")
-    def compute_reward(self, batch: Batch) -> Fields:
-        """scores float32 [B]: the weighted sum of the parts; 0 on padding."""
-        samples, valid = samples_of(batch, self._tokenizer), batch["valid"]
-        total = torch.zeros(batch.size)
-        for path, term in self._terms.items():
-            scores = self._part(path, batch, samples) * valid
-            total = total + term.weight * scores
-            if len(self._terms) > 1:
-                counts = batch["sampled"] * valid  # greedy responses are left out of the measurement
-                recorder.mean(f"reward_part/{term.name}", (scores * counts).sum(), counts.sum())
-        return {"scores": total}
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds: JSON values, the same on every rank."""
+        return {name: asdict(moments) for name, moments in self._moments.items()}
 
-    def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Tensor:
-        """Scores [B] of one part."""
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        self._moments = {name: RunningMoments(**moments) for name, moments in counters.items()}
+
+    @register(
+        SCORED_ONCE,
+        reads=(*SAMPLE_FIELDS, "sampled"),
+        reads_if_there=COLUMNS,
+        adds=("scores", "valid", "response_mask"),
+        phase="scoring",
+    )
+    def compute_reward(self, batch: Batch) -> Fields:
+        """scores float32 [B]: the weighted sum of the parts; 0 on padding.
+
+        A response to which some part gives no score is padding from here on: valid [B] and response_mask [B, T] are 0.
+        """
+        samples = samples_of(batch, self._tokenizer)
+        total, kept, self.parts = torch.zeros(batch.size), batch["valid"], {}
+        for path, term in self._terms.items():
+            part = self._part(path, batch, samples)
+            total = total + term.weight * self._normalized(term, part, batch)
+            kept = kept * part.given
+            if len(self._terms) > 1:
+                self._measure(term.name, part, batch)
+        recorder.add("reward/left_out", float(((batch["valid"] - kept) * batch["sampled"]).sum()))
+        return {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
+
+    def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
+        """The part's numbers [B] as they enter the sum, in evaluations (no step is above 0) as they are."""
+        if term.normalization == "None" or batch.step <= 0:
+            return part.values
+        counts = part.given * batch["sampled"] * float(self._scores_here)
+        count, total = sum_over_ranks([counts.sum(), (part.values * counts).sum()])
+        mean = total / max(count, 1.0)
+        deviation = sum_over_ranks([((part.values - mean) ** 2 * counts).sum()])[0]
+        moments = self._moments.get(term.name, RunningMoments())
+        if math.isfinite(deviation):  # else every later score would be lost with this one
+            moments = self._moments[term.name] = moments.merge(count, mean, deviation)
+        return (part.values - moments.mean) / (moments.std + WHITEN_EPS)
+
+    def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Numbers:
+        """What one part says of each response; the parts that a function names itself are measured at once."""
         if path not in self._code:
             assert self._model is not None
-            return self._model.compute_reward(batch)["scores"].cpu()
-        scores = torch.zeros(batch.size)
-        if self._scores_here:
-            scores[real_rows(batch)] = torch.tensor(self._code[path].scores(samples))
-        return scores
+            return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
+        if not self._scores_here:
+            return Numbers(torch.zeros(batch.size), batch["valid"])
+        scores, rows = self._code[path].scores(samples), real_rows(batch)
+        prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
+        for name in dict.fromkeys(name for score in scores for name in score.parts):
+            found = [score.parts.get(name) for score in scores]
+            self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
+        return Numbers.at(rows, [score.value for score in scores], size=batch.size)
+
+    def _measure(self, name: str, part: Numbers, batch: Batch) -> None:
+        """Record mean and spread of a part over the sampled responses; greedy ones are left out."""
+        self.parts[name] = part
+        counts = part.given * batch["sampled"]
+        total, squares = (part.values * counts).sum(), (part.values.double() ** 2 * counts).sum()
+        recorder.mean(f"reward_part/{name}", total, counts.sum())
+        recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
 
 
-def code_of(reward: Function | RewardService, *, deadline: float, path: str) -> UserCode:
-    """The code that a field of the manifest (`path`) names; a function's process is started at once."""
+class NotingScoringWorker(ScoringWorker):
+    """Also notes the parts of each reward, for rollouts that are kept."""
+
+    @register(
+        SCORED_ONCE,
+        reads=(*SAMPLE_FIELDS, "sampled"),
+        reads_if_there=COLUMNS,
+        adds=("scores", "valid", "response_mask", "reward_parts"),
+        phase="scoring",
+    )
+    def compute_reward(self, batch: Batch) -> Fields:
+        """The fields of ScoringWorker, and reward_parts uint8 [B, C]: each row's `parts`, as JSON."""
+        fields = super().compute_reward(batch)
+        rows = [
+            {name: float(part.values[row]) for name, part in self.parts.items() if part.given[row]}
+            for row in range(batch.size)
+        ]
+        return {**fields, "reward_parts": as_bytes(rows)}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A number for each row of a batch that has one."""
+
+    values: Tensor
+    """float32 [B], 0 where there is none."""
+    given: Tensor
+    """float32 [B], 0 where there is none."""
+
+    @classmethod
+    def at(cls, rows: Tensor, numbers: Sequence[float | None], *, size: int) -> Numbers:
+        """`numbers` at these rows [real], and none elsewhere."""
+        values, given = torch.zeros(size), torch.zeros(size)
+        values[rows] = torch.tensor([0.0 if number is None else number for number in numbers])
+        given[rows] = torch.tensor([float(number is not None) for number in numbers])
+        return cls(values, given)
+
+
+def terms_of(job: Job) -> dict[str, RewardTerm]:
+    """The parts of a job's reward by their fields of the manifest; one that is no sum is its only part."""
+    reward, path = job.spec.models.reward, f"{job.name}: spec.models.reward"
+    if isinstance(reward, RewardSum):
+        return {f"{path}.sum.{index}.reward": term for index, term in enumerate(reward.sum)}
+    return {path: RewardTerm(name="all", reward=reward)} if reward else {}
+
+
+def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
+    """The functions, verifiers and services of a job's reward by their fields; processes are started at once."""
+    deadline, found = job.spec.training.call_deadline_seconds, {}
+    for path, term in terms_of(job).items():
+        if not isinstance(term.reward, Model):
+            found[path] = code_of(term.reward, ranks=ranks, deadline=deadline, path=path)
+    return found
+
+
+def code_of(reward: Function | RewardVerifier | RewardService, *, ranks: int, deadline: float, path: str) -> UserCode:
+    """The code that a field of the manifest (`path`) names, for one of so many ranks."""
     if isinstance(reward, RewardService):
         return ServiceClient(
             url=reward.url,
             seconds=reward.timeout_seconds,
             attempts=reward.attempts,
-            concurrency=max(1, reward.concurrency // dist.get_world_size()),
+            concurrency=max(1, reward.concurrency // ranks),
             token_variable=reward.token_variable,
             path=path,
         )
-    return UserFunction(
-        reward.entrypoint, arguments=reward.arguments, seconds=reward.timeout_seconds, deadline=deadline, path=path
-    )
+    seconds = reward.timeout_seconds
+    if isinstance(reward, RewardVerifier):
+        options: dict[str, Any] = {"verifier": reward.verifier.model_dump(mode="json"), "seconds": seconds}
+        name = f"the verifier {reward.verifier.name}"
+        return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
+    return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)

@@ -1,0 +1,144 @@
+"""What a user may say of a verifier: a reward that compares a response with an answer, or holds it to a form."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, JsonValue
+
+from rlhf_api.contract import Count, Identifier, Spec, Text, Whole, null_is_unset
+
+
+def _regex(pattern: str, *, groups: int = 0) -> str:
+    try:
+        found = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    if found < groups:
+        raise ValueError("has no group, expected one in parentheses around what is compared")
+    return pattern
+
+
+Pattern = Annotated[Text, AfterValidator(_regex)]
+Extract = Annotated[
+    Annotated[Text, AfterValidator(partial(_regex, groups=1))] | None,
+    Field(
+        description="Regular expression with a group, whose last match is compared instead of the whole response, and "
+        "of the whole answer if it matches there; a response without a match is wrong."
+    ),
+]
+AnswerKey = Annotated[Text, Field(description="Column of the right answer, or of a list of right ones.")]
+
+
+class Verifier(Spec):
+    """What verifiers have in common: a finished response gets a score from 0 to 1, one that was cut off gets 0."""
+
+    name: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the data that it reads."""
+        return ()
+
+
+class Comparing(Verifier):
+    """A verifier that compares the response with an answer in the data."""
+
+    answer_key: AnswerKey = "answer"
+    extract: Extract = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.answer_key,)
+
+
+class Math(Comparing):
+    name: Annotated[
+        Literal["Math"], Field(description="1 for an equal number or expression (LaTeX, boxed, fraction or the last).")
+    ]
+
+
+class ExactMatch(Comparing):
+    name: Annotated[Literal["ExactMatch"], Field(description="1 for the same text, but for spaces around it.")]
+
+
+class FuzzyMatch(Comparing):
+    name: Annotated[
+        Literal["FuzzyMatch"],
+        Field(description="F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."),
+    ]
+
+
+class JSONSchema(Verifier):
+    name: Annotated[
+        Literal["JSONSchema"], Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
+    ]
+    json_schema: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue],
+        Field(max_length=64, description="The schema, as draft 2020-12 has it."),
+    ]
+
+
+class Regex(Verifier):
+    name: Annotated[Literal["Regex"], Field(description="1 where a regular expression is found.")]
+    pattern: Annotated[Pattern, Field(description="As Python's re reads it.")]
+
+
+class Format(Verifier):
+    name: Annotated[
+        Literal["Format"], Field(description="1 for a text in <tag></tag> for each tag, in order, and nothing else.")
+    ]
+    tags: Annotated[
+        tuple[Identifier, ...], Field(strict=False, min_length=1, max_length=16, description="Such as [think, answer].")
+    ]
+
+
+class Length(Verifier):
+    name: Annotated[Literal["Length"], Field(description="1 for a response of so many characters.")]
+    minimum: Annotated[Whole, Field(description="Fewest characters, without spaces around them.")] = 0
+    maximum: Annotated[Count, Field(description="Most characters.")]
+
+
+class Code(Verifier):
+    name: Annotated[
+        Literal["Code"],
+        Field(description="1 for Python code, or a last block of it, that passes all tests in a closed process."),
+    ]
+    tests_key: Annotated[
+        Text, Field(description="Column of the tests: Python code with assertions, or a list of such texts.")
+    ] = "tests"
+    seconds: Annotated[float, Field(gt=0, description="Longest time of a response's code and tests.")] = 5.0
+    memory_mebibytes: Annotated[Count, Field(description="Most memory that they may take.")] = 1024
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.tests_key,)
+
+
+VERIFIERS: Mapping[str, type[Verifier]] = {
+    "Math": Math,
+    "ExactMatch": ExactMatch,
+    "FuzzyMatch": FuzzyMatch,
+    "JSONSchema": JSONSchema,
+    "Regex": Regex,
+    "Format": Format,
+    "Length": Length,
+    "Code": Code,
+}
+
+
+class RewardVerifier(Spec):
+    """A reward computed by one of the verifiers that come with the trainer, in a process of its own."""
+
+    form: ClassVar = "a verifier"
+
+    verifier: Annotated[
+        Math | ExactMatch | FuzzyMatch | JSONSchema | Regex | Format | Length | Code,
+        Discriminator("name"),
+        null_is_unset(*VERIFIERS.values()),
+        Field(description="Which one, by name, and its options."),
+    ]
+    timeout_seconds: Annotated[
+        float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")
+    ] = 300.0

@@ -1,0 +1,275 @@
+"""Each verifier against a table of answers that are right, nearly right, or made to be taken for right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlhf_api.verifiers import RewardVerifier
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards.function import UserFunction
+from rlhf_trainer.rewards.sample import Sample, Score
+from rlhf_trainer.workers.scoring import code_of
+
+Table = Sequence[tuple[Any, str, float]]
+"""(the right answer, a response, its score)."""
+
+MATH: Table = [
+    ("4", "It is 4.", 1),
+    ("4", "So the answer is $\\boxed{4}$.", 1),
+    ("4", "2 + 2 = 4, which is right, and not 5", 0),
+    ("4", "\\boxed{5}, for 4 is wrong", 0),
+    ("1/2", "$\\frac{1}{2}$", 1),
+    ("1/2", "0.5", 1),
+    ("1/2", "\\boxed{\\frac{2}{4}}", 1),
+    ("\\frac{1}{2}", "1/2", 1),
+    ("$\\sqrt{8}$", "$2\\sqrt{2}$", 1),
+    ("1000", "1,000", 1),
+    ("-3", "-3", 1),
+    ("-3", "3", 0),
+    ("12", "1", 0),
+    ("1", "12", 0),
+    ("0.333", "1/3", 0),
+    (7, "seven is 7", 1),
+    (["4", "5"], "5", 1),
+    ("4", "", 0),
+    ("4", "four", 0),
+    ("4", "\\boxed{}", 0),
+    ("4", "\\boxed{4", 0),
+    ("x^2+2x+1", "$(x+1)^2$", 1),
+    ("4", "$9^{9^{9^{9^{9}}}}$", 0),
+    ("4", "((((" * 500, 0),
+    ("4", "nan", 0),
+    ("4", "$\\infty$", 0),
+    ("4", "True", 0),
+]
+EXACT: Table = [
+    ("Paris", "Paris", 1),
+    ("Paris", " Paris\n", 1),
+    ("Paris", "paris", 0),
+    ("Paris", "Paris.", 0),
+    ("Paris", "Paris or London", 0),
+    ("Paris", "", 0),
+    ("Paris", "P\u0430ris", 0),
+    (12, "12", 1),
+    (["Paris", "Lutetia"], "Lutetia", 1),
+    ("a\nb", "a\nb", 1),
+    ("Paris", "Paris\0", 0),
+]
+FUZZY: Table = [
+    ("The Eiffel Tower", "eiffel tower!", 1),
+    ("Eiffel Tower", "Eiffel", 2 / 3),
+    ("Eiffel Tower", "tower tower tower tower", 1 / 3),
+    ("Eiffel Tower", "Eiffel Tower " * 50, 2 * 2 / 102),
+    ("Eiffel Tower", "", 0),
+    ("Eiffel Tower", "the a an", 0),
+    ("Eiffel Tower", "Notre-Dame", 0),
+    (["Eiffel Tower", "La dame de fer"], "la dame de fer", 1),
+]
+EXTRACTED: Table = [
+    ("... so #### 72", "6 * 12 = 72\n#### 72", 1),
+    ("72", "6 * 12 = 72\n#### 72", 1),
+    ("72", "#### 71\n#### 72", 1),
+    ("72", "#### 72\n#### 71", 0),
+    ("72", "72", 0),
+    ("72", "####72", 0),
+]
+JSON: Table = [
+    (None, '{"age": 3}', 1),
+    (None, 'Here it is:\n```json\n{"age": 3}\n```\nDone.', 1),
+    (None, '```json\n{"age": 3}\n```\n```json\n{"age": "x"}\n```', 0),
+    (None, '{"age": "3"}', 0),
+    (None, '{"age": -1}', 0),
+    (None, '{"age": 3, "more": 1}', 0),
+    (None, "{'age': 3}", 0),
+    (None, '{"age": NaN}', 0),
+    (None, '{"age": 3} and more', 0),
+    (None, "[" * 100_000, 0),
+    (None, "", 0),
+    (None, "3", 0),
+]
+REGEX: Table = [
+    (None, "aaab", 1),
+    (None, "b", 0),
+    (None, "a" * 64 + "!", 0),
+    (None, "", 0),
+]
+FORMAT: Table = [
+    (None, "<think>2 and 2</think>\n<answer>4</answer>", 1),
+    (None, "<think></think><answer></answer>", 1),
+    (None, "<answer>4</answer><think>2</think>", 0),
+    (None, "<think>2</think><answer>4</answer> and more", 0),
+    (None, "So: <think>2</think><answer>4</answer>", 0),
+    (None, "<think>2<answer>4</answer>", 0),
+    (None, "<think>2</think><answer>4</answer><answer>5</answer>", 0),
+    (None, "<think>2<think>3</think></think><answer>4</answer>", 0),
+    (None, "<think>2</think><answer>4", 0),
+    (None, "<Think>2</Think><answer>4</answer>", 0),
+    (None, "", 0),
+]
+LENGTH: Table = [
+    (None, "12345", 1),
+    (None, "  123  ", 1),
+    (None, "12", 0),
+    (None, "123456", 0),
+    (None, " " * 5, 0),
+    (None, "\u00e9" * 5, 1),
+]
+TABLES: Mapping[str, tuple[str, dict[str, Any], Table]] = {
+    "Math": ("Math", {}, MATH),
+    "ExactMatch": ("ExactMatch", {}, EXACT),
+    "FuzzyMatch": ("FuzzyMatch", {}, FUZZY),
+    "Math after a mark": ("Math", {"extract": r"#### (.+)"}, EXTRACTED),
+    "ExactMatch after a mark": ("ExactMatch", {"extract": r"#### (.+)"}, EXTRACTED),
+    "JSONSchema": (
+        "JSONSchema",
+        {
+            "jsonSchema": {
+                "type": "object",
+                "properties": {"age": {"type": "integer", "minimum": 0}},
+                "required": ["age"],
+                "additionalProperties": False,
+            }
+        },
+        JSON,
+    ),
+    "Regex": ("Regex", {"pattern": r"^(a+)+b$"}, REGEX),
+    "Format": ("Format", {"tags": ["think", "answer"]}, FORMAT),
+    "Length": ("Length", {"minimum": 3, "maximum": 5}, LENGTH),
+}
+TESTS = ["assert double(2) == 4", "assert double(-1) == -2 and all(double(n) == 2 * n for n in range(5))"]
+RIGHT = "def double(n):\n    return 2 * n\n"
+CODE: Mapping[str, tuple[str, float]] = {
+    "right": (RIGHT, 1),
+    "right in a block": (f"Sure:\n```python\n{RIGHT}```\nIt doubles.", 1),
+    "right in the second block": (f"```python\ndouble = None\n```\nno, rather:\n```python\n{RIGHT}```", 1),
+    "right, with libraries of its own": (f"import collections, math, itertools\n{RIGHT}", 1),
+    "right, with threads": (
+        f"import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()\n{RIGHT}",
+        1,
+    ),
+    "half right": ("def double(n):\n    return 4 if n == 2 else 0", 0.5),
+    "wrong": ("def double(n):\n    return n", 0),
+    "no code": ("I would double it.", 0),
+    "nothing": ("", 0),
+    "it leaves at once": ("import os\nos._exit(0)", 0),
+    "it leaves by an exception": ("raise SystemExit(0)", 0),
+    "it leaves when it is called": ("def double(n):\n    raise SystemExit(0)", 0),
+    "it says that it has passed": ("print('passed', 2, 2.0)\ndouble = print", 0),
+    "it replaces what the tests call": ("all = lambda _: True\ndef double(n):\n    return 4 if n == 2 else -2", 0.5),
+    "it replaces built-in functions": (
+        "import builtins\nbuiltins.all = lambda _: True\ndef double(n):\n    return 4 if n == 2 else -2",
+        0.5,
+    ),
+    "it takes for ever": ("while True:\n    pass", 0),
+    "it sleeps": ("import time\ntime.sleep(1000)", 0),
+    "it takes all memory": (f"double = [bytearray(10**8) for _ in range(100)]\n{RIGHT}", 0),
+    "it reads what nobody types": (f"input()\n{RIGHT}", 0),
+    "it has no end": ("def double(n):\n    return double(n)", 0),
+    "it forks": (f"import os\nwhile True:\n    os.fork()\n{RIGHT}", 0),
+    "it starts a program": (f"import subprocess\nsubprocess.run(['true'])\n{RIGHT}", 0),
+    "it becomes a program": ("import os\nos.execv('/bin/true', ['true'])", 0),
+    "it opens a connection": (f"import socket\nsocket.socket()\n{RIGHT}", 0),
+    "it ends the verifier": (f"import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n{RIGHT}", 0),
+    "it writes a file": (f"open('FOLDER/new', 'w').write('x')\n{RIGHT}", 0),
+    "it adds to a file": (f"open('FOLDER/mine', 'a').write('x')\n{RIGHT}", 0),
+    "it makes a folder": (f"import os\nos.mkdir('FOLDER/new')\n{RIGHT}", 0),
+    "it deletes a file": (f"import os\nos.remove('FOLDER/mine')\n{RIGHT}", 0),
+    "it renames a file": (f"import os\nos.rename('FOLDER/mine', 'FOLDER/new')\n{RIGHT}", 0),
+    "it lets others read a file": (f"import os\nos.chmod('FOLDER/mine', 0o777)\n{RIGHT}", 0),
+    "it takes its limits away": (
+        f"import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n{RIGHT}",
+        0,
+    ),
+}
+
+
+def scores(
+    name: str,
+    options: Mapping[str, Any],
+    columns: Mapping[str, Sequence[Any]],
+    responses: Sequence[str],
+    *,
+    finished: bool = True,
+) -> list[Score]:
+    """The scores as a job's worker gets them, from a process behind its guard."""
+    reward = RewardVerifier.model_validate({"verifier": {"name": name, **options}})
+    code = code_of(reward, ranks=1, deadline=600.0, path="job: spec.models.reward")
+    assert isinstance(code, UserFunction)
+    try:
+        return code.scores(
+            [
+                Sample(
+                    step=1,
+                    row=row,
+                    prompt="?",
+                    response=response,
+                    finished=finished,
+                    columns={column: values[row] for column, values in columns.items()},
+                )
+                for row, response in enumerate(responses)
+            ]
+        )
+    finally:
+        code.close()
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_every_answer_of_its_table_gets_its_score(case: str) -> None:
+    name, options, table = TABLES[case]
+    found = scores(name, options, {"answer": [row[0] for row in table]}, [row[1] for row in table])
+    judged = {
+        (row, response[:80]): score.value
+        for row, ((_, response, _), score) in enumerate(zip(table, found, strict=True))
+    }
+    assert judged == pytest.approx({(row, response[:80]): value for row, (_, response, value) in enumerate(table)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("code")
+    (made / "mine").write_text("mine")
+    yield made
+    assert [file.name for file in made.iterdir()] == ["mine"]
+    assert (made / "mine").read_text() == "mine"
+    assert (made / "mine").stat().st_mode & 0o777 != 0o777
+
+
+@pytest.fixture(scope="module")
+def passed(folder: Path) -> dict[str, float | None]:
+    """The share of the tests that each response passes."""
+    responses = [code.replace("FOLDER", str(folder)) for code, _ in CODE.values()]
+    options = {"seconds": 1.0, "memoryMebibytes": 256}
+    others = psutil.Process().children(recursive=True)
+    found = scores("Code", options, {"tests": [TESTS] * len(CODE)}, responses)
+    assert [process for process in psutil.Process().children(recursive=True) if process not in others] == []
+    assert all(score.value == (score.parts["tests"] == 1.0) for score in found if score.parts)
+    return {name: score.parts.get("tests", score.value) for name, score in zip(CODE, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_passes_the_tests_that_it_should(name: str, passed: dict[str, float | None]) -> None:
+    assert passed[name] == CODE[name][1]
+
+
+def test_a_response_that_was_cut_off_is_wrong() -> None:
+    (found,) = scores("ExactMatch", {}, {"answer": ["4"]}, ["4"], finished=False)
+    assert found == Score(0.0)
+
+
+@pytest.mark.parametrize(("answer", "told"), [(None, "null"), ([], r"\[\]"), ({"a": 1}, r'\{"a": 1\}')])
+def test_a_row_without_an_answer_is_told(answer: Any, told: str) -> None:
+    sentence = (
+        rf": the verifier ExactMatch raised ValueError: the column answer holds {told}, expected .*; the sample is "
+    )
+    with pytest.raises(UserCodeError, match=sentence):
+        scores("ExactMatch", {}, {"answer": ["4", answer]}, ["4", "4"])
+
+
+def test_a_schema_that_is_none_is_told() -> None:
+    with pytest.raises(UserCodeError, match="raised SchemaError: "):
+        scores("JSONSchema", {"jsonSchema": {"type": "nothing"}}, {}, ["{}"])

@@ -1,0 +1,214 @@
+"""What would end a job after hours is told before any job trains: of every job of the chain, and all at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config
+from typer.testing import CliRunner
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import load
+from rlhf_trainer.cli import app
+from rlhf_trainer.errors import EnvironmentProblem, UserCodeError, together
+from rlhf_trainer.generation import families
+from rlhf_trainer.generation.families import literals, why_not_generated
+from rlhf_trainer.run import chain, deep_check
+from rlhf_trainer.run.resume import from_the_start
+from rlhf_trainer.run_folder.folder import JobFolder
+from tests.trainer.chain.conftest import MANIFEST
+from tests.trainer.tiny import save_tiny, tiny_config
+
+FUNCTIONS = "tests.trainer.rewards.user_functions"
+PPO = """\
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: ppo}
+spec:
+  algorithm: {name: PPO}
+  models:
+    actor: {uri: "file://models/language"}
+    critic: {uri: "file://models/reward"}
+    reward: {uri: "file://models/reward"}
+  data:
+    train: {uri: package://rlhf_examples/helpful/train.jsonl}
+    maxPromptTokens: 16
+    maxResponseTokens: 8
+  training: {totalSteps: 1, promptBatchSize: 4}
+  resources: {slotsPerNode: 1, device: CPU}
+"""
+Check = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, labels in {"language": None, "reward": 1, "labels": 2}.items():
+        save_tiny(folder / name, seed=1, labels=labels)
+    return folder
+
+
+@pytest.fixture
+def check(tmp_path: Path, models: Path) -> Check:
+    """Overrides of the PPO job (or another manifest) -> what `rlhf validate --deep` says."""
+    (tmp_path / "models").symlink_to(models)
+
+    def validate(*sets: str, manifest: str = PPO) -> Any:
+        (tmp_path / "job.yaml").write_text(manifest)
+        options = [f"--set={each}" for each in sets]
+        return CliRunner().invoke(
+            app, ["validate", "--deep", str(tmp_path / "job.yaml"), f"--output={tmp_path}/run", *options]
+        )
+
+    return validate
+
+
+def test_the_demo_has_all_that_it_needs(check: Check) -> None:
+    done = check(manifest=MANIFEST.read_text())
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
+    "no file": (
+        "data.train.uri=file://no.jsonl",
+        ExitCode.DATA,
+        "ppo: spec.data.train.uri: file://{tmp}/no.jsonl: there is no file or folder {tmp}/no.jsonl",
+    ),
+    "no column": (
+        "data.train.promptKey=question",
+        ExitCode.DATA,
+        "ppo: spec.data.train.promptKey: package://rlhf_examples/helpful/train.jsonl has no column 'question'; ",
+    ),
+    "no column of the evaluation": (
+        "evaluation={data: {uri: package://rlhf_examples/helpful/heldout.jsonl, promptKey: q}}",
+        ExitCode.DATA,
+        "ppo: spec.evaluation.data.promptKey: package://rlhf_examples/helpful/heldout.jsonl has no column 'q'; ",
+    ),
+    "a misspelt function": (
+        f"models.reward={{entrypoint: '{FUNCTIONS}:lenghts'}}",
+        ExitCode.USER_CODE,
+        f"ppo: spec.models.reward: {FUNCTIONS}:lenghts cannot be imported: AttributeError: ",
+    ),
+    "a function that raises": (
+        f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}",
+        ExitCode.USER_CODE,
+        f"ppo: spec.models.reward: {FUNCTIONS}:always_raises raised ZeroDivisionError: nothing to divide by",
+    ),
+    "a function of an evaluation": (
+        (
+            "evaluation={data: {uri: package://rlhf_examples/helpful/heldout.jsonl}, "
+            "functions: [{name: rule, entrypoint: 'os:abort_everything'}]}"
+        ),
+        ExitCode.USER_CODE,
+        "ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: ",
+    ),
+    "a service that does not answer": (
+        "models.reward={url: 'http://127.0.0.1:9/score', attempts: 1}",
+        ExitCode.ENVIRONMENT,
+        (
+            "ppo: spec.models.reward: http://127.0.0.1:9/score cannot be reached: ConnectError (1 attempts); "
+            "the sample is one that is tried before the run, prompt "
+        ),
+    ),
+    "two labels": (
+        "models.reward.uri=file://models/labels",
+        ExitCode.SPEC,
+        "ppo: spec.models.reward: {tmp}/models/labels has 2 labels; a reward model has 1",
+    ),
+    "no score head": (
+        "models.reward.uri=file://models/language",
+        ExitCode.SPEC,
+        "ppo: spec.models.reward: {tmp}/models/language is a language model without a trained score head",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told(name: str, check: Check, tmp_path: Path) -> None:
+    change, code, sentence = MISTAKES[name]
+    done = check(change)
+    assert done.exit_code == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {sentence.replace('{tmp}', str(tmp_path))}")
+
+
+def test_a_column_that_held_out_rows_do_not_give_is_told(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}))
+    reward = f"models.reward={{entrypoint: '{FUNCTIONS}:right'}}"
+    trained = (reward, "data.train={uri: file://rows.jsonl, columns: [answer]}")
+    assert check(*trained).exit_code == 0
+    done = check(*trained, "evaluation={data: {uri: file://rows.jsonl}}")
+    assert done.exit_code == ExitCode.USER_CODE
+    assert done.stderr.startswith(
+        f"error: ppo: spec.models.reward: {FUNCTIONS}:right needs answer, which is no column "
+    )
+
+
+def test_every_job_and_every_mistake_is_told_at_once(check: Check) -> None:
+    done = check(
+        "helpful-sft:data.train.responseKey=a",
+        "helpful-ppo:data.train.promptKey=b",
+        "helpful-ppo:evaluation.functions=[{name: rule, entrypoint: 'rlhf_examples.helpful.rule:scores'}]",
+        manifest=MANIFEST.read_text(),
+    )
+    assert done.exit_code == ExitCode.DATA
+    fields = ["helpful-sft: spec.data.train.responseKey", "helpful-ppo: spec.data.train.promptKey"]
+    assert [line.removeprefix("error: ").partition(": p")[0] for line in done.stderr.splitlines()] == fields
+
+
+def test_first_rows_that_are_too_long_are_no_mistake(check: Check, tmp_path: Path) -> None:
+    rows = [{"prompt": "word " * 500}] * (deep_check.FIRST_ROWS + 1) + [{"prompt": "a"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert check("data.train.uri=file://rows.jsonl").exit_code == 0
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    done = check("data.train.uri=file://rows.jsonl")
+    assert done.exit_code == ExitCode.DATA
+    assert "are longer than spec.data.maxPromptTokens 16" in done.stderr
+
+
+def test_a_disk_that_is_too_small(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    done = check()
+    assert done.exit_code == ExitCode.ENVIRONMENT
+    assert done.stderr.startswith("error: ppo: spec.checkpoint: checkpoints and model take ")
+    assert done.stderr.strip().endswith(" has 1 MB free")
+
+
+def test_vllm_says_what_it_generates_with() -> None:
+    """A release that says it elsewhere is noticed here; a run would then not be told."""
+    known = {name for table in families.TABLES for found in literals(families.REGISTRY, table) for name in found}
+    assert {"LlamaForCausalLM", "Qwen3ForCausalLM"} <= known
+    (sizes,) = literals(families.CPU_ATTENTION, families.HEAD_SIZES)
+    assert 64 in sizes
+
+
+def test_a_model_that_cannot_be_generated_with() -> None:
+    config = tiny_config()
+    config.head_dim, config.architectures = 16, ["LlamaForCausalLM"]
+    assert why_not_generated(config, on_cpu=True).startswith("has heads of size 16; on CPU vLLM generates with 32, ")
+    assert not why_not_generated(config, on_cpu=False)
+    other = GPT2Config(architectures=["MadeUpForCausalLM"])
+    assert why_not_generated(other, on_cpu=False) == "is MadeUpForCausalLM, and vLLM generates with no such model"
+
+
+def test_the_status_of_a_job_says_what_would_end_it(tmp_path: Path, models: Path) -> None:
+    (tmp_path / "models").symlink_to(models)
+    (tmp_path / "job.yaml").write_text(PPO)
+    reward = f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}"
+    jobs, output = load(tmp_path / "job.yaml", [reward]), tmp_path / "run"
+    output.mkdir()
+    with pytest.raises(UserCodeError, match="nothing to divide by"):
+        chain.require_ready(jobs, jobs, from_the_start(jobs, output), output)
+    status = json.loads((JobFolder(output, jobs[0]).path / "status.json").read_text())
+    assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", ExitCode.USER_CODE)
+
+
+def test_errors_of_several_kinds_have_the_exit_code_of_the_first() -> None:
+    error = together([EnvironmentProblem("one"), UserCodeError("two")])
+    assert (type(error), str(error)) == (EnvironmentProblem, "one\ntwo")

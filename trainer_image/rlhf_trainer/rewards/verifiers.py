@@ -1,0 +1,217 @@
+"""The verifiers of `reward: {verifier: ...}`, as one reward function; see `rlhf_api.verifiers` for their options."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import string
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlhf_api.verifiers import (
+    VERIFIERS,
+    Code,
+    Comparing,
+    ExactMatch,
+    Format,
+    FuzzyMatch,
+    JSONSchema,
+    Length,
+    Math,
+    Regex,
+    Verifier,
+)
+from rlhf_trainer.rewards.closed import close_this_process, require_can_close
+from rlhf_trainer.rewards.limited import MEBIBYTE, Limits, judged
+
+USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
+"""Of all verifiers but Code: against regular expressions and formulas that take for ever."""
+IN_TIME = 0.8
+"""Share of the time limit of a call after which no further response is looked at."""
+BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+Score = float | None | dict[str, float | None]
+
+
+def score(
+    _: list[str],
+    responses: list[str],
+    finished: list[bool],
+    *,
+    verifier: Mapping[str, Any],
+    seconds: float,
+    **columns: list[Any],
+) -> list[Score]:
+    """A score from 0 to 1 for each response, None where there was no time; seconds: the time limit of the call."""
+    until = time.monotonic() + IN_TIME * seconds
+    chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
+    expected = _expected(chosen, columns, count=len(responses))
+    wanted = [(*each, place) for place, each in enumerate(zip(responses, expected, strict=True)) if finished[place]]
+    items = [(response, wants) for response, wants, _ in wanted]
+    if isinstance(chosen, Code):
+        require_can_close()
+        limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, prepare=close_this_process)
+    else:
+        limits = USUAL_LIMITS
+    judge = JUDGES[type(chosen)](chosen)
+    found = judged(lambda item: judge(*item), items, limits, until=until)
+    scores: list[Score] = [0.0] * len(responses)
+    for (_response, wants, place), number in zip(wanted, found, strict=True):
+        scores[place] = number if number is None or not isinstance(chosen, Code) else _of_tests(number, len(wants))
+    return scores
+
+
+def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: int) -> list[list[str]]:
+    """The texts that each response is held against; ValueError for a row that has none."""
+    if not verifier.columns:
+        return [[]] * count
+    (name,) = verifier.columns
+    return [_texts(value, name) for value in columns[name]]
+
+
+def _texts(value: Any, column: str) -> list[str]:
+    """A text or number, or a list of these, as texts."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(each, str | int | float) for each in values):
+        raise ValueError(
+            f"the column {column} holds {json.dumps(value)[:80]}, expected text, a number or a list of these"
+        )
+    return [str(each) for each in values]
+
+
+def _of_tests(passed: float, count: int) -> Score:
+    return {"score": float(passed == count), "tests": passed / count}
+
+
+def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Callable[[str, Sequence[str]], float]]:
+    """A verifier that takes the best of the right answers."""
+
+    def made(verifier: Comparing) -> Callable[[str, Sequence[str]], float]:
+        def judge(response: str, answers: Sequence[str]) -> float:
+            given = response if verifier.extract is None else _last_match(verifier.extract, response)
+            if given is None:
+                return 0.0
+            wanted = (_last_match(verifier.extract, answer) or answer for answer in answers)
+            return max(compare(given, answer) for answer in wanted)
+
+        return judge
+
+    return made
+
+
+def _last_match(pattern: str | None, text: str) -> str | None:
+    """What the group of the last match holds."""
+    matches = list(re.finditer(pattern, text)) if pattern else []
+    return matches[-1][1] if matches else None
+
+
+def _same_text(given: str, answer: str) -> float:
+    return float(given.strip() == answer.strip())
+
+
+def _same_words(given: str, answer: str) -> float:
+    """F1 of the words (SQuAD, arXiv:1606.05250)."""
+    words, wanted = _words(given), _words(answer)
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted)) if common else float(words == wanted)
+
+
+def _words(text: str) -> list[str]:
+    """Lower case, without punctuation and articles."""
+    return ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
+
+
+def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
+    """Whether math-verify finds the expressions equal; the time limit is that of the process."""
+    from math_verify import parse, verify  # here and not in each child
+
+    def same_value(given: str, answer: str) -> float:
+        gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
+        return float(verify(gold, parse(given, parsing_timeout=None), timeout_seconds=None))
+
+    return _comparing(same_value)(verifier)
+
+
+def _by_schema(verifier: JSONSchema) -> Callable[[str, Sequence[str]], float]:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    Draft202012Validator.check_schema(verifier.json_schema)
+    validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # which fetches nothing
+
+    def judge(response: str, _: Sequence[str]) -> float:
+        document = json.loads(_last_block(response), parse_constant=_refuse)
+        return float(validator.is_valid(document))
+
+    return judge
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _last_block(response: str) -> str:
+    """What is in the last fenced block; all of a response without one."""
+    blocks = BLOCK.findall(response)
+    return str(blocks[-1]) if blocks else response
+
+
+def _by_regex(verifier: Regex) -> Callable[[str, Sequence[str]], float]:
+    pattern = re.compile(verifier.pattern)
+    return lambda response, _: float(pattern.search(response) is not None)
+
+
+def _by_format(verifier: Format) -> Callable[[str, Sequence[str]], float]:
+    """Each tag once, so that no text holds another one of them."""
+
+    def judge(response: str, _: Sequence[str]) -> float:
+        marks = [mark for tag in verifier.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        whole = r"\s*".join(f"<{tag}>(.*)</{tag}>" for tag in verifier.tags)
+        is_whole = re.fullmatch(whole, response.strip(), re.DOTALL) is not None
+        return float(is_whole and all(response.count(mark) == marks.count(mark) for mark in marks))
+
+    return judge
+
+
+def _by_length(verifier: Length) -> Callable[[str, Sequence[str]], float]:
+    return lambda response, _: float(verifier.minimum <= len(response.strip()) <= verifier.maximum)
+
+
+def _by_tests(_: Code) -> Callable[[str, Sequence[str]], float]:
+    return lambda response, tests: float(_passed(_last_block(response), tests))
+
+
+def _passed(code: str, tests: Sequence[str]) -> int:
+    """How many tests pass; those find what the code defines, but no built-in function that it has replaced."""
+    untouched = dict(vars(builtins))
+    defined: dict[str, Any] = {"__name__": "response"}
+    try:
+        exec(compile(code, "response", "exec"), defined)
+    except BaseException:  # noqa: BLE001 SystemExit as well
+        return 0
+    shared = {name: value for name, value in defined.items() if name not in untouched}
+    return sum(_passes(test, {**shared, "__builtins__": untouched}) for test in tests)
+
+
+def _passes(test: str, names: dict[str, Any]) -> bool:
+    try:
+        exec(compile(test, "test", "exec"), names)
+    except BaseException:  # noqa: BLE001
+        return False
+    return True
+
+
+JUDGES: Mapping[type[Verifier], Callable[[Any], Callable[[str, Sequence[str]], float]]] = {
+    Math: _by_value,
+    ExactMatch: _comparing(_same_text),
+    FuzzyMatch: _comparing(_same_words),
+    JSONSchema: _by_schema,
+    Regex: _by_regex,
+    Format: _by_format,
+    Length: _by_length,
+    Code: _by_tests,
+}
+"""From a verifier to its judge: (response, what it is held against) -> a number."""

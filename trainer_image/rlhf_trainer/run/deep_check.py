@@ -1,0 +1,204 @@
+"""Tries what jobs need before any of them trains: models, data, the user's functions, and room on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from rlhf_api.data import DataMix, DataSource
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.spec import JobSpec
+from rlhf_mapper.config_file import SCORERS, made_from
+from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
+from rlhf_planning.numbers import size_text
+from rlhf_trainer.data.loaders import Loader
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError, together
+from rlhf_trainer.generation.families import why_not_generated
+from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.run.assembly import data_of
+from rlhf_trainer.run.machine import gpu_count
+from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run_folder.folder import JobFolder, model_folder
+from rlhf_trainer.training.loading import load_config, try_config
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.data import DataWorker, PromptData
+from rlhf_trainer.workers.judge import evaluation_functions
+from rlhf_trainer.workers.scoring import UserCode, reward_code
+
+FIRST_ROWS = 64
+"""Rows of a data set that go through tokenizer and template."""
+RESPONSE = "This is a response."
+
+
+def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
+    """What would end each of these jobs; jobs: those of the manifest, whose models they may read.
+
+    Models of this machine are looked at, of those that a job before makes the config.json that they come from. The
+    first rows go through tokenizer and template, and each function and service is called once on one of them.
+    """
+    by_name = {job.name: job for job in jobs}
+    for job in pending:
+        yield from ((job, error) for error in JobCheck(job, by_name, output).problems())
+    yield from _without_room(pending, jobs, output)
+
+
+def require_no_problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
+    """The errors of all `problems` in one, if there are any."""
+    if found := [error for _, error in problems(pending, jobs, output)]:
+        raise together(found)
+
+
+class Origin(TypedDict):
+    """How a model of a folder or name is read."""
+
+    trust_remote_code: bool
+    revision: str | None
+
+
+class JobCheck:
+    """Tries what one job needs."""
+
+    def __init__(self, job: Job, jobs: Mapping[str, Job], output: Path) -> None:
+        self._job, self._jobs, self._output = job, jobs, output
+        self._found: list[TrainerError] = []
+
+    def problems(self) -> list[TrainerError]:
+        """Every error, each found once."""
+        for role in self._job.models():
+            self._tried(self._try_model, role)
+        if data := self._tried(self._data):
+            self._tried(self._try_code, data)
+        return list({str(error): error for error in self._found}.values())
+
+    def _tried(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """What the check returns; None after an error, which is kept."""
+        try:
+            return check(*arguments)
+        except TrainerError as error:
+            self._found.append(error)
+            return None
+
+    def _try_model(self, role: Role) -> None:
+        """Make the model on the meta device."""
+        setting, is_made = origin_of(self._job, role, self._jobs, self._output)
+        origin = Origin(trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision)
+        scores = role in SCORERS
+        if is_made:
+            try_config(setting.folder, scores=scores, **origin)
+        elif scores:
+            setting.scorer(may_add_head=role in self._job.trained())
+        else:
+            setting.language_model(may_initialise=self._job.spec.algorithm.name == "SFT")
+        if role == "actor" and not self._job.spec.algorithm.offline:
+            device = self._job.spec.resources.device
+            on_cpu = device == "CPU" or (device == "Auto" and not gpu_count())
+            if reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=on_cpu):
+                path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
+                raise ConfigError(f"{path}: {reason}")
+
+    def _data(self) -> DataWorker:
+        """The first rows of every data set; all of them where none of the first is one to train on."""
+        setting, _ = origin_of(self._job, self._job.saved, self._jobs, self._output)
+        job = self._job.model_copy(update={"spec": _first_rows(self._job.spec)})
+        try:
+            return data_of(job)(replace(setting, job=job), slots=1)
+        except NoRowLeftError:
+            return data_of(job)(setting, slots=1)
+
+    def _try_code(self, data: DataWorker) -> None:
+        """Call the functions and services on a row of each data set whose prompts they see."""
+        if not isinstance(data, PromptData):
+            return
+        first = _sample(data, data.train)
+        held_out = [_sample(data, data.held_out)] if self._job.spec.evaluation else []
+        for reward in reward_code(self._job, ranks=1).values():
+            self._tried(_call, reward, [first, *held_out])
+        for function in evaluation_functions(self._job).values():
+            self._tried(_call, function, held_out)
+
+
+def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
+    """What a worker of the role would be made from, and whether another job is yet to make its model from that."""
+    maker, made = made_from(job, role, jobs)
+    model = maker.models()[made]
+    try:
+        folder = model_folder(model.uri, output)
+    except DataError as error:
+        raise DataError(f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri: {error}") from error
+    return WorkerSetting(job=job, role=role, model=model, folder=folder, total_steps=1), maker is not job
+
+
+def _sample(data: PromptData, loader: Loader) -> Sample:
+    """The first row of a data set, with a made-up response."""
+    prompt, columns = data.first_row(loader)
+    return Sample(step=None, row=0, prompt=prompt, response=RESPONSE, finished=True, columns=columns)
+
+
+def _call(code: UserCode, samples: Sequence[Sample]) -> None:
+    try:
+        code.ready()
+        for sample in samples:
+            code.scores([sample])
+    finally:
+        code.close()
+
+
+def _first_rows(spec: JobSpec) -> JobSpec:
+    """The spec with data sources that end after some rows."""
+
+    def short(source: DataSource) -> DataSource:
+        return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
+
+    data, evaluation = spec.data, spec.evaluation
+    train: DataSource | DataMix
+    if isinstance(data.train, DataMix):
+        train = data.train.model_copy(update={"mix": tuple(map(short, data.train.mix))})
+    else:
+        train = short(data.train)
+    sources = {"train": train, "pretrain": data.pretrain and short(data.pretrain)}
+    measured = evaluation and evaluation.model_copy(update={"data": short(evaluation.data)})
+    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
+
+
+def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
+    """The first job for whose checkpoints and model there is no room on a disk, after those before it."""
+    kept: Counter[int] = Counter()
+    """Bytes that the jobs before it leave, by disk."""
+    for job in pending:
+        needed: Counter[int] = Counter()
+        leaves: Counter[int] = Counter()
+        for place, most, left in _sizes(job, jobs, output):
+            disk = place.stat().st_dev
+            needed[disk], leaves[disk] = needed[disk] + most, leaves[disk] + left
+            free = max(0, shutil.disk_usage(place).free - kept[disk])
+            if needed[disk] > free:
+                what = f"checkpoints and model take {size_text(needed[disk])}, but {place} has {size_text(free)} free"
+                yield job, EnvironmentProblem(f"{job.name}: spec.checkpoint: {what}")
+                return
+        kept += leaves
+
+
+def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, int, int]]:
+    """(a folder of this machine, bytes that the job still needs there at most, bytes of them that it leaves)."""
+    folder = JobFolder(output, job)
+    store = folder.checkpoints
+    try:
+        shapes = shapes_of(jobs, job, output)
+    except TrainerError:
+        return  # a model of unknown shape; what is wrong with it is told elsewhere
+    model = bytes_of_saving(job, shapes)
+    yield _existing(folder.path), model, model // 2
+    if "://" not in store.uri:
+        there = sum(checkpoint.bytes for checkpoint in store.all())
+        last = job.spec.checkpoint.keep_last * checkpoint_bytes(job, shapes)
+        yield _existing(Path(store.uri)), bytes_at_once(job, shapes) - there, last - there
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(each for each in (folder, *folder.parents) if each.exists())

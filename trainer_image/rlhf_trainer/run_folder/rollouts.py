@@ -1,0 +1,77 @@
+"""rollouts.jsonl of a job: responses of the training that were kept, and `rlhf samples`, which shows some."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rlhf_api.problems import Problem, SpecError
+from rlhf_trainer.run_folder.commands import job_folders
+
+ROLLOUTS = "rollouts.jsonl"
+NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "policy_version")
+
+
+def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
+    """Print the kept responses of a step (the last by default) with the lowest rewards, or the highest.
+
+    SpecError if there are none.
+    """
+    file = _file(output, job)
+    rows = read_step(file, step)
+    if not rows:
+        raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
+    console = Console(highlight=False, soft_wrap=True)
+    chosen = sorted(rows, key=lambda row: row["reward"], reverse=best)[:count]
+    order = "highest" if best else "lowest"
+    console.print(f"step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses with the {order} reward")
+    for row in chosen:
+        console.print(Text(f"\n{described(row)}", style="bold"))
+        for name in ("prompt", "response"):
+            console.print(Text.assemble((f"{name}: ", "dim"), row[name]))
+
+
+def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
+    """The rows of a step, the last by default; of a step that was run twice (a resumed job) the last of each."""
+    found: dict[int, dict[str, Any]] = {}
+    wanted = -1 if step is None else step
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            row = _parsed(line)
+            if step is None and row.get("step", -1) > wanted:
+                wanted, found = row["step"], {}
+            if row.get("step") == wanted:
+                found[row["row"]] = row
+    return [found[row] for row in sorted(found)]
+
+
+def described(row: Mapping[str, Any]) -> str:
+    """The numbers of a row in one line."""
+    numbers = {name: row[name] for name in NUMBERS if name in row}
+    parts: Mapping[str, float] = row.get("reward_parts", {})
+    numbers |= {f"reward_part/{name}": value for name, value in parts.items()}
+    ended = "finished" if row.get("finished") else "cut off"
+    return ", ".join([f"row {row['row']}", *(f"{name} {value:.4g}" for name, value in numbers.items()), ended])
+
+
+def _file(output: Path, job: str | None) -> Path:
+    """The rollouts of a job, by default of the last that has some."""
+    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
+    files: Sequence[Path] = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
+    if not files:
+        what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
+        raise SpecError([Problem(str(output), what)])
+    return files[-1]
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """A line; empty for one that a run is just writing."""
+    try:
+        return dict(json.loads(line))
+    except (ValueError, TypeError):
+        return {}

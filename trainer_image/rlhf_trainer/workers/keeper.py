@@ -1,0 +1,74 @@
+"""Keeps a share of the responses that an actor learns from, as texts with all that was found about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rlhf_trainer.generation.vllm_engine import response_seed
+from rlhf_trainer.ops.masks import row_sums
+from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.training.save import disk_errors
+from rlhf_trainer.types import Batch, register
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.samples import from_bytes, sample_of
+
+READS = ("tokens", "attention_mask", "response_mask", "finished", "policy_version", "scores")
+READS_IF_THERE = ("advantages", "costs", "columns", "reward_parts")
+SEEDS = 2.0**56
+"""`response_seed` gives one of so many numbers."""
+
+
+class RolloutKeeper:
+    """One rank of it; the first one writes the file, and no text passes through the controller."""
+
+    def __init__(self, setting: WorkerSetting, *, file: str) -> None:
+        self._tokenizer, self._file = setting.tokenizer(), Path(file)
+        spec = setting.job.spec
+        self._share, self._seed, self._group = spec.rollout.keep, spec.training.seed, spec.rollout.samples_per_prompt
+
+    @register(DP_PROTO, reads=READS, reads_if_there=READS_IF_THERE)
+    def keep(self, batch: Batch) -> None:
+        """Add a line for each response to the prompts that are kept; rows that nothing is learned from are left out."""
+        learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
+        mine = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
+        parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(mine, parts)
+        if parts is not None:
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for part in parts for row in part]
+            with disk_errors("rollouts", self._file), self._file.open("a", encoding="utf-8", errors="replace") as file:
+                file.writelines(lines)
+
+    def _keeps(self, step: int, row: int) -> bool:
+        """Whether the responses to the prompt of a row are kept: the same on any number of ranks, and when resumed."""
+        return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
+
+    def _row(self, batch: Batch, row: int) -> dict[str, Any]:
+        """What is kept of one of this rank's rows."""
+        sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
+        response = float(batch["response_mask"][row].sum())
+        found: dict[str, Any] = {
+            "step": batch.step,
+            "row": sample.row,
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "reward": float(batch["scores"][row]),
+        }
+        if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
+            found["reward_parts"] = parts
+        if "costs" in fields:
+            found["cost"] = float(fields["costs"][row])
+        if "advantages" in fields:
+            total = row_sums(fields["advantages"][row : row + 1], batch["response_mask"][row : row + 1])
+            found["advantage"] = float(total) / response
+        if "columns" in fields:
+            found["columns"] = from_bytes(fields["columns"][row])
+        return found | {
+            "finished": sample.finished,
+            "prompt_tokens": int(batch["attention_mask"][row].sum() - response),
+            "response_tokens": int(response),
+            "policy_version": int(batch["policy_version"][row]),
+        }
