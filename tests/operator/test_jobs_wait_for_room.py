@@ -456,7 +456,7 @@ def test_a_long_line_is_not_written_anew_for_each_job_that_leaves_it() -> None:
     cluster.settle()
     cluster.wait(61)
     assert cluster.condition(made[10], "QuotaReserved").message.startswith("10th in line; ")
-    assert cluster.condition(made[11], "QuotaReserved").message == "More than 10 jobs are before it in line."
+    assert cluster.condition(made[11], "QuotaReserved").message == "At least 10 jobs are before it in line."
     before, cluster.passes = {name: cluster.job(name).resource_version for name in made}, 0
     cluster.end_one()
     cluster.settle()

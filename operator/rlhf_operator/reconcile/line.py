@@ -32,7 +32,7 @@ LOOK_AGAIN_SECONDS: Final = 60.0
 """Nodes come and go without an event about the job, and so do many pods of others."""
 PLACES_TOLD: Final = 10
 """Who is further behind is not told of everyone that goes: a thousand statuses would be written for each job."""
-FAR_BEHIND: Final = f"More than {PLACES_TOLD} jobs are before it in line."
+FAR_BEHIND: Final = f"At least {PLACES_TOLD} jobs are before it in line."
 
 
 def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[str, ...]] | None:

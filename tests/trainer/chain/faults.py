@@ -223,7 +223,7 @@ HEAD = """\
 
 What a run does when one of its processes ends or hangs, when memory or disk is full, and when files are
 damaged. `make test-chaos` makes each row happen in a PPO job of two ranks with a checkpoint a step, at each
-place that the row names (`make test` at one of them), and then runs the job again by the same command: its
+place that the row names (`make test`: one row at one place), and then runs the job again by the same command: its
 metrics have every step once, and its weights, optimizer and model are those of a run without the fault, to
 the bit. Nothing of a run is left on the machine: no process, and no shared memory.
 `python -m tests.trainer.chain.faults > docs/faults.md` writes this page. `…` stands for what differs.

@@ -34,13 +34,13 @@ def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> No
 
 def test_a_closed_terminal_stops_like_sigterm_unless_nohup_has_had_it_ignored() -> None:
     stop = StopSignals(lambda message: None)
-    before = signal.getsignal(signal.SIGHUP)
-    with stop.handled():
-        with pytest.raises(Stopped, match="stopped by SIGHUP") as stopped:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert stopped.value.exit_code == 143
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
     try:
+        with stop.handled():
+            with pytest.raises(Stopped, match="stopped by SIGHUP") as stopped:
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stopped.value.exit_code == 143
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with stop.handled():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
