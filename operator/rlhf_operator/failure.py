@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -357,8 +358,13 @@ def _start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, 
 
 
 def _together(snapshot: Snapshot) -> Counter[str]:
-    """How many pods the attempt has, and what they request together where the operator has reserved it."""
-    status = snapshot.job.status
+    """How many pods the attempt has, and what they request together where the operator has reserved it.
+
+    Nothing where templates name priorities: a quota may then count some of the pods only.
+    """
+    status, runtime = snapshot.job.status, snapshot.job.spec.get("runtime")
+    if "priorityClassName" in json.dumps(runtime):
+        return Counter()
     pods = 1 + sum(pool.nodes for pool in status.mapping.pools) if status.mapping else 1
     return sum((each.amounts for each in status.reserved), Counter({"pods": pods}))
 

@@ -176,11 +176,11 @@ class Reconciler:
             if isinstance(error, RefusedError):
                 self._refused[key] = error.refusal
             self._stale.add(key)
-            logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._failed(key))
+            logger.warning("%s/%s: %s; again in %.1f s", *key, error, self._failed(key, error))
             return "error"
-        except Exception:
+        except Exception as error:
             # A mistake of ours in one job must not stop the others.
-            logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key))
+            logger.exception("%s/%s: the pass failed; again in %.1f s", *key, self._failed(key, error))
             return "error"
         self._queue.succeeded(key)
         self._observer.failing.pop(key, None)
@@ -190,9 +190,10 @@ class Reconciler:
         self._start_polling(key)
         return "done"
 
-    def _failed(self, key: Key) -> float:
-        """Seconds until a pass that failed is repeated."""
-        self._observer.failing.setdefault(key, time.monotonic())
+    def _failed(self, key: Key, error: Exception) -> float:
+        """Seconds until a pass that failed is repeated; where the server was away, that is not the job's fault."""
+        if not (isinstance(error, ApiError) and error.passing):
+            self._observer.failing.setdefault(key, time.monotonic())
         return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:

@@ -10,6 +10,7 @@ from rlhf_operator import conditions, names
 from rlhf_operator.reconcile import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
+from tests.operator.rendered import nodes
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
 
@@ -19,6 +20,13 @@ def test_a_queue_that_nobody_manages_is_told_as_such() -> None:
     world.settle()
     assert (world.phase, world.made) == ("Provisioning", ["job-a1"])
     assert reason(world, "QuotaReserved") == "QueueIgnored"
+
+
+def test_without_kueue_the_label_of_a_queue_is_waited_for_by_nobody() -> None:
+    world = World(labels={names.QUEUE: "team"}, has_kueue=False, nodes=nodes(1, 8))
+    world.operate()
+    assert world.status.attempt == 1
+    assert "waits to be admitted" not in message(world, "QuotaReserved")
 
 
 def test_kueue_is_believed_by_its_deeds_where_its_workloads_cannot_be_read() -> None:

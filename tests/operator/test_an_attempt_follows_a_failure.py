@@ -152,6 +152,21 @@ def test_what_had_no_memory_on_a_device_is_tried_with_half_the_micro_batch_down_
     assert "no memory for micro-batches of 4096 tokens; they have 2048 now" in told[2]
 
 
+def test_memory_that_another_option_would_save_says_nothing_of_micro_batches() -> None:
+    resources = {"device": "GPU", "nodes": 1, "slotsPerNode": 1}
+    world = World(spec={**SFT, "resources": resources}, nodes=nodes(1, 1, A100))
+    world.run_to(5)
+    world.end(5, message="actor.generate_sequences has not enough memory; lower spec.rollout.gpuMemoryUtilization")
+    world.ray_tells()
+    world.settle()
+    world.wait(60)
+    world.settle()
+    world.start_again()
+    assert failed(world).reason == "OutOfMemory"
+    assert world.status.mapping is not None
+    assert world.status.mapping.micro_batch_tokens == 8192
+
+
 def test_a_pod_beyond_its_limit_says_nothing_of_micro_batches() -> None:
     world = running(spec={**SFT, "training": {**SFT["training"], "microBatchTokens": 4096}}, nodes=NODES)
     out_of_memory(world, world.worker().name)

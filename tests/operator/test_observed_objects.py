@@ -310,8 +310,18 @@ def test_a_claim_that_outlives_its_job_says_whose_it_was() -> None:
     labels = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: "a"}
     assert seen(labels=labels) == (False, "a")
     assert seen(labels=labels, ownerReferences=[{"kind": "RLHFJob", "uid": "older"}]) == (False, "")
+    consumer = {"kind": "RLHFJob", "name": "b", "uid": "another"}
+    assert seen(labels=labels, ownerReferences=[consumer]) == (False, "")
     assert seen(labels=labels, deletionTimestamp="2026-01-31T12:00:00Z") == (False, "")
     assert seen(labels={names.JOB_NAME: "a"}) == (False, "")
+
+
+def test_a_claim_belongs_to_the_job_that_writes_to_it_whoever_else_owns_it() -> None:
+    owners = [{"kind": "RLHFJob", "name": name, "uid": f"uid of {name}"} for name in ("b", "a")]
+    metadata = {"namespace": "n", "name": "a-output", "uid": "k", "resourceVersion": "9", "ownerReferences": owners}
+    cache = Cache()
+    cache.put("claims", {"metadata": metadata})
+    assert [entry.owner for _, entry in cache.claims] == ["uid of a"]
 
 
 def test_a_claim_says_who_made_it_and_what_size_it_has_unless_that_means_nothing() -> None:

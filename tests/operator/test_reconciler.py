@@ -346,6 +346,19 @@ def test_what_follows_a_reservation_keeps_no_other_job_from_its_own() -> None:
     run(world, reserve, test)
 
 
+def test_a_server_that_is_away_is_no_fault_of_a_job() -> None:
+    """Else those behind it in line would begin before it."""
+    world = World("a")
+    world.failures["a"] = [ApiError(0, "no answer"), ApiError(503, "not now")]
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: world.results.count("error") == 2)
+        assert world.failing == {}
+        await until(lambda: world.applied == ["a"])
+
+    run(world, nothing_to_do, test)
+
+
 def test_whose_passes_fail_is_known_until_one_succeeds() -> None:
     world = World("a", "b")
     world.failures["a"] = [ApiError(403, "no"), RuntimeError("a bug")]

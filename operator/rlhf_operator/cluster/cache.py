@@ -185,7 +185,9 @@ def _priority(document: Document) -> tuple[tuple[int, bool], str, frozenset[str]
 
 def _claim(document: Document) -> tuple[ObservedClaim, str, frozenset[str]]:
     owners = raw.entries(document, "metadata", "ownerReferences")
-    job = next((raw.text(each, "uid") for each in owners if each.get("kind") == KIND), "")
+    claim = raw.text(document, "metadata", "name")
+    jobs = [each for each in owners if each.get("kind") == KIND]
+    job = next((raw.text(each, "uid") for each in jobs if names.output_claim(raw.text(each, "name")) == claim), "")
     return parse.claim(document), job, frozenset()
 
 
@@ -288,7 +290,7 @@ class Cache:
         return self._in_phase("Mapping") | self._next_in_line()
 
     def _next_in_line(self) -> set[Key]:
-        """Of the jobs in line that want the same the oldest: no other one may begin before it."""
+        """Of the jobs in line that want the same the oldest, which begins first; the others look once a minute."""
         line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
         line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
         return {(job.namespace, job.name) for job in {job.wants: job for job in line}.values()}

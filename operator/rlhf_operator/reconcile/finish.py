@@ -83,7 +83,7 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
         message=failure.message,
         pod=failure.pod,
         node=failure.node,
-        micro_batch_tokens=_too_large(ctx) if failure.exit_code == ExitCode.OUT_OF_MEMORY else None,
+        micro_batch_tokens=_too_large(ctx, failure),
     )
     ctx.set_status(last_failure=failure.model_copy(update={"rule": rule}), failed_attempts=count)
     ctx.add_event("Warning", failure.reason, what)
@@ -134,8 +134,14 @@ def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
     fail(ctx, "QueueDeadlineExceeded", f"no room for {limit} s, spec.runPolicy.queueDeadlineSeconds")
 
 
-def _too_large(ctx: ReconcileContext) -> int | None:
-    """Tokens of a micro-batch for which the attempt had no memory; None where the trainer chose them itself, on CPU."""
+def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
+    """Tokens of a micro-batch for which the attempt had no memory.
+
+    None where the trainer chose them itself, on CPU, or names another field that would help.
+    """
+    names_another = "spec." in failure.message and "microBatchTokens" not in failure.message
+    if failure.exit_code != ExitCode.OUT_OF_MEMORY or names_another:
+        return None
     mapped = ctx.status.mapping.micro_batch_tokens if ctx.status.mapping else None
     return mapped or (ctx.job.spec.training.micro_batch_tokens if ctx.job else None)
 

@@ -40,7 +40,7 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
 
     The mapping is as before, as long as that can be kept. None: a condition says what the job waits for.
     """
-    older, has_room = _older(ctx), bool(ctx.status.reserved)
+    older, has_room = elders(ctx), bool(ctx.status.reserved)
     ahead = [] if has_room else older
     if any(not each.status.conditions for each in ahead):
         raise NotYetError
@@ -155,7 +155,7 @@ def _summary(mapping: MappedPlacement) -> str:
     return f"{mapping.slots} {mapping.device} slots ({pools})."
 
 
-def _older(ctx: ReconcileContext) -> list[ObservedJob]:
+def elders(ctx: ReconcileContext) -> list[ObservedJob]:
     """The jobs in line whose turn comes before this one's."""
     now = ctx.snapshot
     mine = _turn(now.job, ctx)

@@ -115,7 +115,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         head_pod=None,
         queue=queue,
     )
-    if queue:
+    if queue and not ctx.snapshot.in_line:  # without Kueue the label says nothing
         ctx.set_condition(
             "QuotaReserved", "False", "Pending", f"Attempt {number} waits to be admitted by queue {queue}."
         )

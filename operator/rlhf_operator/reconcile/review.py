@@ -7,7 +7,7 @@ from typing import Final
 
 from rlhf_operator.placement import better
 from rlhf_operator.placement.review import measured
-from rlhf_operator.reconcile import finish
+from rlhf_operator.reconcile import finish, line
 from rlhf_operator.reconcile.context import ReconcileContext
 
 BETTER: Final = "BetterPlacement"
@@ -29,7 +29,8 @@ def look(ctx: ReconcileContext) -> None:
         _name(ctx, better(ctx.job, have, seen, ctx.settings))
     mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
     is_named = mapped is not None and mapped.reason == BETTER
-    if is_named and _may_remap(ctx) and saved is not None and saved.step > told.step:
+    # Its room would be for those before it in line.
+    if is_named and _may_remap(ctx) and saved is not None and saved.step > told.step and not line.elders(ctx):
         finish.remap(ctx)
 
 

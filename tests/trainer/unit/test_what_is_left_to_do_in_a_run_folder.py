@@ -10,6 +10,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.resume import from_the_start, unfinished
@@ -95,6 +96,18 @@ def test_a_checkpoint_that_turns_out_to_be_damaged_is_not_chosen_again(tmp_path:
     with pytest.raises(NumericsError, match=r"checksum\); a run goes on from the checkpoint before it"):
         resumed(folder, digest="abc").restore()
     assert starts(tmp_path)["helpful-sft"] is None
+
+
+def test_a_damaged_checkpoint_that_cannot_be_marked_is_still_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise EnvironmentProblem("the disk is read-only")
+
+    kept = resumed(run(tmp_path, "helpful-sft", saved_at=5), digest="abc")
+    monkeypatch.setattr(Checkpoint, "condemn", refuse)
+    with pytest.raises(NumericsError, match=r"checksum\); nor could that be noted there \(the disk is read-only\)"):
+        kept.restore()
 
 
 def test_other_rows_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:

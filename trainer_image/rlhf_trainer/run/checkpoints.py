@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.checkpoint import STATE, Checkpoint
-from rlhf_trainer.errors import DataError, NumericsError
+from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
@@ -66,7 +66,7 @@ class KeptCheckpoints(Checkpoints):
         self._begun_step = 0
         self._begun_at = time.monotonic()
         for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
-            if data.digests[path] != digest:
+            if data.digests.get(path) != digest:
                 raise DataError(
                     f"{job.name}: {path}: its rows, or their order, are not those with which the job began; "
                     "use another --output, or --restart"
@@ -83,8 +83,12 @@ class KeptCheckpoints(Checkpoints):
             for call in calls:
                 call.result()
         except NumericsError as error:
-            self._resumed.condemn(str(error))
-            raise NumericsError(f"{error}; a run goes on from the checkpoint before it, or from the start") from error
+            then = "a run goes on from the checkpoint before it, or from the start"
+            try:
+                self._resumed.condemn(str(error))
+            except EnvironmentProblem as refused:
+                then = f"nor could that be noted there ({refused}): delete it"
+            raise NumericsError(f"{error}; {then}") from error
         return state
 
     def end_step(self, step: int, state: Callable[[], State]) -> None:
