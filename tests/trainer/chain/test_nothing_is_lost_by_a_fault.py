@@ -161,7 +161,8 @@ def service(port: int) -> Iterator[int]:
 @pytest.mark.timeout(600)
 def test_a_reward_service_that_goes_and_comes_back_is_waited_for(home: Path, tmp_path: Path) -> None:
     with service(0) as port:
-        options = [f"--set=models.reward={{url: 'http://127.0.0.1:{port}/score'}}"]
+        pools = "[{name: all, models: [actor, critic, reference], slotsPerNode: 2}]"  # a service lives in none
+        options = [f"--set=models.reward={{url: 'http://127.0.0.1:{port}/score'}}", f"--set=placement.pools={pools}"]
         run_to_the_end(home, tmp_path / "undisturbed", options)
     for phase in SERVICE_PHASES:
         output = tmp_path / phase / "run"
