@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "spec.models.*.gradientCheckpointing",
     "spec.models.*.offload",
     "spec.evaluation.functions.*.timeoutSeconds",
+    "spec.evaluation.verifiers.*.timeoutSeconds",
     *(
         f"spec.models.reward.{part}{field}"
         for part in ("", "sum.*.reward.")

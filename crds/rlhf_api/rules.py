@@ -173,9 +173,14 @@ def _sampling() -> Iterator[Rule]:
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
         "rollout": _has_its_defaults("rollout", Rollout),
         "evaluation.functions": Field("evaluation.functions").size() == 0,
+        "evaluation.verifiers": Field("evaluation.verifiers").size() == 0,
+        "evaluation.samplesPerPrompt": Field("evaluation.samplesPerPrompt") == 1,
+        "evaluation.greedy": ~(Field("evaluation.greedy") == True),  # noqa: E712 an expression
         **{path: Field(path).size() == 0 for path in (*TRAIN_COLUMNS, "evaluation.data.columns")},
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
+    alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712
+    yield Rule("evaluation.samplesPerPrompt", alone, "is {value}, but the responses of evaluation.greedy are the same")
     message = "is {value}, but {name} compares the responses to a prompt; expected at least 2"
     yield Rule("rollout.samplesPerPrompt", _compares().implies(SAMPLES >= 2), message)
     longest = Field("data.maxResponseTokens")
@@ -277,13 +282,18 @@ def _user_code() -> Iterator[Rule]:
         for key, seconds in defaults.items():
             default = Field(f"{form}.{key}").given.then(seconds, default)
         times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
-    judge = "evaluation.functions[].timeoutSeconds"
+    judges = ("evaluation.functions[]", "evaluation.verifiers[]")
+    times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
     deadline = Field("training.callDeadlineSeconds")
     message = "is {value:g}, expected less than training.callDeadlineSeconds ({deadline})"
-    for path, time in {**times, judge: Field(judge)}.items():
+    for path, time in times.items():
         yield Rule(path, time < deadline.as_float(), message, {"deadline": deadline})
-    free = ~Field("evaluation.functions[].name").one_of(("reward", "cost"))
-    yield Rule("evaluation.functions[].name", free, '"{value}" is taken')
+    for judge in judges:
+        free = ~Field(f"{judge}.name").one_of(("reward", "cost"))
+        yield Rule(f"{judge}.name", free, '"{value}" is taken')
+    verifier = Field("evaluation.verifiers[].name")
+    same = Field("evaluation.functions").where(Field("name", "one") == verifier).size()
+    yield Rule("evaluation.verifiers[].name", same == 0, '"{value}" is one of evaluation.functions, too')
 
 
 def _pods() -> Iterator[Rule]:
@@ -312,6 +322,7 @@ def _repeated(spec: JobSpec) -> Iterator[Problem]:
         "runPolicy.failureRules",
         "runtime.env",
         "evaluation.functions",
+        "evaluation.verifiers",
     ):
         names = [entry.name for entry in Field(path).of({"spec": spec}) or ()]
         for index, name in enumerate(names):

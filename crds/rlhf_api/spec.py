@@ -21,8 +21,9 @@ from rlhf_api.contract import (
     null_is_unset,
 )
 from rlhf_api.data import Data, DataMix, DataSource
+from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.functions import Function, RewardFunction, RewardService
+from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
@@ -289,23 +290,6 @@ class Training(Spec):
     ] = 1800
 
 
-class EvaluationFunction(Function):
-    """A function that judges a response."""
-
-    name: Annotated[Identifier, Field(description="Name of the metric.")]
-
-
-class Evaluation(Spec):
-    """What is measured before, during and after training."""
-
-    data: Annotated[DataSource, Field(description="The rows to measure on.")]
-    every_steps: Annotated[Count | None, Field(description="Also measure each time so many steps are done.")] = None
-    functions: Annotated[
-        tuple[EvaluationFunction, ...],
-        Field(strict=False, max_length=32, description="Functions to apply to responses; RL only."),
-    ] = ()
-
-
 class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
@@ -360,9 +344,11 @@ class JobSpec(Spec):
     def columns(self, data: DataSource | DataMix) -> tuple[str, ...]:
         """The further columns of prompts that data sets give: those that they name, and those of the verifiers."""
         named = [column for source in data.sources("").values() for column in source.columns]
-        return tuple(dict.fromkeys([*named, *self.verified()]))
+        return tuple(dict.fromkeys([*named, *self.verified(data)]))
 
-    def verified(self) -> tuple[str, ...]:
-        """The columns that the verifiers read."""
-        parts = self.models.rewards().values()
-        return tuple(column for part in parts if isinstance(part, RewardVerifier) for column in part.verifier.columns)
+    def verified(self, data: DataSource | DataMix) -> tuple[str, ...]:
+        """The columns of such rows that verifiers read: of the reward, and of the evaluation in its own rows."""
+        parts = [part for part in self.models.rewards().values() if isinstance(part, RewardVerifier)]
+        if self.evaluation and data is self.evaluation.data:
+            parts += self.evaluation.verifiers
+        return tuple(column for part in parts for column in part.verifier.columns)

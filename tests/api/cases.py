@@ -30,6 +30,7 @@ ROLES = ("actor", "critic", "reference", "reward", "cost")
 ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
+VERIFIERS = "evaluation={data: {uri: hf://x}, samplesPerPrompt: 8, verifiers: [{name: right, verifier: {name: Math}}]}"
 EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
 
 
@@ -168,6 +169,8 @@ RIGHT: dict[str, Case] = {
     "the defaults of sampling, written": Case("SFT", ("rollout={samplesPerPrompt: 1, topK: -1, temperature: 1}",)),
     "no functions for SFT": Case("SFT", ("evaluation={data: {uri: hf://x}, functions: []}",)),
     "evaluation": Case("PPO", (EVALUATION, "evaluation.everySteps=2")),
+    "evaluation by verifiers": Case("GRPO", (VERIFIERS,)),
+    "a greedy evaluation": Case("PPO", (EVALUATION, "evaluation.greedy=true")),
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
     "manual placement": Case("PPO", (POOLS,)),
@@ -425,6 +428,25 @@ WRONG: dict[str, Case] = {
     "sampling for a reward model": Case("RewardModel", ("rollout.temperature=0.5",), "spec.rollout"),
     "shards of generation for DPO": Case("DPO", ("rollout.tensorParallel=1",), "spec.rollout"),
     "functions for SFT": Case("SFT", (EVALUATION,), "spec.evaluation.functions"),
+    "verifiers for SFT": Case("SFT", (VERIFIERS, "evaluation.samplesPerPrompt=1"), "spec.evaluation.verifiers"),
+    "samples of an evaluation of SFT": Case(
+        "SFT", (VERIFIERS, "evaluation.verifiers=[]"), "spec.evaluation.samplesPerPrompt"
+    ),
+    "a greedy evaluation of SFT": Case(
+        "SFT", ("evaluation={data: {uri: hf://x}, greedy: true}",), "spec.evaluation.greedy"
+    ),
+    "greedy samples": Case("PPO", (VERIFIERS, "evaluation.greedy=true"), "spec.evaluation.samplesPerPrompt"),
+    "a verifier that is named as the reward": Case(
+        "PPO", (VERIFIERS, "evaluation.verifiers.0.name=reward"), "spec.evaluation.verifiers.0.name"
+    ),
+    "a verifier that is named as a function": Case(
+        "PPO",
+        (EVALUATION, "evaluation.verifiers=[{name: rule, verifier: {name: Math}}]"),
+        "spec.evaluation.verifiers.0.name",
+    ),
+    "a verifier longer than a call": Case(
+        "PPO", (VERIFIERS, "training.callDeadlineSeconds=300"), "spec.evaluation.verifiers.0.timeoutSeconds"
+    ),
     "mini-batches that do not divide": Case("PPO", ("training.miniBatchSize=3",), "spec.training.miniBatchSize"),
     "mini-batches that cut pairs": Case("OnlineDPO", ("training.miniBatchSize=2",), "spec.training.miniBatchSize"),
     **{

@@ -25,6 +25,7 @@ KEYS = MappingProxyType(
         "functions": "name",
         "pools": "name",
         "sum": "name",
+        "verifiers": "name",
     }
 )
 """The lists whose entries have a key, and its field; any other list is one value (atomic)."""

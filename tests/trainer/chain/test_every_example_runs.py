@@ -51,6 +51,13 @@ NEVER_RIGHT = "arithmetic-grpo"
 
 ONE_SLOT = "--set=resources.slotsPerNode=1"
 """For those that always run: a job's processes start in half the time."""
+GRPO = "helpful-grpo"
+THRICE = [
+    f"--set={GRPO}:evaluation.samplesPerPrompt=3",
+    f"--set={GRPO}:evaluation.verifiers=[{{name: brief, verifier: {{name: Length, maximum: 30}}}}]",
+    f"--set={GRPO}:evaluation.everySteps=1",
+]
+"""Three responses to each of the six prompts to evaluate on, judged by a verifier too."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -71,7 +78,9 @@ def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factor
     folder = tmp_path_factory.mktemp("examples")
     manifest, output = folder / "examples.yaml", only_ppo_left(chain, folder / "run")
     manifest.write_text("---\n".join(path.read_text() for path in paths))
-    done = rlhf("run", manifest, f"--output={output}", *SHORT, *([ONE_SLOT] if request.param else []), deadline=800)
+    done = rlhf(
+        "run", manifest, f"--output={output}", *SHORT, *([ONE_SLOT, *THRICE] if request.param else []), deadline=800
+    )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stdout
     return output, load(manifest, finished=FINISHED), chain[0]
@@ -127,6 +136,22 @@ def test_what_is_measured_on_held_out_data_is_in_the_summary(run: Run) -> None:
         scores += ["cost"] if job.spec.models.cost else []
         assert measured.keys() >= {f"{score}_{when}" for score in scores for when in ("before", "after")}
         assert 0 <= measured["win_rate"] <= 1
+
+
+def test_an_evaluation_may_take_several_responses_to_a_prompt(run: Run) -> None:
+    if GRPO not in [job.name for job in run[1]]:
+        return
+    measured = json.loads((run[0] / "summary.json").read_text())[GRPO]
+    samples = [json.loads(line) for line in (run[0] / GRPO / "samples.jsonl").read_text().splitlines()]
+    prompts = [sample["prompt"] for sample in samples]
+    assert prompts == [prompts[place] for place in range(0, 18, 3) for _ in range(3)]
+    assert len({sample["response_after"] for sample in samples[:3]}) > 1, "each is drawn anew"
+    passed = [sample["brief_after"] == 1 for sample in samples]
+    assert measured["brief_after"] == pytest.approx(sum(passed) / 18)
+    of_three = sum(any(passed[place : place + 3]) for place in range(0, 18, 3)) / 6
+    assert measured["brief_pass_at_3_after"] == pytest.approx(of_three)
+    assert measured["brief_after"] <= measured["brief_pass_at_2_after"] <= of_three
+    assert "evaluation/brief_pass_at_3" in records(run[0] / GRPO)[0]
 
 
 def test_the_saved_model_loads_and_is_not_the_one_it_began_with(run: Run) -> None:

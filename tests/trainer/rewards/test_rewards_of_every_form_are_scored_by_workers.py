@@ -203,6 +203,16 @@ def test_an_evaluation_function_runs_by_the_same_means(folder: Path) -> None:
     assert rows == [{"reward": 1.0, "rule": 2 * value} for value in function[:-1]]
 
 
+def test_a_verifier_of_an_evaluation_reads_its_column(folder: Path) -> None:
+    """The number of the row: the responses, of other tokens, hold none of them."""
+    verifiers = "[{name: right, verifier: {name: Math, answerKey: size}}, {name: brief, verifier: {name: Length}}]"
+    verifiers = verifiers.replace("Length", "Length, maximum: 10000")
+    job = job_with(folder, f"evaluation={{data: {{uri: hf://x}}, verifiers: {verifiers}}}")
+    rows = [row for part in run_kept_ranks(2, judge, job, folder) for row in part]
+    finished = FIELDS["finished"][: len(rows)].tolist()
+    assert rows == [{"reward": 1.0, "right": 0.0, "brief": ended} for ended in finished]
+
+
 def test_an_evaluation_keeps_the_responses_that_have_no_score(folder: Path) -> None:
     evaluation = f"{{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: '{FUNCTIONS}:every_other'}}]}}"
     ((first, second, *_),) = run_kept_ranks(1, judge, job_with(folder, f"evaluation={evaluation}"), folder, 1)

@@ -85,7 +85,7 @@ class Loader:
 
     def _further(self, source: DataSource, spec: JobSpec) -> dict[str, Sequence[str]]:
         """Which further columns are read: of prompts without responses."""
-        return {} if self.reader.responses else {"columns": spec.columns(source), "verified": spec.verified()}
+        return {} if self.reader.responses else {"columns": spec.columns(source), "verified": spec.verified(source)}
 
     def facts(self) -> list[str]:
         """Sentences on the rows that were left out."""

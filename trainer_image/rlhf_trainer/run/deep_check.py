@@ -27,7 +27,7 @@ from rlhf_trainer.run_folder.folder import JobFolder, model_folder
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
-from rlhf_trainer.workers.judge import evaluation_functions
+from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.scoring import UserCode, reward_code
 
 FIRST_ROWS = 64
@@ -118,8 +118,8 @@ class JobCheck:
         held_out = [_sample(data, data.held_out)] if self._job.spec.evaluation else []
         for reward in reward_code(self._job, ranks=1).values():
             self._tried(_call, reward, [first, *held_out])
-        for function in evaluation_functions(self._job).values():
-            self._tried(_call, function, held_out)
+        for judge in evaluation_code(self._job).values():
+            self._tried(_call, judge, held_out)
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
+from rlhf_api.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.judge import JudgedRow
@@ -85,16 +86,25 @@ class HeldOut(Evaluation):
 
 
 class Rollouts(Evaluation):
-    """Responses to the held-out prompts before and after, with the same seeds, judged by reward and functions.
+    """Responses to the held-out prompts before and after, with the same seeds, judged by reward, functions, verifiers.
 
-    win_rate is the share of prompts whose response after scores higher than before by the first evaluation function
-    (the reward if there is none), a tie counting 0.5; win_rate_null compares two draws before training the same way.
+    Measures are means over all responses to all prompts (avg@k). win_rate is the share of responses after that score
+    higher than that before of the same prompt and number, by the first function (without one the first verifier, then
+    the reward), a tie counting 0.5; win_rate_null compares two draws before training the same way.
     """
 
-    def __init__(self, runtime: Runtime, rows: int, *, functions: Sequence[str], has_columns: bool) -> None:
-        self._runtime, self._rows, self._has_columns = runtime, rows, has_columns
+    def __init__(self, runtime: Runtime, rows: int, *, job: Job) -> None:
+        assert job.spec.evaluation, "the job has an evaluation"
+        asked = job.spec.evaluation
+        self._runtime, self._rows, self._has_columns = runtime, rows, bool(job.spec.columns(asked.data))
         self._costs = runtime.models.get("cost")
-        self._decider = functions[0] if functions else "reward"
+        self._options = {} if not asked.greedy else {"do_sample": False}
+        self._samples = asked.samples_per_prompt
+        self._passed = [verifier.name for verifier in asked.verifiers]
+        if isinstance(job.spec.models.reward, RewardVerifier):
+            self._passed.append("reward")
+        judges = [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
+        self._decider = judges[0] if judges else "reward"
         self._before: list[JudgedRow] = []
         self._again: list[JudgedRow] = []
         self._after: list[JudgedRow] = []
@@ -105,13 +115,13 @@ class Rollouts(Evaluation):
     def during(self) -> dict[str, float]:
         rows = self._draw(FIRST_DRAW)
         return {
-            **{f"evaluation/{measure}": value for measure, value in means(rows).items()},
+            **{f"evaluation/{measure}": value for measure, value in self._measures(rows).items()},
             "evaluation/win_rate": win_rate(rows, self._before, self._decider),
         }
 
     def after(self) -> dict[str, float]:
         self._after = self._draw(FIRST_DRAW)
-        before, after = means(self._before), means(self._after)
+        before, after = self._measures(self._before), self._measures(self._after)
         summary = {}
         for measure in [each for each in before if each in after]:
             summary[f"{measure}_before"], summary[f"{measure}_after"] = before[measure], after[measure]
@@ -137,13 +147,21 @@ class Rollouts(Evaluation):
     def restore(self, state: Any) -> None:
         self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
 
+    def _measures(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
+        """The mean of every measure, and pass@k of verifiers."""
+        found = means(rows)
+        for measure in self._passed:
+            for k, share in passes_at(rows, measure, samples=self._samples).items():
+                found[f"{measure}_pass_at_{k}"] = share
+        return found
+
     def _draw(self, draw: int) -> list[JudgedRow]:
         """Responses of the actor as it is now to every held-out prompt."""
         models = self._runtime.models
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
         if self._has_columns:
             batch = models["data"].load_evaluation_columns(batch)
-        batch = models["actor"].generate_sequences(batch)
+        batch = models["actor"].generate_sequences(batch, **self._options)
         batch = batch.with_prefixed(scored=models["reward"].compute_reward(batch))  # where no score is no padding
         if self._costs:
             batch = self._costs.compute_cost(batch)
@@ -159,6 +177,25 @@ def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
         if score is not None:
             found.setdefault(measure, []).append(score)
     return {measure: finite(measure, sum(scores) / len(scores)) for measure, scores in found.items()}
+
+
+def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[int, float]:
+    """pass@k for k = 2, 4, ... up to `samples`, and that itself: the chance that one of k responses to a prompt passes.
+
+    The unbiased estimate 1 - C(n - c, k) / C(n, k) of c passes in n responses (Chen et al., arXiv:2107.03374, section
+    2.1), as a mean over the prompts. A response passes with a score of 1; one without a score does not.
+    """
+    passed = [sum(row.scores[measure] == 1.0 for row in group) for group in batched(rows, samples)]
+    sizes = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
+    return {
+        k: sum(1 - math.comb(samples - count, k) / math.comb(samples, k) for count in passed) / len(passed)
+        for k in sizes
+    }
+
+
+def batched(rows: Sequence[JudgedRow], size: int) -> list[Sequence[JudgedRow]]:
+    """The rows in groups of `size`."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def finite(measure: str, value: float) -> float:
@@ -190,5 +227,4 @@ def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
         (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
         options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
         return HeldOut(runtime, rows, role=role, **options, with_reference="reference" in frozen)
-    functions = [function.name for function in job.spec.evaluation.functions]
-    return Rollouts(runtime, rows, functions=functions, has_columns=bool(job.spec.columns(job.spec.evaluation.data)))
+    return Rollouts(runtime, rows, job=job)

@@ -25,7 +25,7 @@ class DataShape:
     rows: int
     """Rows to train on, after dropping those that are too long."""
     evaluation_rows: int
-    """Rows of an evaluation batch: the held-out rows, padded to divide over the ranks; 0 without evaluation."""
+    """Rows of an evaluation batch: the held-out rows, each for its samples, padded to divide over the ranks."""
     facts: tuple[str, ...]
     """Sentences for the user: how many rows were dropped, and why."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -47,9 +47,10 @@ class DataWorker:
         self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train")
         self.loaders: list[Loader] = [self.train]
         """All that the job reads."""
-        self._held_out = None
+        self._held_out, self._samples_held_out = None, 1
         if job.spec.evaluation:
             self._held_out = self._loaded(self.loader_class, job.spec.evaluation.data, "spec.evaluation.data")
+            self._samples_held_out = job.spec.evaluation.samples_per_prompt
             self.loaders.append(self._held_out)
 
     def _loaded(self, kind: type[Loader], source: DataSource | DataMix, path: str, *, endless: bool = False) -> Loader:
@@ -62,7 +63,7 @@ class DataWorker:
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
         """How much data there is."""
-        held_out = len(self._held_out) if self._held_out else 0
+        held_out = len(self._held_out) * self._samples_held_out if self._held_out else 0
         return DataShape(
             rows=len(self.train),
             evaluation_rows=-(-held_out // self._slots) * self._slots,
@@ -72,21 +73,31 @@ class DataWorker:
 
     def training_rows(self, batch: Batch) -> Fields:
         """This rank's rows of a step, each prompt repeated for its samples."""
-        repeat = self._samples_per_prompt
-        first, last = batch.start // repeat, -(-(batch.start + batch.size) // repeat)
-        fields = self.train.batch(batch.step, batch_size=self._batch_size, rows=slice(first, last))
-        chosen = batch.rows // repeat - first
-        return {name: field[chosen] for name, field in fields.items()}
+        return _repeated(
+            batch,
+            self._samples_per_prompt,
+            lambda rows: self.train.batch(batch.step, batch_size=self._batch_size, rows=rows),
+        )
 
     def held_out_rows(self, batch: Batch) -> Fields:
-        """This rank's held-out rows, in the order of the file; rows beyond the last are padding (valid 0)."""
-        return self.held_out.ordered(slice(batch.start, batch.start + batch.size))
+        """This rank's held-out rows, in the order of the file, each prompt repeated for its samples.
+
+        Rows beyond the last are padding (valid 0).
+        """
+        return _repeated(batch, self._samples_held_out, self.held_out.ordered)
 
     @property
     def held_out(self) -> Loader:
         """The held-out rows, which are there if the job has an evaluation."""
         assert self._held_out is not None
         return self._held_out
+
+
+def _repeated(batch: Batch, times: int, fields_of: Callable[[slice], Fields]) -> Fields:
+    """This rank's rows of a batch in which each prompt has so many rows; `fields_of` gives those of some prompts."""
+    first, last = batch.start // times, -(-(batch.start + batch.size) // times)
+    fields, chosen = fields_of(slice(first, last)), batch.rows // times - first
+    return {name: field[chosen] for name, field in fields.items()}
 
 
 def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> Callable[[DataWorker, Batch], Fields]:

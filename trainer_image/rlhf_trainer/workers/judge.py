@@ -1,4 +1,4 @@
-"""Decodes the responses of an evaluation and collects their rewards and the scores of the user's functions."""
+"""Decodes the responses of an evaluation and collects their rewards and the scores of functions and verifiers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from rlhf_api.job import Job
 from rlhf_trainer.protocols import DP_PROTO
-from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, real_rows, samples_of
+from rlhf_trainer.workers.scoring import UserCode, code_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class JudgedRow:
     response: str
     finished: bool
     scores: dict[str, float | None]
-    """`reward`, `cost` if there is a cost model, and each evaluation function and its parts; None: no score."""
+    """`reward`, `cost` if there is a cost model, and each function and its parts, and each verifier; None: no score."""
 
 
 class JudgeWorker:
@@ -28,9 +28,9 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        self._functions = evaluation_functions(setting.job)
-        for function in self._functions.values():
-            function.ready()
+        self._judges = evaluation_code(setting.job)
+        for judge in self._judges.values():
+            judge.ready()
 
     @register(DP_PROTO, reads=("scored_scores", "scored_valid", *SAMPLE_FIELDS), reads_if_there=("costs", *COLUMNS))
     def judge(self, batch: Batch) -> list[JudgedRow]:
@@ -42,8 +42,8 @@ class JudgeWorker:
         }
         if "costs" in batch.fields:
             columns["cost"] = batch["costs"][real].tolist()
-        for name, function in self._functions.items():
-            scores = function.scores(samples)
+        for name, judge in self._judges.items():
+            scores = judge.scores(samples)
             columns[name] = [score.value for score in scores]
             for part in dict.fromkeys(part for score in scores for part in score.parts):
                 columns[f"{name}_{part}"] = [score.parts.get(part) for score in scores]
@@ -58,15 +58,19 @@ class JudgeWorker:
         ]
 
 
-def evaluation_functions(job: Job) -> dict[str, UserFunction]:
-    """The functions that judge a job's responses, by name; their processes are started."""
+def evaluation_code(job: Job) -> dict[str, UserCode]:
+    """The functions and verifiers that judge a job's responses, by name; their processes are started."""
+    evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline_seconds
+    if evaluation is None:
+        return {}
+    path = f"{job.name}: spec.evaluation"
     return {
-        function.name: UserFunction(
-            function.entrypoint,
-            arguments=function.arguments,
-            seconds=function.timeout_seconds,
-            deadline=job.spec.training.call_deadline_seconds,
-            path=f"{job.name}: spec.evaluation.functions",
-        )
-        for function in (job.spec.evaluation.functions if job.spec.evaluation else ())
+        **{
+            each.name: code_of(each, ranks=1, deadline=deadline, path=f"{path}.functions")
+            for each in evaluation.functions
+        },
+        **{
+            each.name: code_of(each, ranks=1, deadline=deadline, path=f"{path}.verifiers")
+            for each in evaluation.verifiers
+        },
     }
