@@ -205,7 +205,7 @@ MUTATIONS = (
         "tests/trainer/unit/test_measurements_merge_over_ranks.py",
     ),
     Mutation(f"{TRAINER}/checkpoint.py", "in reversed(self.all()) if", "in self.all() if", CHECKPOINTS),
-    Mutation(f"{TRAINER}/checkpoint.py", "not in whole[-keep_last:]", "not in whole[:keep_last]", CHECKPOINTS),
+    Mutation(f"{TRAINER}/checkpoint.py", "in whole[-keep_last:]", "in whole[:keep_last]", CHECKPOINTS),
     Mutation(f"{TRAINER}/run/wiring.py", "mapped.offload if setting", "setting.model.offload if setting", MAPPED),
     Mutation(f"{TRAINER}/run/wiring.py", '"training": training.model_copy(update=tokens), ', "", MAPPED),
     Mutation(

@@ -187,6 +187,8 @@ def _sampling() -> Iterator[Rule]:
     for path in ("algorithm.rewards.overlongPenalty.bufferTokens", "rollout.minResponseTokens"):
         message = "is {value}, more than data.maxResponseTokens ({longest})"
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
+    measured = Field("checkpoint.keepBest").given.implies(Field("evaluation.everySteps").given)
+    yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
     mapped = (MODE == "Auto") & Field("models.actor").given & ~Field("models.actor.parallelism").given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
         whole = Field(f"models.actor.parallelism.{size}").or_else(1)

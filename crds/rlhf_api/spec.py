@@ -314,12 +314,24 @@ class Checkpoint(Spec):
     every_steps: Annotated[Count | None, Field(description="Save each time so many steps are done.")] = None
     every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
     keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
+    keep_best: Annotated[
+        Text | None,
+        Field(
+            description="A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was "
+            "best is kept, too: the highest, of loss the lowest. Needs evaluation.everySteps."
+        ),
+    ] = None
     storage: Annotated[
         StorageUri | None,
         Field(
             description="Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."
         ),
     ] = None
+
+    @property
+    def kept(self) -> int:
+        """How many are kept, at most."""
+        return self.keep_last + (self.keep_best is not None)
 
 
 class JobSpec(Spec):

@@ -22,7 +22,7 @@ def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
     """Of those that are kept and the one that is being written."""
-    return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.keep_last + 1)
+    return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.kept + 1)
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
@@ -35,5 +35,5 @@ def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
     one, at_once = (size_text(size(job, shapes)) for size in (checkpoint_bytes, bytes_at_once))
     if not checkpoint_bytes(job, shapes):
         return ""
-    keep = job.spec.checkpoint.keep_last
-    return f"A checkpoint ({', '.join(job.trained())}) takes {one}, the last {keep} and a new one {at_once}."
+    keep = job.spec.checkpoint.kept
+    return f"A checkpoint ({', '.join(job.trained())}) takes {one}, {keep} that are kept and a new one {at_once}."

@@ -65,8 +65,8 @@ def test_a_claim_that_is_too_small_is_told_with_the_size_that_would_do(
     accepted = next(each for each in small.status.conditions if each.type == "Accepted")
     assert (small.phase, accepted.reason) == ("Pending", "ClaimTooSmall")
     assert accepted.message == (
-        f"spec.checkpoint.storage: PersistentVolumeClaim {claim.name} has 50Gi, but 226Gi are taken by the last 2 "
-        "checkpoints and a new one; give it 249Gi, or lower spec.checkpoint.keepLast"
+        f"spec.checkpoint.storage: PersistentVolumeClaim {claim.name} has 50Gi, but 226Gi are taken by the 2 "
+        "checkpoints that are kept and a new one; give it 249Gi, or lower spec.checkpoint.keepLast"
     )
     small.claims[claim.name] = ObservedClaim(name=claim.name, size="249Gi", owned=claim.owned)
     small.settle()

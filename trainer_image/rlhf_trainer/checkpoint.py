@@ -121,13 +121,14 @@ class CheckpointStore:
             self._files.mv(f"{folder}/{COMPLETE}.unfinished", f"{folder}/{COMPLETE}")
             return self._inspect(name)
 
-    def prune(self, keep_last: int) -> None:
-        """Delete all that are older than the newest whole one, but the newest `keep_last` whole ones."""
+    def prune(self, keep_last: int, *, best: int | None = None) -> None:
+        """Delete all that are older than the newest whole one, but the newest `keep_last` whole ones and `best`."""
         checkpoints = self.all()
         whole = [checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole]
         with storage_errors(self.uri):
             for checkpoint in checkpoints:
-                if checkpoint.step not in whole[-keep_last:] and whole and checkpoint.step < whole[-1]:
+                is_kept = checkpoint.step in whole[-keep_last:] or (checkpoint.step == best and checkpoint.is_whole)
+                if not is_kept and whole and checkpoint.step < whole[-1]:
                     self._remove(checkpoint.name)
 
     def clear(self) -> None:

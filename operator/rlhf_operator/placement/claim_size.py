@@ -30,10 +30,10 @@ def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
     needed = _checkpoints(job, _known(job, snapshot))
     if not claim.size or amount(claim.size) >= needed:
         return ""
-    keep, enough = job.spec.checkpoint.keep_last, claim_size(job, snapshot)
+    keep, enough = job.spec.checkpoint.kept, claim_size(job, snapshot)
     return (
-        f"PersistentVolumeClaim {claim.name} has {claim.size}, but {gibibytes(needed)} are taken by the last {keep} "
-        f"checkpoints and a new one; give it {enough}, or lower spec.checkpoint.keepLast"
+        f"PersistentVolumeClaim {claim.name} has {claim.size}, but {gibibytes(needed)} are taken by the {keep} "
+        f"checkpoints that are kept and a new one; give it {enough}, or lower spec.checkpoint.keepLast"
     )
 
 

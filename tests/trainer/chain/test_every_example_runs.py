@@ -56,6 +56,7 @@ THRICE = [
     f"--set={GRPO}:evaluation.samplesPerPrompt=3",
     f"--set={GRPO}:evaluation.verifiers=[{{name: brief, verifier: {{name: Length, maximum: 30}}}}]",
     f"--set={GRPO}:evaluation.everySteps=1",
+    f"--set={GRPO}:checkpoint.keepBest=brief",
 ]
 """Three responses to each of the six prompts to evaluate on, judged by a verifier too."""
 
@@ -151,7 +152,11 @@ def test_an_evaluation_may_take_several_responses_to_a_prompt(run: Run) -> None:
     of_three = sum(any(passed[place : place + 3]) for place in range(0, 18, 3)) / 6
     assert measured["brief_pass_at_3_after"] == pytest.approx(of_three)
     assert measured["brief_after"] <= measured["brief_pass_at_2_after"] <= of_three
-    assert "evaluation/brief_pass_at_3" in records(run[0] / GRPO)[0]
+    first = records(run[0] / GRPO)[0]
+    assert "evaluation/brief_pass_at_3" in first
+    assert measured["best_step"] == (1 if first["evaluation/brief"] >= measured["brief_after"] else STEPS)
+    kept = sorted(folder.name for folder in (run[0] / GRPO / "checkpoints").iterdir())
+    assert kept == [f"step-{step:06}" for step in (1, STEPS)], "the first measured one is the best so far"
 
 
 def test_the_saved_model_loads_and_is_not_the_one_it_began_with(run: Run) -> None:

@@ -117,6 +117,8 @@ def test_pruning_keeps_the_last_whole_ones_and_what_is_being_written(store: Chec
     write(store, 6, complete=False)
     store.prune(keep_last=2)
     assert [found.step for found in store.all()] == [4, 5, 6]
+    store.prune(keep_last=1, best=4)
+    assert [found.step for found in store.all()] == [4, 5, 6]
     write(store, 1_000_000)
     store.prune(keep_last=1)
     assert [found.step for found in store.all()] == [1_000_000]

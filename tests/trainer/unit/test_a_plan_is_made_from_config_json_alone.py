@@ -390,7 +390,7 @@ def test_a_model_on_a_claim_is_planned_for_by_its_shape(tmp_path: Path) -> None:
 
 
 def test_a_plan_and_a_check_say_what_checkpoints_take(manifest: Path) -> None:
-    sentence = "A checkpoint (actor, critic) takes 160 GB, the last 2 and a new one 480 GB."
+    sentence = "A checkpoint (actor, critic) takes 160 GB, 2 that are kept and a new one 480 GB."
     assert sentence in plan(manifest, *TWO_NODES)[1].splitlines()
     shapes = [f"--set={field}.shape.name=llama-2-7b" for field in MODELS[:2]]
     assert CliRunner().invoke(app, ["validate", str(manifest), *shapes]).stdout == f"ok\nppo: {sentence}\n"

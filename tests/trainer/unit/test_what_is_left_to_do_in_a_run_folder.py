@@ -11,7 +11,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
@@ -96,6 +96,57 @@ def test_a_checkpoint_that_turns_out_to_be_damaged_is_not_chosen_again(tmp_path:
     with pytest.raises(NumericsError, match=r"checksum\); a run goes on from the checkpoint before it"):
         resumed(folder, digest="abc").restore()
     assert starts(tmp_path)["helpful-sft"] is None
+
+
+class Saved:
+    """A model whose state is empty."""
+
+    def begin_checkpoint(self, **_: object) -> Self:
+        return self
+
+    end_checkpoint = restore = begin_checkpoint
+
+    def result(self) -> None:
+        """Done."""
+
+
+BEST = ("helpful-sft:checkpoint={keepBest: loss, keepLast: 1}", "helpful-sft:evaluation.everySteps=1")
+
+
+def keeping_the_best(folder: JobFolder) -> KeptCheckpoints:
+    data = DataShape(rows=100, evaluation_rows=4, facts=(), digests={"spec.data.train": "abc"})
+    stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
+    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, data=data, stop=stop, resumed=newest)
+    kept.restore()
+    return kept
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tmp_path: Path) -> None:
+    folder = run(tmp_path, "helpful-sft")
+
+    def measure(kept: KeptCheckpoints, step: int, loss: float, *, is_last: bool = False) -> list[int]:
+        kept.after_record(step, lambda: {"model": "actor"}, is_last=is_last, measured={"evaluation/loss": loss})
+        return [found.step for found in folder.checkpoints.all()]
+
+    kept = keeping_the_best(folder)
+    assert [measure(kept, step, loss) for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0))] == [[1], [2], [2]]
+    again = keeping_the_best(folder)
+    assert measure(again, 4, 1.5) == [2]
+    assert measure(again, 5, 0.5) == [5]
+    assert measure(again, 6, 0.7, is_last=True) == [5, 6]
+    assert (again.best_step(6, {"loss": 0.7}), again.best_step(6, {"loss": 0.4})) == (
+        {"best_step": 5},
+        {"best_step": 6},
+    )
+
+
+def test_a_measure_that_is_not_taken_is_named_before_the_first_step(tmp_path: Path) -> None:
+    kept = keeping_the_best(run(tmp_path, "helpful-sft"))
+    kept.require_measure(["loss"])
+    with pytest.raises(
+        ConfigError, match=r"^helpful-sft: spec\.checkpoint\.keepBest: loss is not measured; there are a"
+    ):
+        kept.require_measure(["a", "b"])
 
 
 def test_a_damaged_checkpoint_that_cannot_be_marked_is_still_named(

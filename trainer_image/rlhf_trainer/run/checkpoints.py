@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.checkpoint import STATE, Checkpoint
-from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
@@ -29,8 +29,20 @@ class Checkpoints:
     def end_step(self, step: int, state: Callable[[], State]) -> None:
         """The last thing of a step: begin a checkpoint if it is time for one."""
 
-    def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
-        """The step's record is written: make the checkpoint that cannot wait; raises Stopped if a signal asked."""
+    def after_record(
+        self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
+    ) -> None:
+        """The step's record is written: make the checkpoint that cannot wait; raises Stopped if a signal asked.
+
+        measured: by an evaluation after this step, as in the record.
+        """
+
+    def require_measure(self, names: Collection[str]) -> None:
+        """ConfigError unless what is to be best is one of these measures."""
+
+    def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
+        """For summary.json: the step of the best checkpoint, of those that were measured and the last one."""
+        return {}
 
     def before_model(self) -> None:
         """The model is about to be written."""
@@ -64,6 +76,9 @@ class KeptCheckpoints(Checkpoints):
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
+        self._path = f"{job.name}: spec.checkpoint.keepBest"
+        self._best: tuple[int, float] | None = None
+        """(step, value) of the best so far."""
         self._begun_at = time.monotonic()
         for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
             if data.digests.get(path) != digest:
@@ -76,6 +91,8 @@ class KeptCheckpoints(Checkpoints):
         if not self._resumed:
             return None
         state, uri = self._resumed.state(), self._resumed.uri
+        if best := state.get("best"):
+            self._best = best[0], best[1]
         calls = [model.restore(uri=uri) for model in self._trained]
         counters = state.get("counters", {})
         calls += [self._counting[role].set_counters(counters=counts) for role, counts in counters.items()]
@@ -98,9 +115,11 @@ class KeptCheckpoints(Checkpoints):
         if is_old or (every is not None and step % every == 0):
             self._begin(step, state, copies=True)
 
-    def after_record(self, step: int, state: Callable[[], State], *, is_last: bool) -> None:
-        is_asked = self._folder.save_request.exists()
-        if not (is_asked or is_last or self._stop.requested):
+    def after_record(
+        self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
+    ) -> None:
+        is_asked, is_best = self._folder.save_request.exists(), self._becomes_best(step, measured or {})
+        if not (is_asked or is_last or is_best or self._stop.requested):
             return
         if self._begun_step != step:
             self._begin(step, state, copies=False)
@@ -109,6 +128,32 @@ class KeptCheckpoints(Checkpoints):
             self._folder.save_request.unlink(missing_ok=True)
         if self._stop.requested:
             raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
+
+    def require_measure(self, names: Collection[str]) -> None:
+        wanted = self._settings.keep_best
+        if wanted is not None and wanted not in names:
+            raise ConfigError(f"{self._path}: {wanted} is not measured; there are {', '.join(names)}")
+
+    def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:
+        wanted = self._settings.keep_best
+        if wanted is None:
+            return {}
+        at_end = summary.get(f"{wanted}_after", summary.get(wanted))
+        if at_end is not None and (self._best is None or self._is_better(at_end)):
+            return {"best_step": last}
+        return {"best_step": self._best[0]} if self._best else {}
+
+    def _becomes_best(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Whether no step before it was as good."""
+        value = measured.get(f"evaluation/{self._settings.keep_best}")
+        if value is None or not (self._best is None or self._is_better(value)):
+            return False
+        self._best = step, value
+        return True
+
+    def _is_better(self, value: float) -> bool:
+        assert self._best, "there is one to compare with"
+        return value < self._best[1] if self._settings.keep_best == "loss" else value > self._best[1]
 
     def before_model(self) -> None:
         self._folder.require_ours()
@@ -141,7 +186,10 @@ class KeptCheckpoints(Checkpoints):
         for call in [model.end_checkpoint() for model in self._trained]:
             call.result()
         self._folder.require_ours()
-        texts = {STATE: json.dumps(state) + "\n", **self._folder.texts_for_checkpoint(up_to=state["step"])}
+        texts = {
+            STATE: json.dumps({**state, "best": self._best}) + "\n",
+            **self._folder.texts_for_checkpoint(up_to=state["step"]),
+        }
         self._folder.record_checkpoint(self._store.complete(uri, texts))
-        self._store.prune(self._settings.keep_last)
+        self._store.prune(self._settings.keep_last, best=self._best[0] if self._best else None)
         self._under_way = None

@@ -195,7 +195,7 @@ def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, 
     yield _existing(folder.path), model, model // 2
     if "://" not in store.uri:
         there = sum(checkpoint.bytes for checkpoint in store.all())
-        last = job.spec.checkpoint.keep_last * checkpoint_bytes(job, shapes)
+        last = job.spec.checkpoint.kept * checkpoint_bytes(job, shapes)
         yield _existing(Path(store.uri)), bytes_at_once(job, shapes) - there, last - there
 
 

@@ -40,6 +40,10 @@ class Evaluation:
     def before(self) -> None:
         """Measure before the first step."""
 
+    def measures(self) -> list[str]:
+        """The names of what is measured, once `before` or `restore` is done."""
+        return []
+
     def during(self) -> dict[str, float]:
         """Measurements for the record of a step."""
         return {}
@@ -69,6 +73,9 @@ class HeldOut(Evaluation):
         self._runtime, self._rows, self._measure = runtime, rows, measure
         self._evaluate = getattr(runtime.models[role], method)
         self._reference = runtime.models["reference"] if with_reference else None
+
+    def measures(self) -> list[str]:
+        return [self._measure]
 
     def during(self) -> dict[str, float]:
         return {f"evaluation/{self._measure}": self._mean()}
@@ -111,6 +118,9 @@ class Rollouts(Evaluation):
 
     def before(self) -> None:
         self._before, self._again = self._draw(FIRST_DRAW), self._draw(SECOND_DRAW)
+
+    def measures(self) -> list[str]:
+        return [*self._measures(self._before), "win_rate"]
 
     def during(self) -> dict[str, float]:
         rows = self._draw(FIRST_DRAW)

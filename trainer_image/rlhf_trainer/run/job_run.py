@@ -39,6 +39,7 @@ def run_job(
     else:
         evaluation.before()
     runtime.drain()
+    checkpoints.require_measure(evaluation.measures())
     done, spent = (resumed["step"], resumed["seconds"]) if resumed else (0, 0.0)
 
     def state() -> State:
@@ -61,15 +62,16 @@ def run_job(
             held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
             if publisher:
                 publisher.step(replace(report, record=finite({**report.record, **held_out})))
-            checkpoints.after_record(number, state, is_last=is_last)
+            checkpoints.after_record(number, state, is_last=is_last, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
+    best = checkpoints.best_step(total_steps, measured)
     checkpoints.before_model()
     runtime.models[job.saved].save(folder=str(model_folder)).result()
     runtime.drain()
     if publisher:
         publisher.folder.samples(evaluation.samples())
-    return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **measured}
+    return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
 
 
 def finite(record: Mapping[str, float]) -> dict[str, float]:
