@@ -373,7 +373,10 @@ def test_who_holds_room_takes_no_more_of_it_before_its_elders() -> None:
     for name in ("holds", younger):
         cluster.operate((NAMESPACE, name))
     cluster.settle()
-    assert cluster.begun == [f"{younger}-a1", "holds-a1", f"{elder}-a1", f"{younger}-a2"]
+    assert cluster.begun == [f"{younger}-a1", "holds-a1", f"{younger}-a2", f"{elder}-a1"]
+    again = cluster.status(younger).mapping
+    assert again
+    assert [pool.nodes for pool in again.pools] == [pool.nodes for pool in failed.mapping.pools]
 
 
 def test_an_attempt_without_a_reservation_has_one_as_soon_as_its_pods_have_nodes() -> None:

@@ -43,13 +43,18 @@ class MappingResult:
     message: str
 
 
-def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
-    """Where the models of a job would live if an attempt began now."""
+def map_job(
+    job: Job, snapshot: Snapshot, settings: Settings, *, as_large_as: MappedPlacement | None = None
+) -> MappingResult:
+    """Where the models of a job would live if an attempt began now; with no more nodes than `as_large_as` has."""
+    digest = input_hash(job, snapshot, settings)
+    if as_large_as is not None:
+        job = _no_larger(job, sum(pool.nodes for pool in as_large_as.pools))
     try:
         capacity = capacity_for(job, snapshot, settings)
         by_hand = job.spec.placement.mode == "Manual"
         answer, why_unpredicted = (map_manual if by_hand else map_auto)(job, capacity, snapshot, settings)
-        mapping = _status_mapping(job, answer, input_hash(job, snapshot, settings))
+        mapping = _status_mapping(job, answer, digest)
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
     except UnknownShapeError as error:
@@ -61,6 +66,15 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings) -> MappingResult:
         return MappingResult(mapping=None, reason="MapperError", message=f"{type(error).__name__}: {error}"[:1000])
     reason: Reason = "ManualPlacement" if by_hand else "ShapesUnknown" if why_unpredicted else "Mapped"
     return MappingResult(mapping=mapping, reason=reason, message=_message(answer, capacity, why_unpredicted))
+
+
+def _no_larger(job: Job, nodes: int) -> Job:
+    """The job with a smaller spec.resources.maxNodes, where that is more."""
+    resources = job.spec.resources
+    if resources.max_nodes is None or resources.max_nodes <= nodes:
+        return job
+    smaller = resources.model_copy(update={"max_nodes": max(nodes, resources.nodes)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": smaller})})
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:

@@ -7,7 +7,6 @@ a queue of Kueue, and all jobs where the operator may not read nodes, are in no 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -44,12 +43,12 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
     ahead = [] if has_room else older
     if any(not each.status.conditions for each in ahead):
         raise NotYetError
+    have = ctx.status.mapping
     # Who holds room goes on at once, but takes no more of it before its elders.
-    most = ctx.record.slots if has_room and older and ctx.record else sys.maxsize
+    most = have if has_room and older else None
     wanted = frozenset[str]().union(*(_wanted(wants, ctx).nodes for wants in {each.wants for each in ahead}))
     is_open = not ahead or not _wanted(replace(ctx.snapshot.job, status=Status()).wants, ctx).nodes <= wanted
     free = _with_full(_with_head(ctx, ahead), wanted) if is_open else ctx.snapshot
-    have = ctx.status.mapping
     # Where there is no room without the nodes on which attempts failed, they are used all the same.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)
@@ -64,8 +63,9 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
             continue
         if not ctx.snapshot.in_line:
             ctx.require_live("the next attempt is mapped")
-        result = placement.map_job(job, seen, ctx.settings)
-        if (new := result.mapping) and new.slots <= most and _reserves(ctx, job, new, seen):
+        result = placement.map_job(job, seen, ctx.settings, as_large_as=most)
+        new = result.mapping
+        if new and (most is None or new.slots <= most.slots) and _reserves(ctx, job, new, seen):
             _set_mapped(ctx, result)
             return new, avoided
     if ctx.snapshot.in_line:
