@@ -57,11 +57,13 @@ Action: TypeAlias = ReadLive | Create | Delete | SetOwner
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A Kubernetes event about the job; one a change, never one a step."""
+    """A Kubernetes event about the job, or a node; one a change, never one a step."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
+    node: str = ""
+    """The node that it is about, instead of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

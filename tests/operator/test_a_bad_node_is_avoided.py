@@ -58,6 +58,8 @@ def test_the_node_of_the_rank_to_blame_is_avoided(code: int, blamed: bool) -> No
     fail_on(world, code, worker.name)
     (attempt,) = world.status.attempts
     assert (attempt.pod, attempt.node) == (worker.name, worker.node)
+    told = [each.node for each in world.events if each.reason == "RLHFAttemptFailed"]
+    assert told == [worker.node] * blamed, "an event about the node"
     expected = {worker.node} if blamed else set()
     assert next_attempt(world) == [expected, expected]
     assert [worker.node in each for each in named(world)] == [True] * blamed

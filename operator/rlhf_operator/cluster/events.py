@@ -1,4 +1,4 @@
-"""Kubernetes' events about jobs (events.k8s.io/v1): one for a change; the same one again becomes a series."""
+"""Kubernetes' events about jobs and nodes (events.k8s.io/v1): one for a change; the same one again becomes a series."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlhf_operator import names
 from rlhf_operator.actions import Event
 from rlhf_operator.cluster.client import ApiError, Client
-from rlhf_operator.cluster.resources import EVENTS, JOBS
+from rlhf_operator.cluster.resources import EVENTS, JOBS, NODES
 from rlhf_operator.snapshot import ObservedJob
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ REPORTED_EVERY: Final = timedelta(minutes=1)
 REMEMBERED: Final = 2_000
 LONGEST_NOTE: Final = 1024
 """Bytes; more is refused by the API server."""
+OF_NODES: Final = "default"
+"""The namespace of events about objects that are in none."""
 
 
 @dataclass
@@ -46,20 +48,20 @@ class EventRecorder:
         self._recorded: OrderedDict[tuple[str, Event], _Recorded] = OrderedDict()
 
     async def record(self, job: ObservedJob, event: Event) -> None:
-        now = self._clock()
+        now, namespace = self._clock(), OF_NODES if event.node else job.namespace
         recorded = self._recorded.get((job.uid, event))
         if recorded is None or now - recorded.written > SERIES:
             recorded = self._recorded[job.uid, event] = _Recorded(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
             if len(self._recorded) > REMEMBERED:
                 self._recorded.popitem(last=False)
-            await self._write(job, "POST", EVENTS.path(job.namespace), _new(job, event, recorded))
+            await self._write(job, "POST", EVENTS.path(namespace), _new(job, event, recorded))
             return
         recorded.count += 1
         if now - recorded.written < REPORTED_EVERY and recorded.count > 2:
             return
         recorded.written = now
         series = {"series": {"count": recorded.count, "lastObservedTime": _micro(now)}}
-        await self._write(job, "PATCH", EVENTS.path(job.namespace, recorded.name), series)
+        await self._write(job, "PATCH", EVENTS.path(namespace, recorded.name), series)
 
     async def _write(self, job: ObservedJob, method: str, path: str, body: dict[str, Any]) -> None:
         try:
@@ -69,11 +71,14 @@ class EventRecorder:
 
 
 def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
-    regarding = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "namespace": job.namespace, "name": job.name}
+    about: dict[str, Any] = {"apiVersion": JOBS.api_version, "kind": JOBS.kind}
+    about |= {"namespace": job.namespace, "name": job.name, "uid": job.uid, "resourceVersion": job.resource_version}
+    # As the kubelet does: the uid of a node in its events is its name.
+    node = {"apiVersion": NODES.api_version, "kind": NODES.kind, "name": event.node, "uid": event.node}
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"name": recorded.name, "namespace": job.namespace},
+        "metadata": {"name": recorded.name, "namespace": OF_NODES if event.node else job.namespace},
         "eventTime": _micro(recorded.first),
         "reportingController": names.OPERATOR,
         "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
@@ -81,7 +86,7 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
         "type": event.kind,
         "reason": event.reason,
         "note": _short(event.message),
-        "regarding": {**regarding, "uid": job.uid, "resourceVersion": job.resource_version},
+        **({"regarding": node, "related": about} if event.node else {"regarding": about}),
     }
 
 

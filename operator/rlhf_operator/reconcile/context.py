@@ -204,9 +204,9 @@ class ReconcileContext:
         new = conditions.condition(kind, status, reason, message, now=self.now, generation=self.snapshot.job.generation)
         self.set_status(conditions=conditions.merged(self.status.conditions, new, self.snapshot.job.status.conditions))
 
-    def add_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """Adds a Kubernetes event about the job."""
-        self.events.append(Event(kind=kind, reason=reason, message=conditions.shortened(message)))
+    def add_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, *, node: str = "") -> None:
+        """Adds a Kubernetes event about the job, or about a node."""
+        self.events.append(Event(kind=kind, reason=reason, message=conditions.shortened(message), node=node))
 
     def requeue_after(self, seconds: float) -> None:
         """Asks for another pass after so many seconds at the latest."""

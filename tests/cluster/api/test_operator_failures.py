@@ -176,6 +176,10 @@ def test_the_next_attempt_keeps_off_the_node_that_failed_it(hands: Hands) -> Non
     assert there == {"fake0", "another"} - {bad}
     (told,) = (each["note"] for each in jobs.events(name) if each["reason"] == "NodesAvoided")
     assert bad in told
+    of_nodes = jobs.server.items("/apis/events.k8s.io/v1/namespaces/default/events")
+    about = [each for each in of_nodes if each.get("related", {}).get("name") == name]
+    assert [(each["regarding"]["kind"], each["regarding"]["name"]) for each in about] == [("Node", bad)]
+    assert f"{jobs.namespace}/{name}" in about[0]["note"]
     jobs.delete(name)
     jobs.server.remove_node("another")
 
