@@ -143,11 +143,14 @@ def storm(server: Cluster, namespace: str, folder: Path, count: int) -> None:
         with Vandal(server, namespace, lives.kubelets, SEED) as vandal:
             assert lives.through("ordinary")["attempt"] == 1
             server.until(lambda: min(vandal.taken.values()) >= count // 2, 60, "rubbish has been taken")
-            phases = [job.get("status", {}).get("phase") for job in server.items(path)]
+            server.until(
+                lambda: all(job.get("status", {}).get("phase") for job in server.items(path)),
+                60 + count,
+                "each job has been looked at",
+            )
         process.wait_until_ready()
         assert process.get("/healthz") is not None
         assert "Traceback" not in process.log()
-        assert all(phases), "each job has been looked at"
 
 
 def test_random_specs_and_statuses_stop_nobody(rlhf_server: Cluster, namespace: str, tmp_path: Path) -> None:

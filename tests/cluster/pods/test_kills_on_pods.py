@@ -109,11 +109,13 @@ def test_a_suspended_job_goes_on_where_it_was_stopped(operated: Cluster, pods_na
 
 
 def test_a_job_is_mapped_onto_the_gpus_that_nodes_have(operated: Cluster, pods_namespace: str) -> None:
-    """The GPUs are invented: the pods are made and never begin, for no node has so many CPUs."""
+    """The GPUs are invented: the pods are made and never begin, for their scheduler does not exist."""
     operated.offer_volumes()
     jobs = golden_path.shortened({SFT: STEPS}, every_steps=SAVED_EVERY)
     jobs[SFT]["spec"]["resources"] = {"device": "GPU", "nodes": 2}
-    jobs[SFT]["spec"].setdefault("runtime", {})["worker"] = {"memory": "1Gi"}  # as the nodes have
+    template = {"spec": {"schedulerName": "nobody"}}
+    # As much as the nodes have.
+    jobs[SFT]["spec"].setdefault("runtime", {})["worker"] = {"cpu": "100m", "memory": "1Gi", "template": template}
     with invented_gpus(operated):
         golden_path.apply(operated, pods_namespace, jobs)
         found = golden_path.until(operated, pods_namespace, SFT, lambda found: found.get("rayJobName"), 60)
