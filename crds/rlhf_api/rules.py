@@ -291,7 +291,7 @@ def _user_code() -> Iterator[Rule]:
     for path, time in times.items():
         yield Rule(path, time < deadline.as_float(), message, {"deadline": deadline})
     for judge in judges:
-        free = ~Field(f"{judge}.name").one_of(("reward", "cost"))
+        free = ~Field(f"{judge}.name").one_of(("reward", "cost", "win_rate", "win_rate_null"))
         yield Rule(f"{judge}.name", free, '"{value}" is taken')
     verifier = Field("evaluation.verifiers[].name")
     same = Field("evaluation.functions").where(Field("name", "one") == verifier).size()

@@ -116,6 +116,16 @@ class Code(Verifier):
         return (self.tests_key,)
 
 
+ANSWERS = "text, a number or a list of these"
+"""What stands in the column of the right answers, or of tests."""
+
+
+def are_answers(value: object) -> bool:
+    """Whether a value is such a one, and not empty."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(each, str | int | float) and each == each and each != "" for each in values or [""])
+
+
 VERIFIERS: Mapping[str, type[Verifier]] = {
     "Math": Math,
     "ExactMatch": ExactMatch,

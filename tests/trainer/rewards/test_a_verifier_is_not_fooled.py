@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from rlhf_api.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import UserFunction
+from rlhf_trainer.rewards.limited import Limits, judged
 from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.workers.scoring import code_of
 
@@ -165,6 +167,27 @@ CODE: Mapping[str, tuple[str, float]] = {
         "import builtins\nbuiltins.all = lambda _: True\ndef double(n):\n    return 4 if n == 2 else -2",
         0.5,
     ),
+    "it replaces what runs the tests": (
+        """
+import builtins, rlhf_trainer.rewards.verifiers as v
+builtins.exec = lambda *_: None
+for name in [name for name in vars(v) if callable(vars(v)[name])]:
+    setattr(v, name, lambda *_: 1.0)
+""",
+        0,
+    ),
+    "it answers in its place": (
+        """
+import os, struct
+for file in range(1, 64):
+    try:
+        os.write(file, 8 * struct.pack('d', 2.0))
+    except OSError:
+        pass
+os._exit(0)
+""",
+        0,
+    ),
     "it takes for ever": ("while True:\n    pass", 0),
     "it sleeps": ("import time\ntime.sleep(1000)", 0),
     "it takes all memory": (f"double = [bytearray(10**8) for _ in range(100)]\n{RIGHT}", 0),
@@ -268,6 +291,22 @@ def test_a_row_without_an_answer_is_told(answer: Any, told: str) -> None:
     )
     with pytest.raises(UserCodeError, match=sentence):
         scores("ExactMatch", {}, {"answer": ["4", answer]}, ["4", "4"])
+
+
+@pytest.mark.parametrize("column", ["responses", "finished", "verifier", "seconds", "given"])
+def test_the_column_of_the_answers_has_any_name(column: str) -> None:
+    (found,) = scores("ExactMatch", {"answer_key": column}, {column: ["a"]}, ["a"])
+    assert found.value == 1.0
+
+
+def test_a_response_has_no_more_time_than_its_call() -> None:
+    limits = Limits(seconds=30, memory=2**30)
+
+    def slow(_: int) -> float:
+        time.sleep(60)
+        return 1.0
+
+    assert judged(slow, [0, 1], limits, until=time.monotonic() + 0.2) == [None, None]
 
 
 def test_a_schema_that_is_none_is_told() -> None:

@@ -19,7 +19,6 @@ from rlhf_trainer.errors import EnvironmentProblem, UserCodeError, together
 from rlhf_trainer.generation import families
 from rlhf_trainer.generation.families import literals, why_not_generated
 from rlhf_trainer.run import chain, deep_check
-from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.trainer.chain.conftest import MANIFEST
 from tests.trainer.tiny import save_tiny, tiny_config
@@ -202,11 +201,14 @@ def test_the_status_of_a_job_says_what_would_end_it(tmp_path: Path, models: Path
     (tmp_path / "job.yaml").write_text(PPO)
     reward = f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}"
     jobs, output = load(tmp_path / "job.yaml", [reward]), tmp_path / "run"
-    output.mkdir()
+    model = JobFolder(output, jobs[0]).model / "config.json"
+    model.parent.mkdir(parents=True)
+    model.write_text("{}")
     with pytest.raises(UserCodeError, match="nothing to divide by"):
-        chain.require_ready(jobs, jobs, from_the_start(jobs, output), output)
+        chain.require_ready(jobs, jobs, output)
     status = json.loads((JobFolder(output, jobs[0]).path / "status.json").read_text())
     assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", ExitCode.USER_CODE)
+    assert model.is_file(), "what an earlier run has left is not lost"
 
 
 def test_errors_of_several_kinds_have_the_exit_code_of_the_first() -> None:

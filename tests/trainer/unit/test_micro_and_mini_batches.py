@@ -1,10 +1,15 @@
 """Cutting a batch changes neither what is in it nor, for mini-batches, what belongs together."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
+from rlhf_api.spec import Training
 from rlhf_trainer.training.micro_batches import micro_batches
-from rlhf_trainer.training.mini_batches import assign_mini_batches
+from rlhf_trainer.training.mini_batches import assign_mini_batches, mini_batches
+from rlhf_trainer.types import Batch
 
 LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])
 
@@ -49,3 +54,20 @@ def test_mini_batches_differ_between_steps_and_epochs() -> None:
     assert not torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=2, epoch=0))
     assert not torch.equal(first, assign_mini_batches(rows, count=4, seed=2, step=1, epoch=0))
     assert torch.equal(first, assign_mini_batches(rows, count=4, seed=1, step=1, epoch=0))
+
+
+class OneRank:
+    """All rows are this rank's."""
+
+    def rows_of_all(self, rows: Tensor, _: int) -> Tensor:
+        return rows
+
+
+@pytest.mark.parametrize("trained", ["0111", "0001", "1011", "0000"])
+def test_a_row_that_is_left_out_is_in_no_mini_batch_wherever_it_is(trained: str) -> None:
+    rows = torch.tensor([each == "1" for each in trained])
+    batch = Batch(step=1, start=0, size=4, fields={})
+    mesh: Any = OneRank()
+    parts = list(mini_batches(rows, batch, Training(total_steps=1, prompt_batch_size=4), mesh, size=2))
+    assert sum((part.long() for part in parts), torch.zeros(4, dtype=torch.int64)).tolist() == rows.long().tolist()
+    assert all(part.any() for part in parts)

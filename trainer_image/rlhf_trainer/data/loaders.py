@@ -97,11 +97,13 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Of all examples, as token ids, in their order."""
+        """Of all examples, as token ids and further columns, in their order."""
         found = hashlib.blake2b(digest_size=8)
         for rows in (self._prompts, *self._responses, *self._labels):
             found.update(rows.lengths.numpy().data)
             found.update(rows.flat.numpy().data)
+        for reader in self.readers:
+            reader.add_further_to(found)
         return found.hexdigest()
 
     def lengths(self) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Examples = npt.NDArray[np.int64]
+MOST_SOURCES = 64
+"""Of a mix (`rlhf_api.data.DataMix`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
     return sources[chosen], turn[chosen]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=MOST_SOURCES)
 def permutation(num_examples: int, *, seed: int, epoch: int, source: int = 0) -> Examples:
     """The order of an epoch (from 0) of a source: every example once, int64 [num_examples]. Not to be written to."""
     numbers = [seed, epoch, source] if source else [seed, epoch]

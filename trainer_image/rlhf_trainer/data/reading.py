@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,8 +67,8 @@ class Reader:
         """
         from rlhf_trainer.data.source import open_rows  # pandas: seconds that a process without data does not need
 
-        rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=self.columns)
-        for line in rows.left_out:
+        rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=self.columns, verified=self._verified)
+        for line in rows.left_out_before_limit(self.source.limit):
             self._leave_out(f"{self.path}.uri: {line} {line.problem}")
         parts = [self._kept(rows, *part) for part in self._tokenised(rows)]
         found = [Ragged.joined(list(pieces)) for pieces in zip(*parts, strict=True)]
@@ -79,6 +80,11 @@ class Reader:
     def further(self, row: int) -> dict[str, Any]:
         """The further columns of a row of those that were read (from 0)."""
         return dict(self._further[self._rows[row]]) if self.columns else {}
+
+    def add_further_to(self, digest: hashlib.blake2b) -> None:
+        """Add the further columns of all rows to a digest."""
+        for row in self._rows:
+            digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
         """Sentences on what was left out beside so many rows."""
@@ -108,7 +114,7 @@ class Reader:
             encoder = Encoder(column(self._prompt_key), self._tokenizer, chat_template=template, tools=tools)
             texts = self._encoded(encoder, column)
             for name in self._verified:
-                encoder.require(Column(field=f"{self.path}.columns", values=table[name]), name)
+                encoder.require_answers(Column(field=f"{self.path}.columns", values=table[name]), name)
             yield first, encoder, texts
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -63,6 +64,17 @@ class OpenedRows:
             row -= len(numbers)
         return f"row {row} (counted from 0)"
 
+    def left_out_before_limit(self, limit: int | None) -> Sequence[Line]:
+        """Lines that are no rows, but for those after the last row that is read."""
+        if not self.left_out or limit is None or len(self.table) < limit:
+            return self.left_out
+        rows = (len(numbers) for _, numbers in self._lines)
+        last_file = next(place for place, so_far in enumerate(accumulate(rows)) if so_far >= limit)
+        before = sum(len(numbers) for _, numbers in self._lines[:last_file])
+        order = {file: place for place, (file, _) in enumerate(self._lines)}
+        last = last_file, self._lines[last_file][1][limit - before - 1]
+        return [line for line in self.left_out if (order.get(line.file, -1), line.number) < last]
+
     def values(self, columns: Iterable[str], first: int, count: int, path: str) -> dict[str, list[Any]]:
         """The values of some rows in some columns; DataError where they cannot be read, as by `open_rows`."""
         try:
@@ -81,17 +93,25 @@ class OpenedRows:
         return [(file, row_numbers(file, self.left_out)) for file in files]
 
 
-def open_rows(source: DataSource, *, path: str, keys: Sequence[str] = (), columns: Sequence[str] = ()) -> OpenedRows:
+def open_rows(
+    source: DataSource,
+    *,
+    path: str,
+    keys: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    verified: Sequence[str] = (),
+) -> OpenedRows:
     """The rows of `source`, the first `source.limit` of them, in the order of the file.
 
     `path` is the source's place in the manifest ("spec.data.train") and opens every message; `keys` are the fields of
     `source` that must name a column ("prompt_key", "chosen_key"); `columns` are others that must be there, whose types
-    do not matter. Neither pickles nor code of the data set are run.
+    do not matter; `verified` are those of them whose cells in a CSV file are texts. Neither pickles nor code of the
+    data set are run.
     Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
     UTF-8.
     """
     texts = [getattr(source, key) for key in keys]
-    opened = _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, texts)
+    opened = _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, [*texts, *verified])
     named = [*zip(map(to_camel, keys), texts, strict=True), *(("columns", column) for column in columns)]
     for field, column in named:
         if column not in opened.table.column_names:
@@ -201,8 +221,10 @@ def _open_place(place: Path, kind: str, source: DataSource, path: str, options: 
 
 
 def _place_of_copy(place: Path) -> Path:
-    """Where the rows of a file or folder are copied to, if not all of its lines are rows."""
-    name = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    """Where the rows of a file or folder are copied to, if not all of its lines are rows; elsewhere when it changes."""
+    files = sorted(each for each in (place.rglob("*") if place.is_dir() else [place]) if each.is_file())
+    now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    name = hashlib.sha256(f"{place} {now}".encode(errors="replace")).hexdigest()[:16]
     return Path(datasets.config.HF_DATASETS_CACHE) / "rows" / name / place.name
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.verifiers import ANSWERS, are_answers
 from rlhf_trainer.errors import ConfigError
 
 ChatTemplate = Literal["Auto", "Never"]
@@ -130,9 +131,9 @@ class Encoder:
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
-    def require(self, column: Column, name: str) -> None:
-        """A row that holds nothing in a column of this name is a fault."""
-        self._each(column, lambda index: _require(column.values[index] not in (None, []), f"holds no {name}"))
+    def require_answers(self, column: Column, name: str) -> None:
+        """A row that holds no answer in a column of this name is a fault."""
+        self._each(column, lambda index: _require(are_answers(column.values[index]), _no_answer(column, index, name)))
 
     def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
         """What `read` gives for each row; None for a row with a fault, which is kept if it is the row's first."""
@@ -190,7 +191,7 @@ class Encoder:
             text = self._tokenizer.apply_chat_template(
                 chat, tools=tools or None, tokenize=False, add_generation_prompt=is_prompt
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:  # of tools, or of what the template does with a message
             raise BadValueError(f"is refused by the tokenizer's chat template: {error}") from error
         return str(text)
 
@@ -242,6 +243,11 @@ def _label(value: object) -> int:
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise BadValueError(otherwise)
+
+
+def _no_answer(column: Column, index: int, name: str) -> str:
+    value = column.values[index]
+    return f"holds no {name}" if value in (None, [], "") else f"holds {value!r:.60} as {name}, expected {ANSWERS}"
 
 
 def _kind(value: object) -> str:

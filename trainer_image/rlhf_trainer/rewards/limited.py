@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 MEBIBYTE = 2**20
-NUMBER = struct.Struct("d")
+ANSWER = struct.Struct("16sd")
+"""A key that only this process and the child know, and the number: a response may write anything into the pipe."""
 Item = TypeVar("Item")
 
 
@@ -43,10 +44,12 @@ def judged(
     child: _Child | None = None
     try:
         for place in range(len(items)):
-            if time.monotonic() >= until:
+            if (left := until - time.monotonic()) <= 0:
                 return found + [None] * (len(items) - place)
             child = child or _Child(judge, items[place : place + 1] if limits.prepare else items[place:], limits)
-            number = child.answer(limits.seconds)
+            number = child.answer(min(limits.seconds, left))
+            if number is None and left < limits.seconds and time.monotonic() >= until:
+                return found + [None] * (len(items) - place)
             found.append(0.0 if number is None else number)
             if number is None or limits.prepare:
                 child.end()
@@ -62,22 +65,24 @@ class _Child:
 
     def __init__(self, judge: Callable[[Item], float], items: Sequence[Item], limits: Limits) -> None:
         self._answers, theirs = os.pipe()
+        self._key = os.urandom(16)
         self._process = os.fork()
         if self._process == 0:
             try:
-                _serve(judge, items, limits, theirs)
+                _serve(judge, items, limits, answers=theirs, key=self._key)
             finally:
                 os._exit(0)
         os.close(theirs)
 
     def answer(self, seconds: float) -> float | None:
-        """The next number; None if there is none in time, or no process any more."""
+        """The next number; None if there is none in time, no process any more, or something else."""
         events = select.poll()
         events.register(self._answers, select.POLLIN)
         if not events.poll(1000 * seconds):
             return None
-        number = os.read(self._answers, NUMBER.size)
-        return float(NUMBER.unpack(number)[0]) if len(number) == NUMBER.size else None
+        answer = os.read(self._answers, ANSWER.size)
+        key, number = ANSWER.unpack(answer) if len(answer) == ANSWER.size else (b"", 0.0)
+        return float(number) if key == self._key else None
 
     def end(self) -> None:
         os.close(self._answers)
@@ -85,7 +90,7 @@ class _Child:
         os.waitpid(self._process, 0)
 
 
-def _serve(judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, answers: int) -> None:
+def _serve(judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, answers: int, key: bytes) -> None:
     """Write a number for each item; a child that is `prepare`d has no open file but that and the standard ones."""
     memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limits.memory
     most = {resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0}
@@ -102,4 +107,4 @@ def _serve(judge: Callable[[Item], float], items: Sequence[Item], limits: Limits
             number = float(judge(item))
         except Exception:  # noqa: BLE001 a response that cannot be judged is wrong
             number = 0.0
-        os.write(answers, NUMBER.pack(number))
+        os.write(answers, ANSWER.pack(key, number))

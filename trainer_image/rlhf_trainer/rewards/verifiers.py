@@ -9,9 +9,11 @@ import string
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
 from rlhf_api.verifiers import (
+    ANSWERS,
     VERIFIERS,
     Code,
     Comparing,
@@ -23,9 +25,12 @@ from rlhf_api.verifiers import (
     Math,
     Regex,
     Verifier,
+    are_answers,
 )
 from rlhf_trainer.rewards.closed import close_this_process, require_can_close
 from rlhf_trainer.rewards.limited import MEBIBYTE, Limits, judged
+
+OPTIONS: Final = "verifier()"
 
 USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
 """Of all verifiers but Code: against regular expressions and formulas that take for ever."""
@@ -40,15 +45,18 @@ def score(
     _: list[str],
     responses: list[str],
     finished: list[bool],
-    *,
-    verifier: Mapping[str, Any],
-    seconds: float,
-    **columns: list[Any],
+    /,
+    **given: Any,
 ) -> list[Score]:
-    """A score from 0 to 1 for each response, None where there was no time; seconds: the time limit of the call."""
+    """A score from 0 to 1 for each response, None where there was no time.
+
+    given: by OPTIONS, which is no name of a column, the verifier as JSON types and the seconds that the call may take;
+    all others are columns.
+    """
+    verifier, seconds = given.pop(OPTIONS)
     until = time.monotonic() + IN_TIME * seconds
     chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
-    expected = _expected(chosen, columns, count=len(responses))
+    expected = _expected(chosen, given, count=len(responses))
     wanted = [(*each, place) for place, each in enumerate(zip(responses, expected, strict=True)) if finished[place]]
     items = [(response, wants) for response, wants, _ in wanted]
     if isinstance(chosen, Code):
@@ -74,12 +82,9 @@ def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: in
 
 def _texts(value: Any, column: str) -> list[str]:
     """A text or number, or a list of these, as texts."""
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(each, str | int | float) for each in values):
-        raise ValueError(
-            f"the column {column} holds {json.dumps(value)[:80]}, expected text, a number or a list of these"
-        )
-    return [str(each) for each in values]
+    if not are_answers(value):
+        raise ValueError(f"the column {column} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
+    return [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _of_tests(passed: float, count: int) -> Score:
@@ -185,23 +190,33 @@ def _by_tests(_: Code) -> Callable[[str, Sequence[str]], float]:
 
 
 def _passed(code: str, tests: Sequence[str]) -> int:
-    """How many tests pass; those find what the code defines, but no built-in function that it has replaced."""
-    untouched = dict(vars(builtins))
+    """How many tests pass; those find what the code defines, but no built-in function that it has replaced.
+
+    Once the code has run, nothing here is looked up by a name that it could have changed.
+    """
+    untouched, run, passed = dict(vars(builtins)), exec, 0
+    compiled = [_compiled(test) for test in tests]
     defined: dict[str, Any] = {"__name__": "response"}
     try:
-        exec(compile(code, "response", "exec"), defined)
+        run(compile(code, "response", "exec"), defined)
     except BaseException:  # noqa: BLE001 SystemExit as well
         return 0
     shared = {name: value for name, value in defined.items() if name not in untouched}
-    return sum(_passes(test, {**shared, "__builtins__": untouched}) for test in tests)
+    for test in compiled:
+        try:
+            run(test, {**shared, "__builtins__": untouched})
+        except BaseException:  # noqa: BLE001
+            continue
+        passed += 1
+    return passed
 
 
-def _passes(test: str, names: dict[str, Any]) -> bool:
+def _compiled(test: str) -> CodeType:
+    """A test; one that is no Python fails."""
     try:
-        exec(compile(test, "test", "exec"), names)
-    except BaseException:  # noqa: BLE001
-        return False
-    return True
+        return compile(test, "test", "exec")
+    except (SyntaxError, ValueError):
+        return compile("assert False", "test", "exec")
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Callable[[str, Sequence[str]], float]]] = {

@@ -111,21 +111,21 @@ def run_pending(
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
             from rlhf_trainer.run.on_ray import run_jobs  # torch and transformers: seconds
-        require_ready(pending, jobs, starts, context.output)
+        require_ready(pending, jobs, context.output)
         run_jobs(pending, placed, folders, starts, slots, context)
     finally:
         slots.release()
 
 
-def require_ready(pending: Sequence[Job], jobs: Sequence[Job], starts: Mapping[str, Start], output: Path) -> None:
+def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
     """TrainerError with all that would end the jobs later; the status of each of them says its part."""
     from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
     found = list(problems(pending, jobs, output))
     for job in pending:
         if own := [error for failing, error in found if failing is job]:
-            folder, start, error = JobFolder(output, job), starts[job.name], together(own)
-            folder.begin(start.checkpoint, inputs=start.inputs)
+            folder, error = JobFolder(output, job), together(own)
+            folder.path.mkdir(parents=True, exist_ok=True)
             message = "; ".join(str(error).splitlines())
             folder.fail(reason=reason_of(error.exit_code), exit_code=error.exit_code, message=message)
     if found:

@@ -15,6 +15,8 @@ from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
 
+LOWEST = ("loss", "cost")
+"""Measures that are best when they are lowest."""
 State = dict[str, Any]
 """What the controller knows after a step besides the step's number: JSON values."""
 
@@ -78,7 +80,7 @@ class KeptCheckpoints(Checkpoints):
         self._begun_step = 0
         self._path = f"{job.name}: spec.checkpoint.keepBest"
         self._best: tuple[int, float] | None = None
-        """(step, value) of the best so far."""
+        """(step, value) of the best so far, by what is to be best now."""
         self._begun_at = time.monotonic()
         for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
             if data.digests.get(path) != digest:
@@ -91,7 +93,7 @@ class KeptCheckpoints(Checkpoints):
         if not self._resumed:
             return None
         state, uri = self._resumed.state(), self._resumed.uri
-        if best := state.get("best"):
+        if (best := state.get("best")) and best[2:] == [self._settings.keep_best]:
             self._best = best[0], best[1]
         calls = [model.restore(uri=uri) for model in self._trained]
         counters = state.get("counters", {})
@@ -153,7 +155,7 @@ class KeptCheckpoints(Checkpoints):
 
     def _is_better(self, value: float) -> bool:
         assert self._best, "there is one to compare with"
-        return value < self._best[1] if self._settings.keep_best == "loss" else value > self._best[1]
+        return value < self._best[1] if self._settings.keep_best in LOWEST else value > self._best[1]
 
     def before_model(self) -> None:
         self._folder.require_ours()
@@ -187,7 +189,7 @@ class KeptCheckpoints(Checkpoints):
             call.result()
         self._folder.require_ours()
         texts = {
-            STATE: json.dumps({**state, "best": self._best}) + "\n",
+            STATE: json.dumps({**state, "best": self._best and [*self._best, self._settings.keep_best]}) + "\n",
             **self._folder.texts_for_checkpoint(up_to=state["step"]),
         }
         self._folder.record_checkpoint(self._store.complete(uri, texts))

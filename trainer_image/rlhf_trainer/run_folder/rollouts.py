@@ -14,6 +14,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
+NEEDED = {"step", "row", "prompt", "response", "reward"}
 NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "policy_version")
 
 
@@ -70,8 +71,9 @@ def _file(output: Path, job: str | None) -> Path:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """A line; empty for one that a run is just writing."""
+    """A line; empty for one that a run is just writing, or whoever edited the file."""
     try:
-        return dict(json.loads(line))
+        row = dict(json.loads(line))
     except (ValueError, TypeError):
         return {}
+    return row if row.keys() >= NEEDED else {}

@@ -22,7 +22,7 @@ def mini_batches(
     all ranks together; None: all rows. No mini-batch is empty on all ranks.
     """
     everywhere = mesh.rows_of_all(trained.float(), batch.start)
-    positions = (everywhere.cumsum(0).long() - 1)[batch.start : batch.start + batch.size]
+    positions = (everywhere.cumsum(0).long() - 1).clamp(min=0)[batch.start : batch.start + batch.size]
     total = int(everywhere.sum())
     count = -(-total // (size or max(total, 1)))
     for epoch in range(training.update_epochs):

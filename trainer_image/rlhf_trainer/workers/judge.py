@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_api.job import Job
+from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -46,6 +47,8 @@ class JudgeWorker:
             scores = judge.scores(samples)
             columns[name] = [score.value for score in scores]
             for part in dict.fromkeys(part for score in scores for part in score.parts):
+                if f"{name}_{part}" in {*columns, *self._judges}:
+                    raise UserCodeError(f"spec.evaluation: {name}_{part} is a measure, and a part of {name} as well")
                 columns[f"{name}_{part}"] = [score.parts.get(part) for score in scores]
         return [
             JudgedRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class RolloutKeeper:
         if parts is not None:
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for part in parts for row in part]
             with disk_errors("rollouts", self._file), self._file.open("a", encoding="utf-8", errors="replace") as file:
-                file.writelines(lines)
+                file.writelines(["\n" * _is_torn(self._file), *lines])
 
     def _keeps(self, step: int, row: int) -> bool:
         """Whether the responses to the prompt of a row are kept: the same on any number of ranks, and when resumed."""
@@ -72,3 +73,10 @@ class RolloutKeeper:
             "response_tokens": int(response),
             "policy_version": int(batch["policy_version"][row]),
         }
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a run was killed while it wrote the last line."""
+    with file.open("rb") as opened:
+        opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
+        return opened.read(1) not in (b"", b"\n")

@@ -56,7 +56,7 @@ def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:
 
 def from_bytes(row: Tensor) -> dict[str, Any]:
     """A row of `as_bytes`."""
-    found: dict[str, Any] = json.loads(bytes(row.tolist()).rstrip(b"\0"))
+    found: dict[str, Any] = json.loads(row.numpy().tobytes().rstrip(b"\0"))
     return found
 
 

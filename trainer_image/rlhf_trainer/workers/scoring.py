@@ -22,6 +22,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
+from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
@@ -126,7 +127,8 @@ class ScoringWorker:
         """Record mean and spread of a part over the sampled responses; greedy ones are left out."""
         self.parts[name] = part
         counts = part.given * batch["sampled"]
-        total, squares = (part.values * counts).sum(), (part.values.double() ** 2 * counts).sum()
+        values = part.values.double()
+        total, squares = (values * counts).sum(), (values**2 * counts).sum()
         recorder.mean(f"reward_part/{name}", total, counts.sum())
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
 
@@ -199,7 +201,7 @@ def code_of(reward: Function | RewardVerifier | RewardService, *, ranks: int, de
         )
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
-        options: dict[str, Any] = {"verifier": reward.verifier.model_dump(mode="json"), "seconds": seconds}
+        options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds]}
         name = f"the verifier {reward.verifier.name}"
         return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)

@@ -105,6 +105,23 @@ def test_a_column_of_a_csv_file_keeps_its_type(tmp_path: Path, plain: PreTrained
     ]
 
 
+def test_what_a_verifier_reads_of_a_csv_file_is_text(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,answer\n1,007\n2,3.10\n3,\n")
+    reward = Models.model_validate({"reward": {"verifier": {"name": "ExactMatch"}}})
+    spec = spec_of(99, 9).model_copy(update={"models": reward})
+    made = PromptLoader(DataSource(uri=f"file://{tmp_path}/rows.csv"), plain, path="x", spec=spec)
+    assert columns_of(made.columns(torch.arange(len(made))), plain) == [{"answer": "007"}, {"answer": "3.10"}]
+
+
+def test_another_answer_is_another_digest(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    digests = {
+        loader(write([{"prompt": "a", "answer": answer}]), plain, *columns).digest
+        for answer in (12, 13)
+        for columns in (["answer"], [])
+    }
+    assert len(digests) == 3, "without the column both are the same"
+
+
 def test_rows_of_different_ranks_fit_together(write: Write, plain: PreTrainedTokenizerFast) -> None:
     made = loader(write(ROWS), plain, *NAMED)
     parts = [as_bytes(made.columns(torch.tensor([example]))) for example in (0, 1)]
