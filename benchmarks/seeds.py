@@ -18,17 +18,21 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 PPO = ("reward_before", "reward_after", "rule_before", "rule_after", "win_rate", "win_rate_null")
 FIGURES: dict[str, dict[str, tuple[str, ...]]] = {
     "01-helpful-ppo": {"helpful-rm": ("pair_accuracy",), "helpful-ppo": PPO},
+    "11-helpful-online-dpo": {"helpful-online-dpo": PPO},
     "12-arithmetic-grpo": {"arithmetic-grpo": ("reward_before", "reward_after")},
 }
 """What the table shows of each job of an example."""
+BEFORE = {"11-helpful-online-dpo": "01-helpful-ppo"}
+"""The example whose models another one uses."""
 
 
 def run(example: str, seed: int) -> dict[str, Any]:
     """summary.json of the chain with this seed."""
     with tempfile.TemporaryDirectory() as folder:
-        manifest = EXAMPLES / f"{example}.yaml"
-        command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), "--seed", str(seed)]
-        subprocess.run([*command, "--output", folder], check=True, stdout=sys.stderr)
+        for name in (*filter(None, [BEFORE.get(example)]), example):
+            manifest = EXAMPLES / f"{name}.yaml"
+            command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), "--seed", str(seed)]
+            subprocess.run([*command, "--output", folder], check=True, stdout=sys.stderr)
         summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
         return summary
 

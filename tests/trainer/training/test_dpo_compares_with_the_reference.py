@@ -78,7 +78,7 @@ def test_an_update_makes_the_chosen_likelier_than_the_rejected(tmp_path: Path) -
 SCORES = torch.tensor([1.0, 5.0, 3.0, 2.0, 2.0, 2.0, -1.0, 0.0, -2.0, 1.0, 2.0, 3.0])
 
 
-def choose(folder: str, without: tuple[int, ...] = ()) -> Fields:
+def choose(folder: str, without: tuple[int, ...] = (), cut_off: tuple[int, ...] = ()) -> Fields:
     """Pairs among three responses to each of four prompts; the fourth is padding. without: rows that have no score."""
     import torch.distributed as dist
 
@@ -95,6 +95,7 @@ def choose(folder: str, without: tuple[int, ...] = ()) -> Fields:
         "tokens": tokens,
         "attention_mask": torch.ones(12, 2),
         "response_mask": torch.tensor([[0.0, 1.0]]).expand(12, 2),
+        "finished": torch.tensor([float(row not in cut_off) for row in range(12)]),
         "scores": SCORES,
         "valid": torch.tensor([float(row < 9 and row not in without) for row in range(12)]),
     }
@@ -122,3 +123,13 @@ def test_a_response_without_a_score_is_in_no_pair(tmp_path: Path) -> None:
     assert found["valid"].tolist() == [1.0] + [0.0] * 11
     assert found["chosen_tokens"][0].tolist() == [5, 6]
     assert found["rejected_tokens"][0].tolist() == [1, 2]
+
+
+def test_a_response_that_has_not_ended_is_worse_than_each_that_has(tmp_path: Path) -> None:
+    """Of 1, 5, 3 the 5 was cut off, of 2, 2, 2 the last, and of -1, 0, -2 all."""
+    (found,) = run_kept_ranks(1, choose, str(tmp_path), (), (1, 5, 6, 7, 8))
+    assert found["valid"].tolist() == [1.0, 0.0, 0.0, 1.0] + [0.0] * 8
+    assert found["chosen_tokens"][0].tolist() == [5, 6]
+    assert found["rejected_tokens"][0].tolist() == [3, 4]
+    assert found["chosen_tokens"][3].tolist() == [7, 8]
+    assert found["rejected_tokens"][3].tolist() == [11, 12]

@@ -70,23 +70,26 @@ class PairChooser:
 
     @register(
         DP_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "scores", "valid"),
+        reads=("tokens", "attention_mask", "response_mask", "finished", "scores", "valid"),
         adds=PairLoader.fields,
         phase="advantage",
     )
     def choose_pairs(self, batch: Batch) -> Fields:
         """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3).
 
-        The first row of a prompt holds its pair, and the others nothing (valid 0); so does a prompt whose responses
-        have equal scores, or none.
+        A response that has not ended by itself is worse than each that has, and never the better of a pair: its score
+        is that of a part of a text. The first row of a prompt holds its pair, and the others nothing (valid 0); so does
+        a prompt whose responses are equally good, or have no score.
         """
         size = self._group_size
         assert batch.start % size == batch.size % size == 0, "the responses to a prompt are on several ranks"
-        best, worst = (
-            batch["scores"].masked_fill(batch["valid"] == 0, never).reshape(-1, size) for never in (-inf, inf)
-        )
+        valid, finished, scores = (batch[name].reshape(-1, size) for name in ("valid", "finished", "scores"))
+        best = scores.masked_fill((valid == 0) | (finished == 0), -inf)
+        worst = scores.masked_fill(valid == 0, inf)
+        cut_off = (valid > 0) & (finished == 0)
+        worst = worst.masked_fill(cut_off.any(1, keepdim=True) & ~cut_off, inf)
         first = torch.arange(0, batch.size, size)
-        differ = best.amax(1) - worst.amin(1) > SIGNAL
+        differ = (best.amax(1) - worst.amin(1) > SIGNAL) | (best.isfinite().any(1) & cut_off.any(1))
         recorder.mean("reward/mean", (batch["scores"] * batch["valid"]).sum(), batch["valid"].sum())
         recorder.mean("groups/with_signal", differ.sum(), batch["valid"].reshape(-1, size).amax(1).sum())
         pairs = {"valid": torch.zeros(batch.size)}
