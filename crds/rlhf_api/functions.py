@@ -48,6 +48,9 @@ def _without_secrets(url: object) -> object:
     return url
 
 
+ServiceUrl = Annotated[str, Field(pattern=SERVICE_URL, max_length=1024), BeforeValidator(_without_secrets)]
+
+
 class RewardService(Spec):
     """A reward computed by an HTTP service: POST {"prompt", "response", "finished"}, answered by {"score": number}.
 
@@ -56,11 +59,7 @@ class RewardService(Spec):
 
     form: ClassVar = "a service"
 
-    url: Annotated[
-        str,
-        Field(pattern=SERVICE_URL, max_length=1024, description="http:// or https://."),
-        BeforeValidator(_without_secrets),
-    ]
+    url: Annotated[ServiceUrl, Field(description="http:// or https://.")]
     timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one response.")] = 30.0
     attempts: Annotated[Count, Field(description="Attempts for one response, with growing pauses in between.")] = 8
     concurrency: Annotated[

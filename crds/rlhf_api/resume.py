@@ -41,6 +41,11 @@ MAY_CHANGE = (
         for part in ("", "sum.*.reward.")
         for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "parallelism", "offload", "shape")
     ),
+    *(
+        f"spec.models.reward.{part}judge.{field}"
+        for part in ("", "sum.*.reward.")
+        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "maxUnreadShare")
+    ),
 )
 """Fields that say where and when, not what: the numbers of the run stay the same, up to rounding.
 

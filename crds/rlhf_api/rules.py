@@ -14,6 +14,7 @@ from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.algorithms import Algorithm, PolicyGradient
 from rlhf_api.expressions import Expression, Field, holds
 from rlhf_api.functions import RewardFunction, RewardService
+from rlhf_api.judges import COMPARES
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec import JobSpec, Rollout, Training
@@ -284,6 +285,10 @@ def _user_code() -> Iterator[Rule]:
         for key, seconds in defaults.items():
             default = Field(f"{form}.{key}").given.then(seconds, default)
         times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
+        times[f"{form}.judge.timeoutSeconds"] = Field(f"{form}.judge.timeoutSeconds")
+        alone = Field(f"{form}.judge.prompt").matches(COMPARES) & ~Field(f"{form}.judge.referenceKey").given
+        message = "compares the responses to a prompt, but rollout.samplesPerPrompt is 1"
+        yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
     judges = ("evaluation.functions[]", "evaluation.verifiers[]")
     times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
     deadline = Field("training.callDeadlineSeconds")

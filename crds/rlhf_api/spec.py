@@ -24,13 +24,14 @@ from rlhf_api.data import Data, DataMix, DataSource
 from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import RewardFunction, RewardService
+from rlhf_api.judges import Judge, RewardJudge
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.placement import Placement
 from rlhf_api.run_policy import RunPolicy, Storage
 from rlhf_api.runtime import Runtime
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.verifiers import RewardVerifier, Verifier
 
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""
@@ -87,17 +88,26 @@ class Model(Spec):
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 
+CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | RewardJudge]] = {
+    "entrypoint": RewardFunction,
+    "verifier": RewardVerifier,
+    "url": RewardService,
+    "judge": RewardJudge,
+}
+"""Rewards that are no model and no sum, by the key that only they have."""
+
+
 def _form(reward: object) -> str:
     """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
     if not isinstance(reward, Mapping):
         return str(getattr(reward, "form", Model.form))
-    code = {"entrypoint": RewardFunction.form, "verifier": RewardVerifier.form, "url": RewardService.form}
-    return next((form for key, form in {"sum": RewardSum.form, **code}.items() if key in reward), Model.form)
+    forms = {"sum": RewardSum, **CODE}
+    return next((each.form for key, each in forms.items() if key in reward), Model.form)
 
 
 def _no_sum(reward: object) -> object:
     if _form(reward) == RewardSum.form:
-        raise ValueError("is a sum; a sum holds models, functions, verifiers and services, and no sum")
+        raise ValueError("is a sum; a sum holds models, functions, verifiers, services and judges, and no sum")
     return reward
 
 
@@ -112,10 +122,11 @@ SingleReward = Annotated[
     Annotated[Model, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
-    | Annotated[RewardService, Tag(RewardService.form)],
+    | Annotated[RewardService, Tag(RewardService.form)]
+    | Annotated[RewardJudge, Tag(RewardJudge.form)],
     Discriminator(_form),
     BeforeValidator(_no_sum),
-    null_is_unset(Model, RewardFunction, RewardVerifier, RewardService),
+    null_is_unset(Model, *CODE.values()),
 ]
 
 
@@ -131,7 +142,7 @@ class RewardTerm(Spec):
         Field(description="Running: less the mean, and divided by the deviation, of all scores of this part so far."),
     ] = "None"
     reward: Annotated[
-        SingleReward, Field(description="A model (uri), function (entrypoint), verifier or service (url).")
+        SingleReward, Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
     ]
 
 
@@ -148,9 +159,10 @@ Reward = Annotated[
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)]
+    | Annotated[RewardJudge, Tag(RewardJudge.form)]
     | Annotated[RewardSum, Tag(RewardSum.form)],
     Discriminator(_form),
-    null_is_unset(Model, RewardFunction, RewardVerifier, RewardService, RewardSum),
+    null_is_unset(Model, *CODE.values(), RewardSum),
 ]
 
 
@@ -165,7 +177,7 @@ class Models(Spec):
     ] = None
     reward: Annotated[
         Reward | None,
-        Field(description="Scores a response: a model (uri), function (entrypoint), verifier, service (url) or sum."),
+        Field(description="Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."),
     ] = None
     cost: Annotated[OnlyModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
 
@@ -192,7 +204,7 @@ class Models(Spec):
             return "cost"
         return "actor" if role == "reference" and self.reference is None else self.field(role)
 
-    def rewards(self) -> dict[str, Model | RewardFunction | RewardVerifier | RewardService | None]:
+    def rewards(self) -> dict[str, Model | RewardFunction | RewardVerifier | RewardService | RewardJudge | None]:
         """The parts of the reward, by their field of `models`."""
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
@@ -359,8 +371,10 @@ class JobSpec(Spec):
         return tuple(dict.fromkeys([*named, *self.verified(data)]))
 
     def verified(self, data: DataSource | DataMix) -> tuple[str, ...]:
-        """The columns of such rows that verifiers read: of the reward, and of the evaluation in its own rows."""
-        parts = [part for part in self.models.rewards().values() if isinstance(part, RewardVerifier)]
+        """The columns of such rows that verifiers and judges read: of the reward, and of evaluation in its own rows."""
+        parts = self.models.rewards().values()
+        readers: list[Verifier | Judge] = [part.verifier for part in parts if isinstance(part, RewardVerifier)]
+        readers += [part.judge for part in parts if isinstance(part, RewardJudge)]
         if self.evaluation and data is self.evaluation.data:
-            parts += self.evaluation.verifiers
-        return tuple(column for part in parts for column in part.verifier.columns)
+            readers += [each.verifier for each in self.evaluation.verifiers]
+        return tuple(column for each in readers for column in each.columns)

@@ -31,6 +31,8 @@ ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
 VERIFIERS = "evaluation={data: {uri: hf://x}, samplesPerPrompt: 8, verifiers: [{name: right, verifier: {name: Math}}]}"
+JUDGE = "{judge: {url: 'http://c/v1', model: m, prompt: 'Rate {response}', arguments: {seed: 1}}}"
+PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {response_b}'}}"
 EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
 
 
@@ -137,6 +139,9 @@ RIGHT: dict[str, Case] = {
             ),
         ),
     ),
+    "a judge as reward": Case("PPO", (f"models.reward={JUDGE}",)),
+    "a judge of groups": Case("GRPO", (f"models.reward={PAIRWISE}",)),
+    "a judge with a reference": Case("PPO", (f"models.reward={PAIRWISE}", "models.reward.judge.referenceKey=chosen")),
     "a verifier as reward": Case(
         "GRPO", ("models.reward={verifier: {name: Math, answerKey: gold, extract: '#### (.+)'}}",)
     ),
@@ -306,6 +311,22 @@ WRONG: dict[str, Case] = {
     ),
     "a verifier without what it needs": Case(
         "PPO", ("models.reward={verifier: {name: Regex}}",), "spec.models.reward.verifier.pattern"
+    ),
+    "a judge that compares a single response": Case(
+        "PPO", (f"models.reward={PAIRWISE}",), "spec.models.reward.judge.prompt"
+    ),
+    "a judge in a sum that compares a single response": Case(
+        "PPO", (f"models.reward={{sum: [{_part('a', PAIRWISE)}]}}",), "spec.models.reward.sum.0.reward.judge.prompt"
+    ),
+    "a judge that may take longer than a call": Case(
+        "PPO",
+        (f"models.reward={JUDGE}", "training.callDeadlineSeconds=120"),
+        "spec.models.reward.judge.timeoutSeconds",
+    ),
+    "a judge in a sum that may take longer than a call": Case(
+        "PPO",
+        (f"models.reward={{sum: [{_part('a', JUDGE)}]}}", "training.callDeadlineSeconds=120"),
+        "spec.models.reward.sum.0.reward.judge.timeoutSeconds",
     ),
     "a verifier that may take longer than a call": Case(
         "PPO",

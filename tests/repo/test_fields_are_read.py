@@ -11,6 +11,7 @@ import pytest
 import rlhf_api.algorithms
 import rlhf_api.data
 import rlhf_api.functions
+import rlhf_api.judges
 import rlhf_api.model_shape
 import rlhf_api.run_policy
 import rlhf_api.runtime
@@ -30,6 +31,7 @@ MODULES = (
     rlhf_api.runtime,
     rlhf_api.spec,
     rlhf_api.verifiers,
+    rlhf_api.judges,
 )
 MODELS = [
     value

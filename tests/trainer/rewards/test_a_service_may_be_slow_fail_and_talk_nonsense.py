@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
-from rlhf_trainer.rewards import service
+from rlhf_trainer.rewards import endpoint
 from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
 
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(service, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_SECONDS", 0.01)
     made = Server()
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield made
@@ -251,9 +251,9 @@ def test_half_a_surrogate_pair_is_sent_as_a_question_mark(server: Server) -> Non
 
 
 def test_pauses_grow_and_stay_below_the_longest() -> None:
-    assert 0.25 <= service.pause(1) <= 0.5
-    assert 2.0 <= service.pause(4) <= 4.0
-    assert 15.0 <= service.pause(20) <= 30.0
+    assert 0.25 <= endpoint.pause(1) <= 0.5
+    assert 2.0 <= endpoint.pause(4) <= 4.0
+    assert 15.0 <= endpoint.pause(20) <= 30.0
 
 
 def test_it_works_inside_a_thread(server: Server) -> None:

@@ -111,6 +111,18 @@ METRICS = (
         kind=Counter,
     ),
     StepMetric(
+        "judge/questions",
+        "rlhf_judge_questions_total",
+        "Questions that a judge was asked; one that has a verdict is not asked again.",
+        kind=Counter,
+    ),
+    StepMetric(
+        "judge/unread",
+        "rlhf_judge_unread_total",
+        "Answers of a judge without a verdict.",
+        kind=Counter,
+    ),
+    StepMetric(
         "reward/greedy", "rlhf_reward_greedy", "Mean score of the reward over the step's greedy responses (ReMax)."
     ),
     StepMetric("cost/mean", "rlhf_cost_mean", "Mean score of the cost model over the step's responses."),

@@ -19,6 +19,7 @@ from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError, together
 from rlhf_trainer.generation.families import why_not_generated
+from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.machine import gpu_count
@@ -32,14 +33,14 @@ from rlhf_trainer.workers.scoring import UserCode, reward_code
 
 FIRST_ROWS = 64
 """Rows of a data set that go through tokenizer and template."""
-RESPONSE = "This is a response."
+RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
 
 
 def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
     """What would end each of these jobs; jobs: those of the manifest, whose models they may read.
 
     Models of this machine are looked at, of those that a job before makes the config.json that they come from. The
-    first rows go through tokenizer and template, and each function and service is called once on one of them.
+    first rows go through tokenizer and template, and each function, service and judge is called once on one of them.
     """
     by_name = {job.name: job for job in jobs}
     for job in pending:
@@ -111,7 +112,7 @@ class JobCheck:
             return data_of(job)(setting, slots=1)
 
     def _try_code(self, data: DataWorker) -> None:
-        """Call the functions and services on a row of each data set whose prompts they see."""
+        """Call the functions, services and judges on a row of each data set whose prompts they see."""
         if not isinstance(data, PromptData):
             return
         first = _sample(data, data.train)
@@ -143,7 +144,10 @@ def _call(code: UserCode, samples: Sequence[Sample]) -> None:
     try:
         code.ready()
         for sample in samples:
-            code.scores([sample])
+            if isinstance(code, JudgeClient):
+                code.scores([sample], among=[replace(sample, row=1, response=OTHER_RESPONSE)])
+            else:
+                code.scores([sample])
     finally:
         code.close()
 

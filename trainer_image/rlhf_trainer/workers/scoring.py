@@ -1,4 +1,4 @@
-"""A reward that is not a model alone: a function, a service, or a weighted sum of these and at most one model."""
+"""A reward that is more than a model: a function, service or judge, or a weighted sum with at most one model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_api.functions import Function, RewardService
 from rlhf_api.job import Job
+from rlhf_api.judges import Judge, RewardJudge
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model, RewardSum, RewardTerm
 from rlhf_api.verifiers import RewardVerifier
@@ -20,6 +21,7 @@ from rlhf_trainer.ops.masks import WHITEN_EPS
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
+from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
 from rlhf_trainer.rewards.verifiers import OPTIONS
@@ -30,6 +32,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, as_bytes, real_rows, samples_of
 
+COMPLETIONS = "/chat/completions"
 VERIFIERS = "rlhf_trainer.rewards.verifiers:score"
 SCORED_ONCE = replace(
     THREE_D_PROTO,
@@ -114,14 +117,27 @@ class ScoringWorker:
         if path not in self._code:
             assert self._model is not None
             return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
+        code = self._code[path]
+        everyone = self._of_all_ranks(samples) if isinstance(code, JudgeClient) and code.compares_groups else []
         if not self._scores_here:
             return Numbers(torch.zeros(batch.size), batch["valid"])
-        scores, rows = self._code[path].scores(samples), real_rows(batch)
+        if isinstance(code, JudgeClient):
+            scores, rows = code.scores(samples, among=everyone), real_rows(batch)
+            recorder.add("judge/questions", code.counts.questions)
+            recorder.add("judge/unread", code.counts.unread)
+        else:
+            scores, rows = code.scores(samples), real_rows(batch)
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
         for name in dict.fromkeys(name for score in scores for name in score.parts):
             found = [score.parts.get(name) for score in scores]
             self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
+
+    def _of_all_ranks(self, samples: list[Sample]) -> list[Sample]:
+        """The samples of every rank: the responses to a prompt may be cut over ranks."""
+        found: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, samples if self._scores_here else [])
+        return [sample for each in found for sample in each]
 
     def _measure(self, name: str, part: Numbers, batch: Batch) -> None:
         """Record mean and spread of a part over the sampled responses; greedy ones are left out."""
@@ -180,7 +196,7 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 
 
 def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
-    """The functions, verifiers and services of a job's reward by their fields; processes are started at once."""
+    """The functions, verifiers, services and judges of a job's reward by field; processes are started at once."""
     deadline, found = job.spec.training.call_deadline_seconds, {}
     for path, term in terms_of(job).items():
         if not isinstance(term.reward, Model):
@@ -188,20 +204,29 @@ def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
     return found
 
 
-def code_of(reward: Function | RewardVerifier | RewardService, *, ranks: int, deadline: float, path: str) -> UserCode:
+def code_of(
+    reward: Function | RewardVerifier | RewardService | RewardJudge, *, ranks: int, deadline: float, path: str
+) -> UserCode:
     """The code that a field of the manifest (`path`) names, for one of so many ranks."""
+    if isinstance(reward, RewardJudge):
+        judge, path = reward.judge, f"{path}.judge"
+        url = judge.url.rstrip("/") + COMPLETIONS
+        return JudgeClient(url=url, judge=judge, **_limits(judge, ranks=ranks, path=path))
     if isinstance(reward, RewardService):
-        return ServiceClient(
-            url=reward.url,
-            seconds=reward.timeout_seconds,
-            attempts=reward.attempts,
-            concurrency=max(1, reward.concurrency // ranks),
-            token_variable=reward.token_variable,
-            path=path,
-        )
+        return ServiceClient(url=reward.url, **_limits(reward, ranks=ranks, path=path))
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
         options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds]}
         name = f"the verifier {reward.verifier.name}"
         return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
+
+
+def _limits(endpoint: RewardService | Judge, *, ranks: int, path: str) -> dict[str, Any]:
+    return {
+        "seconds": endpoint.timeout_seconds,
+        "attempts": endpoint.attempts,
+        "concurrency": max(1, endpoint.concurrency // ranks),
+        "token_variable": endpoint.token_variable,
+        "path": path,
+    }

@@ -1,4 +1,4 @@
-"""A reward is a model, a function, a verifier, a service, or a weighted sum of these; only a model takes slots."""
+"""A reward is a model, function, verifier, service, judge, or a weighted sum of these; only a model takes slots."""
 
 import pytest
 
@@ -8,6 +8,8 @@ from rlhf_api.spec import RewardSum
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 MODEL_A, MODEL_B = (f"{{name: {name}, reward: {{uri: job://helpful-reward}}}}" for name in "ab")
 FUNCTION = "{name: rule, weight: -0.5, reward: {entrypoint: a.b:c, arguments: {deep: [1, {x: y}]}}}"
+JUDGE = "{url: 'https://host/v1', model: m"
+PAIR = "{response_a} or {response_b}?"
 POOLS = "{mode: Manual, pools: [{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}]}"
 SLOW_EVALUATION = "{data: {uri: hf://x}, functions: [{name: f, entrypoint: a:b, timeoutSeconds: 1900}]}"
 
@@ -16,6 +18,7 @@ FORMS = {
     "a function": ("{entrypoint: a.b:c, arguments: {length: 3}, timeoutSeconds: 2}", False),
     "a service": ("{url: https://host:8000/score, concurrency: 2, tokenVariable: SCORER_TOKEN}", False),
     "a verifier": ("{verifier: {name: Math, answerKey: gold}}", False),
+    "a judge": (f"{{judge: {JUDGE}, prompt: 'Rate {{prompt}} {{response}}'}}}}", False),
     "a sum with a model": (f"{{sum: [{FUNCTION}, {MODEL_A}]}}", True),
     "a sum without": (f"{{sum: [{FUNCTION}]}}", False),
 }
@@ -44,7 +47,7 @@ MISTAKES = {
     "a sum in a sum": (
         [f"{PPO}:models.reward={{sum: [{{name: a, reward: {{sum: [{FUNCTION}]}}}}]}}"],
         f"{PPO}: spec.models.reward.sum.0.reward",
-        "is a sum; a sum holds models, functions, verifiers and services, and no sum",
+        "is a sum; a sum holds models, functions, verifiers, services and judges, and no sum",
     ),
     "a part that counts for nothing": (
         [f"{PPO}:models.reward={{sum: [{{name: a, weight: 0, reward: {{entrypoint: a:b}}}}]}}"],
@@ -73,6 +76,58 @@ MISTAKES = {
         [f"{PPO}:models.reward={{verifier: {{name: Regex, pattern: '(a'}}}}"],
         f"{PPO}: spec.models.reward.verifier.pattern",
         "is no regular expression: missing ), unterminated subpattern at position 0",
+    ),
+    "a judge that sees no response": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: 'Rate {{prompt}}'}}}}"],
+        f"{PPO}: spec.models.reward.judge.prompt",
+        "expected {response}, to be given a number, or {response_a} and {response_b}, to be compared",
+    ),
+    "a judge that sees one of two responses": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: 'Is {{response_a}} better?'}}}}"],
+        f"{PPO}: spec.models.reward.judge.prompt",
+        "expected {response}, to be given a number, or {response_a} and {response_b}, to be compared",
+    ),
+    "a judge's range that is none": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{{response}}', minimum: 5, maximum: 5}}}}"],
+        f"{PPO}: spec.models.reward.judge.maximum",
+        "is not more than minimum",
+    ),
+    "a reference for a judge that does not compare": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{{response}}', referenceKey: chosen}}}}"],
+        f"{PPO}: spec.models.reward.judge.referenceKey",
+        "is for a prompt with {response_a} and {response_b}",
+    ),
+    "a judge without a group to compare": (
+        [
+            f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{PAIR}'}}}}",
+            f"{PPO}:rollout.samplesPerPrompt=1",
+            f"{PPO}:training.miniBatchSize=8",
+        ],
+        f"{PPO}: spec.models.reward.judge.prompt",
+        "compares the responses to a prompt, but rollout.samplesPerPrompt is 1",
+    ),
+    "a judge in a sum without a group to compare": (
+        [
+            f"{PPO}:models.reward={{sum: [{{name: a, reward: {{judge: {JUDGE}, prompt: '{PAIR}'}}}}}}]}}",
+            f"{PPO}:rollout.samplesPerPrompt=1",
+        ],
+        f"{PPO}: spec.models.reward.sum.0.reward.judge.prompt",
+        "compares the responses to a prompt, but rollout.samplesPerPrompt is 1",
+    ),
+    "a field of a judge's request that the trainer writes": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{{response}}', arguments: {{stream: true}}}}}}"],
+        f"{PPO}: spec.models.reward.judge.arguments.stream",
+        "is written by the trainer",
+    ),
+    "a judge's token in its URL": (
+        [f"{PPO}:models.reward={{judge: {{url: 'https://h?key=1', model: m, prompt: '{{response}}'}}}}"],
+        f"{PPO}: spec.models.reward.judge.url",
+        "holds a name, a password or a query; a secret is given by tokenVariable",
+    ),
+    "a judge that may take longer than a call": (
+        [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{{response}}', timeoutSeconds: 1800}}}}"],
+        f"{PPO}: spec.models.reward.judge.timeoutSeconds",
+        "is 1800, expected less than training.callDeadlineSeconds (1800)",
     ),
     "an argument that is no number": (
         [f"{PPO}:models.reward={{entrypoint: a:b, arguments: {{z: [1, {{k: .nan}}]}}}}"],

@@ -1,0 +1,114 @@
+"""What a user may say of a judge: a language model behind an OpenAI-compatible endpoint, asked about responses."""
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
+
+from rlhf_api.contract import DEEPEST, Count, Identifier, Spec, Text, shallow
+from rlhf_api.functions import ServiceUrl
+
+RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
+GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)
+"""Names in a template that are no columns."""
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+COMPARES = r"\{response_a\}"
+"""A template that compares two responses."""
+OWN_FIELDS = ("model", "messages", "stream", "n")
+"""Of a request; the trainer writes them."""
+
+
+def _asks_one_thing(template: str) -> str:
+    named = set(PLACEHOLDER.findall(template)) & {RESPONSE, RESPONSE_A, RESPONSE_B}
+    if named not in ({RESPONSE}, {RESPONSE_A, RESPONSE_B}):
+        raise ValueError("expected {response}, to be given a number, or {response_a} and {response_b}, to be compared")
+    return template
+
+
+def _not_the_trainers(name: str) -> str:
+    if name in OWN_FIELDS:
+        raise ValueError("is written by the trainer")
+    return name
+
+
+class Judge(Spec):
+    """A model behind POST <url>/chat/completions that gives a response a number, or says which of two is better.
+
+    Its answer ends with [[number]], or with [[A]], [[B]] or, for neither, [[C]]; or it is that alone, without brackets.
+    """
+
+    url: Annotated[ServiceUrl, Field(description="Of the API, such as https://host/v1; /chat/completions is added.")]
+    model: Annotated[Text, Field(description="Name of the model there.")]
+    prompt: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=16384,
+            description="What it is asked: {prompt}, {response} and columns of the data by name are put in; with "
+            "{response_a} and {response_b} two responses are compared, once in each order.",
+        ),
+        AfterValidator(_asks_one_thing),
+    ]
+    minimum: Annotated[float, Field(description="Lowest number that it may give; it becomes 0.")] = 1.0
+    maximum: Annotated[float, Field(description="Highest number that it may give; it becomes 1.")] = 10.0
+    reference_key: Annotated[
+        Text | None,
+        Field(
+            description="Column of the response that each is compared with; unset: with the others to its prompt. The "
+            "score is the share of comparisons that it wins; a tie is half."
+        ),
+    ] = None
+    arguments: Annotated[
+        dict[Annotated[Identifier, AfterValidator(_not_the_trainers)], JsonValue],
+        Field(max_length=64, description=f"Further fields of each request; at most {DEEPEST} levels deep."),
+        BeforeValidator(shallow),
+    ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
+    max_unread_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="With more of a call's answers without a verdict, the run ends."),
+    ] = 0.5
+    timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one question.")] = 120.0
+    attempts: Annotated[Count, Field(description="Attempts for one question, with growing pauses in between.")] = 8
+    concurrency: Annotated[
+        Count, Field(description="Questions under way at once, of all ranks; one a rank at least.")
+    ] = 16
+    token_variable: Annotated[
+        Identifier | None, Field(description="Environment variable that holds the bearer token.")
+    ] = None
+
+    @field_validator("maximum")
+    @classmethod
+    def _is_more(cls, maximum: float, info: ValidationInfo) -> float:
+        if maximum <= info.data.get("minimum", -float("inf")):
+            raise ValueError("is not more than minimum")
+        return maximum
+
+    @field_validator("reference_key")
+    @classmethod
+    def _is_compared(cls, key: str | None, info: ValidationInfo) -> str | None:
+        if key is not None and RESPONSE in PLACEHOLDER.findall(info.data.get("prompt", "")):
+            raise ValueError("is for a prompt with {response_a} and {response_b}")
+        return key
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is asked which of two responses is better."""
+        return re.search(COMPARES, self.prompt) is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the data that it reads."""
+        named = [name for name in PLACEHOLDER.findall(self.prompt) if name not in GIVEN]
+        return tuple(dict.fromkeys([*named, *([self.reference_key] if self.reference_key else [])]))
+
+    def asked(self, **texts: Any) -> str:
+        """The template with these texts in it, each as it stands."""
+        return PLACEHOLDER.sub(lambda match: str(texts[match[1]]), self.prompt)
+
+
+class RewardJudge(Spec):
+    """A reward that a judge gives."""
+
+    form: ClassVar = "a judge"
+
+    judge: Annotated[Judge, Field(description="Where it is and what it is asked.")]

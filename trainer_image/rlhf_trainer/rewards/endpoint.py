@@ -1,0 +1,158 @@
+"""Requests to an HTTP service: many at a time, each tried again for a while, and limits on all that it may answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import httpx
+
+from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+"""The pause before the second attempt, which doubles for each further one, and the longest."""
+RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+"""Answers besides 5xx after which another attempt is made."""
+JSON = {"Content-Type": "application/json"}
+T = TypeVar("T")
+
+
+class RetryableError(Exception):
+    """An attempt failed in a way that another attempt may not; the text says what happened."""
+
+    def __init__(self, what: str, *, wait: float = 0.0) -> None:
+        """wait: seconds for which the service asked."""
+        super().__init__(what)
+        self.wait = wait
+
+
+class Answer(NamedTuple):
+    """What the service answered, but that it is to be asked later."""
+
+    code: int
+    body: bytes
+    """Cut off once it is longer than `Endpoint.longest`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """The address of a service, and limits of the requests to it."""
+
+    longest: ClassVar[int] = 65536
+    """Bytes of an answer."""
+
+    url: str
+    seconds: float
+    """The longest that an attempt may take, from the connection to the last byte."""
+    attempts: int
+    concurrency: int
+    """The most requests of this process at a time."""
+    token_variable: str | None
+    """Environment variable that holds the bearer token; its value is never shown."""
+    path: str
+    """The service's field in the manifest, for messages."""
+
+    def ready(self) -> None:
+        """EnvironmentProblem if the token is not set or cannot be sent."""
+        self._headers()
+
+    def close(self) -> None:
+        """Nothing is kept between calls."""
+
+    def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
+        """What `read` makes of the answer to each request: (JSON value, what it is about, for messages).
+
+        EnvironmentProblem if the service does not answer; an error of `read` ends the requests under way.
+        """
+        return asyncio.run(self._answers(requests, read))
+
+    def refused(self, what: str, about: object) -> UserCodeError:
+        """An answer that is no use, as an error."""
+        return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept-Encoding": "identity"}  # so that the limit in bytes is that of the answer as sent
+        if self.token_variable is None:
+            return headers
+        variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
+        token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with one
+        if not token:
+            raise EnvironmentProblem(f"{variable} is not set")
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise EnvironmentProblem(f"{variable} holds characters that a token cannot have")
+        return {**headers, "Authorization": f"Bearer {token}"}
+
+    async def _answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
+        free = asyncio.Semaphore(self.concurrency)
+        limits = httpx.Limits(max_connections=self.concurrency)
+        async with httpx.AsyncClient(timeout=None, limits=limits, headers=self._headers()) as client:
+
+            async def ask(request: Any, about: object) -> T:
+                async with free:
+                    return read(await self._answer(client, request, about), about)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(ask(*request)) for request in requests]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the first one has cancelled the others
+        return [task.result() for task in tasks]
+
+    async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
+        """The answer to one request, after at most `attempts` of them."""
+        content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
+        for attempt in range(1, self.attempts + 1):
+            wait = 0.0
+            try:
+                async with asyncio.timeout(self.seconds):
+                    return await self._attempt(client, content)
+            except TimeoutError:
+                what = f"did not answer within {self.seconds:g} s"
+            except RetryableError as failed:
+                what, wait = str(failed), failed.wait
+            if attempt < self.attempts:
+                await asyncio.sleep(max(pause(attempt), wait))
+        raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
+
+    async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
+        """One request; RetryableError if another may succeed."""
+        try:
+            async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
+                body = await self._limited_body(answer)
+        except httpx.HTTPError as error:
+            raise RetryableError(f"cannot be reached: {type(error).__name__}") from error
+        code = answer.status_code
+        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
+            raise RetryableError(f"answered {named(code)}", wait=asked_to_wait(answer.headers.get("Retry-After", "")))
+        return Answer(code, body)
+
+    async def _limited_body(self, answer: httpx.Response) -> bytes:
+        """The body of an answer; reading stops once it is longer than `longest`."""
+        body = bytearray()
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > self.longest:
+                break
+        return bytes(body)
+
+
+def pause(attempt: int) -> float:
+    """Seconds to wait after a failed attempt (from 1): exponential backoff with jitter, as all ranks may retry."""
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+
+
+def asked_to_wait(header: str) -> float:
+    """Seconds of a Retry-After header, up to the longest pause; 0 for none, or for a date."""
+    return min(LONGEST_PAUSE_SECONDS, float(header)) if header.isascii() and header.isdigit() else 0.0
+
+
+def named(code: int) -> str:
+    """`404 Not Found`: the standard phrase, not the server's."""
+    known = {int(status): status.phrase for status in HTTPStatus}
+    return f"{code} {known.get(code, '')}".rstrip()
