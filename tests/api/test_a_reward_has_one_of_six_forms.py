@@ -110,6 +110,7 @@ MISTAKES = {
         [
             f"{PPO}:models.reward={{sum: [{{name: a, reward: {{judge: {JUDGE}, prompt: '{PAIR}'}}}}}}]}}",
             f"{PPO}:rollout.samplesPerPrompt=1",
+            f"{PPO}:training.miniBatchSize=8",
         ],
         f"{PPO}: spec.models.reward.sum.0.reward.judge.prompt",
         "compares the responses to a prompt, but rollout.samplesPerPrompt is 1",

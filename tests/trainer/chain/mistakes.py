@@ -459,6 +459,15 @@ RUNS: dict[str, Mistake] = {
         "the sample is …",
         remedy="Start the service, or allow it more `attempts`.",
     ),
+    "a judge that does not answer": Mistake(
+        slow=True,
+        manifest=PPO,
+        sets=("models.reward={judge: {url: 'http://127.0.0.1:9/v1', model: m, prompt: '{response}', attempts: 2}}",),
+        code=ENVIRONMENT,
+        sentence="ppo: spec.models.reward.judge: http://127.0.0.1:9/v1/chat/completions cannot be reached: "
+        "ConnectError (2 attempts); the sample is …",
+        remedy="Start the judge's server, or allow it more `attempts`.",
+    ),
     "a token that is not there": Mistake(
         slow=True,
         manifest=PPO,

@@ -25,6 +25,7 @@ from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from tests.trainer.chain.mistakes import FUNCTIONS, MISTAKES, PPO, Mistake
 from tests.trainer.ranks import run_kept_ranks
+from tests.trainer.rewards.stub_server import Server
 from tests.trainer.tiny import save_tiny
 
 ROWS, WIDTH, PROMPT = 5, 8, 3
@@ -218,6 +219,35 @@ def test_an_evaluation_keeps_the_responses_that_have_no_score(folder: Path) -> N
     ((first, second, *_),) = run_kept_ranks(1, judge, job_with(folder, f"evaluation={evaluation}"), folder, 1)
     assert first == {"reward": 1.0, "rule": None, "rule_size": None}
     assert second == {"reward": None, "rule": 1.0, "rule_size": 3.0}
+
+
+def score_one_group(job: Job, folder: Path) -> tuple[list[float], list[float], Report]:
+    """(scores of this rank's rows, which got one, what was measured) of responses to one prompt, cut over the ranks."""
+    batch = batch_here()
+    batch["tokens"][:, :PROMPT] = 20
+    found = worker_of(job, "reward")(setting(job, folder, "actor")).compute_reward(batch)
+    return found["scores"].tolist(), found["valid"].tolist(), recorder.drain()
+
+
+@ANSWERING
+def test_a_judge_compares_the_responses_of_all_ranks(folder: Path, ranks: int, server: Server) -> None:
+    server.behave = lambda handler, call: handler.say(alphabetic(call["messages"][0]["content"]))
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    judge = f"{{url: '{url}', model: m, prompt: '{{response_a}}<or>{{response_b}}'}}"
+    job = job_with(folder, f"models.reward={{judge: {judge}}}", "rollout.samplesPerPrompt=4")
+    results = run_kept_ranks(ranks, score_one_group, job, folder)
+    scores = [value for scores, _, _ in results for value in scores]
+    assert sorted(scores[:-1]) == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
+    assert [value for _, valid, _ in results for value in valid] == FIELDS["valid"].tolist()
+    record = merge(report for *_, report in results)
+    assert record["judge/unread"] == 0.0
+    assert record["judge/questions"] == len(server.seen) >= 4 * 3
+
+
+def alphabetic(question: str) -> str:
+    """Prefer what comes first by its characters."""
+    one, two = question.split("<or>")
+    return "[[A]]" if one < two else "[[B]]"
 
 
 @ANSWERING

@@ -41,6 +41,7 @@ spec:
   training: {totalSteps: 1, promptBatchSize: 4}
   resources: {slotsPerNode: 1, device: CPU}
 """
+JUDGE = "{url: 'http://127.0.0.1:9/v1', model: m"
 Check = Callable[..., Any]
 
 
@@ -113,6 +114,24 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
             "ppo: spec.models.reward: http://127.0.0.1:9/score cannot be reached: ConnectError (1 attempts); "
             "the sample is one that is tried before the run, prompt "
         ),
+    ),
+    "a judge that does not answer": (
+        f"models.reward={{judge: {JUDGE}, prompt: '{{response}}', attempts: 1}}}}",
+        ExitCode.ENVIRONMENT,
+        (
+            "ppo: spec.models.reward.judge: http://127.0.0.1:9/v1/chat/completions cannot be reached: ConnectError "
+            "(1 attempts); the sample is one that is tried before the run, prompt "
+        ),
+    ),
+    "a judge that compares and does not answer": (
+        f"models.reward={{judge: {JUDGE}, prompt: '{{response_a}}{{response_b}}', referenceKey: chosen, attempts: 1}}}}",
+        ExitCode.ENVIRONMENT,
+        "ppo: spec.models.reward.judge: http://127.0.0.1:9/v1/chat/completions cannot be reached: ConnectError ",
+    ),
+    "a judge's template with a column that is not there": (
+        f"models.reward={{judge: {JUDGE}, prompt: '{{response}} {{answer}}', attempts: 1}}}}",
+        ExitCode.DATA,
+        "ppo: spec.data.train.columns: package://rlhf_examples/helpful/train.jsonl has no column 'answer'; ",
     ),
     "two labels": (
         "models.reward.uri=file://models/labels",
