@@ -88,6 +88,14 @@ class Model(Spec):
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
 
 
+class ScoringModel(Model):
+    """A reward or cost model."""
+
+    label: Annotated[
+        Whole | None, Field(description="Which of its outputs, from 0, is the score of a model with several.")
+    ] = None
+
+
 CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | RewardJudge]] = {
     "entrypoint": RewardFunction,
     "verifier": RewardVerifier,
@@ -118,15 +126,16 @@ def _no_other_form(model: object) -> object:
 
 
 OnlyModel = Annotated[Model, BeforeValidator(_no_other_form)]
+OnlyScoringModel = Annotated[ScoringModel, BeforeValidator(_no_other_form)]
 SingleReward = Annotated[
-    Annotated[Model, Tag(Model.form)]
+    Annotated[ScoringModel, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)]
     | Annotated[RewardJudge, Tag(RewardJudge.form)],
     Discriminator(_form),
     BeforeValidator(_no_sum),
-    null_is_unset(Model, *CODE.values()),
+    null_is_unset(ScoringModel, *CODE.values()),
 ]
 
 
@@ -155,14 +164,14 @@ class RewardSum(Spec):
 
 
 Reward = Annotated[
-    Annotated[Model, Tag(Model.form)]
+    Annotated[ScoringModel, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)]
     | Annotated[RewardJudge, Tag(RewardJudge.form)]
     | Annotated[RewardSum, Tag(RewardSum.form)],
     Discriminator(_form),
-    null_is_unset(Model, *CODE.values(), RewardSum),
+    null_is_unset(ScoringModel, *CODE.values(), RewardSum),
 ]
 
 
@@ -179,7 +188,9 @@ class Models(Spec):
         Reward | None,
         Field(description="Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."),
     ] = None
-    cost: Annotated[OnlyModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")] = None
+    cost: Annotated[
+        OnlyScoringModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")
+    ] = None
 
     def given(self) -> dict[Role, Model]:
         """The models that are written in the spec, by role; a reward that is no model is none of them."""

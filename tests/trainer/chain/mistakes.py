@@ -324,14 +324,14 @@ RUNS: dict[str, Mistake] = {
         sentence="helpful-sft: spec.data.train.uri: …/rows.jsonl is empty",
         remedy="Write the rows again.",
     ),
-    "a reward model with another vocabulary": Mistake(
+    "a critic with another vocabulary": Mistake(
         slow=True,
-        manifest=PPO.replace('reward: {uri: "file://models/reward"}', 'reward: {uri: "file://other"}'),
+        manifest=PPO.replace('critic: {uri: "file://models/reward"}', 'critic: {uri: "file://other"}'),
         prepare=relabelled,
         sets=(),
         code=SPEC,
-        sentence="ppo: spec.models.reward: its tokenizer is not the actor's (…)",
-        remedy="Train the reward model from the actor's SFT model.",
+        sentence="ppo: spec.models.critic: its tokenizer is not the actor's (…)",
+        remedy="Start the critic from a model with the actor's tokenizer.",
     ),
     "prompts longer than the model": Mistake(
         slow=True,
@@ -346,8 +346,8 @@ RUNS: dict[str, Mistake] = {
         manifest=PPO.replace('reward: {uri: "file://models/reward"}', 'reward: {uri: "file://models/labels"}'),
         sets=(),
         code=SPEC,
-        sentence="ppo: spec.models.reward: … has 2 labels; a reward model has 1",
-        remedy="Train one with a RewardModel job.",
+        sentence="ppo: spec.models.reward: … has 2 labels; say by label which of them is the score, from 0 to 1",
+        remedy="Choose one by `label`.",
     ),
     "weights that are a pickle": Mistake(
         slow=True,

@@ -24,7 +24,7 @@ def sample(row: int, response: str, prompt: str = "q", **columns: Any) -> Sample
 
 
 def client(server: Server, prompt: str = RATE, **changes: Any) -> JudgeClient:
-    limits = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None}
+    limits: dict[str, Any] = {"seconds": 5.0, "attempts": 3, "concurrency": 4, "token_variable": None}
     limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
     url = f"http://127.0.0.1:{server.server_port}/v1"
     judge = Judge.model_validate({"url": url, "model": "m", "prompt": prompt, **changes})

@@ -82,7 +82,7 @@ def test_computing_in_bfloat16_leaves_the_saved_weights_in_float32(tied: bool, t
 
 def test_a_reward_model_with_two_labels_is_refused(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "two", seed=1, labels=2)
-    with pytest.raises(ConfigError, match=r"spec\.models\.reward: .*two has 2 labels; a reward model has 1"):
+    with pytest.raises(ConfigError, match=r"spec\.models\.reward: .*two has 2 labels; "):
         load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="spec.models.reward")
 
 

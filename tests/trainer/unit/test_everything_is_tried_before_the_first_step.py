@@ -124,7 +124,10 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
         ),
     ),
     "a judge that compares and does not answer": (
-        f"models.reward={{judge: {JUDGE}, prompt: '{{response_a}}{{response_b}}', referenceKey: chosen, attempts: 1}}}}",
+        (
+            f"models.reward={{judge: {JUDGE}, prompt: '{{response_a}} {{response_b}}', "
+            "referenceKey: chosen, attempts: 1}}"
+        ),
         ExitCode.ENVIRONMENT,
         "ppo: spec.models.reward.judge: http://127.0.0.1:9/v1/chat/completions cannot be reached: ConnectError ",
     ),
@@ -136,7 +139,7 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
     "two labels": (
         "models.reward.uri=file://models/labels",
         ExitCode.SPEC,
-        "ppo: spec.models.reward: {tmp}/models/labels has 2 labels; a reward model has 1",
+        "ppo: spec.models.reward: {tmp}/models/labels has 2 labels; say by label which of them is the score",
     ),
     "no score head": (
         "models.reward.uri=file://models/language",

@@ -100,6 +100,19 @@ class Encoder:
             encoded[index] = ids
         return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
 
+    def written(self, responses: Column) -> list[Ids]:
+        """Token ids of each prompt with its response as the tokenizer writes them for itself.
+
+        Of a conversation all that the template gives; else of the text, with the tokens that it adds to any.
+        """
+        replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
+        texts = self._each(responses, lambda index: self._text(index, replies[index]))
+        found = self._encoded(texts)
+        for index, chat in enumerate(self._chats):
+            if isinstance(chat, str):
+                found[index] = self._tokenizer(chat + (texts[index] or ""), verbose=False)["input_ids"]
+        return found
+
     def conversations(self) -> list[Conversation]:
         """The prompts as conversations that end with an answer, each of whose answers is learned.
 

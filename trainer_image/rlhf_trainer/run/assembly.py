@@ -30,7 +30,14 @@ from rlhf_trainer.workers.data import (
 )
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
-from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
+from rlhf_trainer.workers.reward import (
+    CostTrainer,
+    CostWorker,
+    RetokenizingCostWorker,
+    RetokenizingRewardWorker,
+    RewardTrainer,
+    RewardWorker,
+)
 from rlhf_trainer.workers.scoring import NotingScoringWorker, ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
@@ -56,6 +63,8 @@ WORKERS: Mapping[Any, type] = {
     models.Pairs: PairChooser,
 }
 
+RETOKENIZING: Mapping[type, type] = {RewardWorker: RetokenizingRewardWorker, CostWorker: RetokenizingCostWorker}
+"""The workers of models whose tokenizer is not the actor's; the other rewards read what they need anyway."""
 SINGLE_UPDATE: Mapping[type, type] = {
     CriticWorker: SingleUpdateCriticWorker,
     CostCriticWorker: SingleUpdateCostCriticWorker,

@@ -12,12 +12,13 @@ from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
-from rlhf_trainer.run.preconditions import require_one_vocabulary
+from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
+from rlhf_trainer.workers.retokenized import with_prompts
 
 
 def run_jobs(
@@ -63,13 +64,15 @@ def run_on_ray(
             publisher.say(f"not mapped: {placed.unmapped}")
         if start.checkpoint:
             publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
-        require_one_vocabulary(job, folders)
-        runtime = RayRuntime(job, mapping, folders, slots=slots, stacks=folder.path / "stacks.txt")
+        strangers = other_vocabularies(job, folders)
+        running = with_prompts(job) if strangers else job
+        stacks = folder.path / "stacks.txt"
+        runtime = RayRuntime(running, mapping, folders, slots=slots, stacks=stacks, strangers=strangers)
         with runtime.running(is_last=is_last) as shape:
             for fact in shape.facts:
                 publisher.say(fact)
             summary = run_job(
-                job,
+                running,
                 runtime,
                 shape,
                 model_folder=folder.model.resolve(),

@@ -68,14 +68,14 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         raise SpecError(problems)
 
 
-def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
-    """ConfigError when a model reads the tokens that the actor writes as other words."""
+def other_vocabularies(job: Job, folders: Mapping[Role, str]) -> set[Role]:
+    """The reward and cost models that read other tokens than the actor writes; ConfigError for any other model."""
     models = job.models()
     if "actor" not in models:
-        return
+        return set()
     origins = {role: (folders[role], model.trust_remote_code, model.revision) for role, model in models.items()}
     if len(set(origins.values())) == 1:
-        return
+        return set()
     from rlhf_trainer.training.loading import load_tokenizer
 
     words = {
@@ -83,9 +83,10 @@ def require_one_vocabulary(job: Job, folders: Mapping[Role, str]) -> None:
         for origin in set(origins.values())
     }
     actors = words[origins["actor"]]
-    for role, origin in origins.items():
-        if words[origin] != actors:
-            raise ConfigError(
-                f"{job.name}: spec.models.{job.spec.models.source_field(role)}: its tokenizer is not the actor's "
-                f"({len(words[origin])} against {len(actors)} entries)"
-            )
+    others = {role for role, origin in origins.items() if words[origin] != actors}
+    for role in sorted(others - {"reward", "cost"}):
+        raise ConfigError(
+            f"{job.name}: spec.models.{job.spec.models.source_field(role)}: its tokenizer is not the actor's "
+            f"({len(words[origins[role]])} against {len(actors)} entries)"
+        )
+    return others

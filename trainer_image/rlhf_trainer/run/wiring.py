@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
-from rlhf_trainer.run.assembly import data_of, helpers_of, setting_of, worker_of
+from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, worker_of
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
@@ -31,14 +31,24 @@ class RayRuntime:
     """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
 
     def __init__(
-        self, job: Job, placed: DeviceMapping, folders: Mapping[Role, str], *, slots: Slots, stacks: Path
+        self,
+        job: Job,
+        placed: DeviceMapping,
+        folders: Mapping[Role, str],
+        *,
+        slots: Slots,
+        stacks: Path,
+        strangers: Collection[Role] = (),
     ) -> None:
-        """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang."""
+        """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang.
+
+        strangers: the models whose tokenizer is not the actor's.
+        """
         self.models: dict[str, Any] = {}
         self._job, self._placed, self._folders = job, placed, folders
         self._log, self._meter = CallLog(), PayloadMeter()
         self._deadline = float(job.spec.training.call_deadline_seconds)
-        self._slots, self._stacks = slots, stacks
+        self._slots, self._stacks, self._strangers = slots, stacks, strangers
         self._groups: Mapping[str, WorkerGroup] = {}
 
     @contextmanager
@@ -106,7 +116,11 @@ class RayRuntime:
             if generates and role == "actor":
                 generators = layout.data * layout.micro
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
-            workers[role] = WorkerSpec(worker_of(job, role, pool.models), arguments, layout)
+            worker = worker_of(job, role, pool.models)
+            if role in self._strangers:
+                worker, actor = RETOKENIZING.get(worker, worker), (job.models()["actor"], self._folders["actor"])
+                arguments["setting"] = replace(setting, actor=actor)
+            workers[role] = WorkerSpec(worker, arguments, layout)
         if generates and is_home:
             setting = setting_of(job, job.saved, self._folders)
             workers.update({name: WorkerSpec(each, {"job": job}) for name, each in helpers_of(job).items()})

@@ -104,24 +104,33 @@ def load_language_model(
 
 
 def load_scorer(
-    folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, path: str, may_add_head: bool = True
+    folder: str,
+    *,
+    seed: int,
+    trust_remote_code: bool,
+    revision: str | None,
+    path: str,
+    may_add_head: bool = True,
+    label: int | None = None,
 ) -> Scorer:
     """A scorer, float32 on the meta device, from a reward model or, with a head drawn from `seed`, a language model.
 
-    `shard` fills the shards of a rank. Raises ConfigError, naming `path` in the manifest, for a model with more than
-    one label, and for a language model where no head may be added; DataError for a folder without weights.
+    `shard` fills the shards of a rank. label: which of several outputs is the score, of a model that is not trained.
+    Raises ConfigError, naming `path` in the manifest, for a model with several of which none is chosen, and for a
+    language model where no head may be added; DataError for a folder without weights.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     is_classifier = any("SequenceClassification" in name for name in config.architectures or [])
-    if is_classifier and config.num_labels != 1:
-        raise ConfigError(f"{path}: {folder} has {config.num_labels} labels; a reward model has 1")
-    if not is_classifier and not may_add_head:
+    if is_classifier:
+        _require_label(config.num_labels, label, path, f"{folder} has {config.num_labels} labels", trains=may_add_head)
+    elif not may_add_head:
         raise ConfigError(
             f"{path}: {folder} is a language model without a trained score head; train a RewardModel first"
         )
-    config.num_labels = 1
+    else:
+        config.num_labels = 1
     torch.manual_seed(seed)
     model, weights = _unread(AutoModelForSequenceClassification, folder, config, trust_remote_code, revision)
     _require_score_head(model, path)
@@ -130,7 +139,17 @@ def load_scorer(
         model._init_weights(model.score.to_empty(device="cpu"))  # noqa: SLF001 there is no public name
         drawn = {f"score.{name}" for name, _ in model.score.named_parameters()}
     _require_all(model, weights, folder, drawn=drawn)
-    return Scorer(model, weights)
+    return Scorer(model, weights, label=label or 0)
+
+
+def _require_label(count: int, label: int | None, path: str, found: str, *, trains: bool) -> None:
+    """ConfigError unless the score is one of `count` outputs."""
+    if trains and count != 1:
+        raise ConfigError(f"{path}: {found}; one that is trained has 1")
+    if label is None and count != 1:
+        raise ConfigError(f"{path}: {found}; say by label which of them is the score, from 0 to {count - 1}")
+    if label is not None and label >= count:
+        raise ConfigError(f"{path}.label: is {label}, but {found}, from 0 to {count - 1}")
 
 
 def _require_score_head(model: Any, path: str) -> None:

@@ -31,23 +31,23 @@ class MissingLayer(nn.Module):
 
 
 class Scorer(nn.Module):
-    """A sequence classification model with one label, read at every token: reward model and critic.
+    """One label of a sequence classification model, read at every token: reward model and critic.
 
     Its output is float32 [rows, T]: the score head after each token, 0 at padding. Later pipeline stages take hidden
     states [1, N, H] instead of tokens, and stages without the head return them.
     """
 
-    def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None) -> None:
-        """weights: see `LanguageModel`."""
+    def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None, *, label: int = 0) -> None:
+        """weights: see `LanguageModel`; label: which output of the head is the score."""
         super().__init__()
-        self.classifier, self.weights = classifier, weights
+        self.classifier, self.weights, self._label = classifier, weights, label
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor:
         hidden = _last_hidden_state(self.classifier, given, text)
         if isinstance(self.classifier.score, MissingLayer):
             return hidden
         scores: Tensor = self.classifier.score(hidden)
-        return text.unpacked(scores[0, :, 0].float().index_select(0, text.packed), text.whole)
+        return text.unpacked(scores[0, :, self._label].float().index_select(0, text.packed), text.whole)
 
 
 class LanguageModel(nn.Module):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Model
+from rlhf_api.spec import Model, ScoringModel
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
@@ -43,6 +43,8 @@ class WorkerSetting:
     folder: str
     """Local folder of the model, or its name on the hub."""
     total_steps: int
+    actor: tuple[Model, str] | None = None
+    """The actor and its folder, for a model that scores its responses and has another tokenizer."""
     layout: ParallelSizes | None = None
     """Of the model over the ranks of its pool; None: every rank is a data-parallel one."""
 
@@ -67,6 +69,11 @@ class WorkerSetting:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
+    def actors_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the tokens in batches."""
+        model, folder = self.actor or (self.model, self.folder)
+        return load_tokenizer(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+
     def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
         """A causal language model without memory for its weights; see `load_language_model`."""
         return load_language_model(
@@ -86,6 +93,7 @@ class WorkerSetting:
             revision=self.model.revision,
             path=f"{self.job.name}: spec.models.{self.job.spec.models.source_field(self.role)}",
             may_add_head=may_add_head,
+            label=self.model.label if isinstance(self.model, ScoringModel) else None,
         )
 
     def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:

@@ -11,6 +11,8 @@ from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
+from rlhf_trainer.workers.retokenized import Retokenized
+from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS
 
 PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask", "valid")
 SAFE_FIELDS = ("chosen_safe", "rejected_safe")
@@ -21,12 +23,14 @@ class RewardWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._model = setting.frozen(setting.scorer(may_add_head=False))
+        self._retokenized = Retokenized(setting) if setting.actor else None
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring")
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
-        scores = self._model.infer({name: batch[name] for name in TEXT_FIELDS}, whole_texts, _scores)
-        return {"scores": at_last_token(scores, batch["attention_mask"])}
+        fields = self._retokenized.fields(batch) if self._retokenized else {name: batch[name] for name in TEXT_FIELDS}
+        scores = self._model.infer(fields, whole_texts, _scores)
+        return {"scores": at_last_token(scores, fields["attention_mask"])}
 
 
 class CostWorker(RewardWorker):
@@ -36,6 +40,22 @@ class CostWorker(RewardWorker):
     def compute_cost(self, batch: Batch) -> Fields:
         """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
         return {"costs": self.compute_reward(batch)["scores"]}
+
+
+class RetokenizingRewardWorker(RewardWorker):
+    """One rank of a frozen reward model whose tokenizer is not the actor's."""
+
+    @register(THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("scores",), phase="scoring")
+    def compute_reward(self, batch: Batch) -> Fields:
+        return super().compute_reward(batch)
+
+
+class RetokenizingCostWorker(CostWorker):
+    """One rank of such a cost model."""
+
+    @register(THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("costs",), phase="scoring")
+    def compute_cost(self, batch: Batch) -> Fields:
+        return super().compute_cost(batch)
 
 
 class PairTrainer(TrainedModel):

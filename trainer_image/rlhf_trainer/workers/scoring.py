@@ -54,7 +54,7 @@ class ScoringWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         """`setting`: of the reward's model if there is one, else of any whose tokenizer the actor shares."""
-        self._tokenizer, self._terms = setting.tokenizer(), terms_of(setting.job)
+        self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
         self._code = reward_code(setting.job, ranks=dist.get_world_size())
         self._moments: dict[str, RunningMoments] = {}

@@ -1,0 +1,107 @@
+"""Responses in the tokens of a model whose tokenizer is not the actor's: decoded, put into its template, encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlhf_api.data import DataSource
+from rlhf_api.job import Job
+from rlhf_api.spec import JobSpec
+from rlhf_trainer.data.tokens import Column, Encoder, Ids
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.training.loading import load_config
+from rlhf_trainer.types import Batch, Fields
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.samples import real_rows, samples_of
+
+OWN_JOB = "job://"
+
+
+class Retokenized:
+    """Rewrites a batch for one model."""
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        self._job, self._path = setting.job, setting.path
+        self._own, self._actors = setting.tokenizer(), setting.actors_tokenizer()
+        self._is_of_a_job = setting.model.uri.startswith(OWN_JOB)
+        model = setting.model
+        config = load_config(setting.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        self._longest = getattr(config, "max_position_embeddings", None)
+
+    def fields(self, batch: Batch) -> Fields:
+        """tokens int64, attention_mask and response_mask [B, T] of this rank's rows, of which padding is one token.
+
+        response_mask is 0: no part is told apart. DataError for a row that the model's template refuses, or that is
+        longer than it reads.
+        """
+        rows, samples = real_rows(batch).tolist(), samples_of(batch, self._actors)
+        prompts = [prompt_of(self._job.spec, sample.columns) for sample in samples]
+        found = self._encoded(prompts, [sample.response for sample in samples], [each.finished for each in samples])
+        width = max(map(len, found), default=1)
+        if self._longest and width > self._longest:
+            sample = max(zip(found, samples, strict=True), key=lambda each: len(each[0]))[1]
+            raise DataError(f"{self._path}: reads {self._longest} tokens, and {width} are needed for {sample}")
+        tokens = torch.full((batch.size, width), int(self._own.pad_token_id or 0))
+        mask = torch.zeros(batch.size, width)
+        mask[:, 0] = 1.0
+        for row, ids in zip(rows, found, strict=True):
+            tokens[row, : len(ids)] = torch.tensor(ids)
+            mask[row, : len(ids)] = 1.0
+        device = batch["tokens"].device
+        return {
+            "tokens": tokens.to(device),
+            "attention_mask": mask.to(device),
+            "response_mask": torch.zeros_like(mask).to(device),
+        }
+
+    def _encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
+        """Token ids of each text; a model of a RewardModel job reads no more than up to the end of the response."""
+        columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
+        encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)
+        if self._is_of_a_job:
+            starts = encoder.prompts()
+            ends = encoder.responses(columns[1], starts)
+            found = [
+                start + (end if is_whole else end[:-1])
+                for start, end, is_whole in zip(starts, ends, finished, strict=True)
+            ]
+        else:
+            found = encoder.written(columns[1])
+        for fault in encoder.faults.values():
+            raise DataError(f"{self._path}: a prompt {fault.what}")
+        return found
+
+
+def prompt_of(spec: JobSpec, columns: Mapping[str, Any]) -> Any:
+    """The prompt as it stands in the data, among the columns that `with_prompts` has named."""
+    return next(columns[key] for key in _prompt_keys(spec) if columns.get(key) is not None)
+
+
+def with_prompts(job: Job) -> Job:
+    """The job, whose data give the prompts as they stand in the files, too."""
+    data, evaluation = job.spec.data, job.spec.evaluation
+    if isinstance(data.train, DataSource):
+        train: Any = _with_prompt(data.train)
+    else:
+        train = data.train.model_copy(update={"mix": tuple(map(_with_prompt, data.train.mix))})
+    spec = {
+        "data": data.model_copy(update={"train": train}),
+        "evaluation": evaluation and evaluation.model_copy(update={"data": _with_prompt(evaluation.data)}),
+    }
+    return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+
+
+def _with_prompt(source: DataSource) -> DataSource:
+    return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, _prompt_key(source)]))})
+
+
+def _prompt_key(source: DataSource) -> str:
+    return source.messages_key or source.prompt_key
+
+
+def _prompt_keys(spec: JobSpec) -> list[str]:
+    sources = [*spec.data.train.sources("").values(), *([spec.evaluation.data] if spec.evaluation else [])]
+    return list(dict.fromkeys(map(_prompt_key, sources)))
