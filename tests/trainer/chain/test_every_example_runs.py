@@ -17,6 +17,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.algorithms.safe_rlhf import SafeRLHF
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.chain.conftest import only_ppo_left, records, rlhf
+from tests.trainer.rewards.stub_server import Handler, served
 
 STEPS = 2
 SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
@@ -36,17 +37,21 @@ OF = {
 }
 """Metrics of every step, by algorithm; POLICY of others."""
 OPTIONAL = {
+    "arithmetic-two-rewards": {"reward_part/right", "reward_part/short"},
     "helpful-dapo": {"corrected_fraction"},
+    "helpful-judged": {"judge/questions", "judge/unread"},
     "helpful-ppo-ptx": {"loss/pretrain"},
 }
 """Metrics of every step that an example's options add."""
 LEFT_OUT = {
     "arithmetic-grpo": {"kl/reference"},
+    "arithmetic-two-rewards": {"kl/reference"},
     "helpful-dapo": {"kl/reference"},
+    "helpful-judged": {"kl/reference", "ratio/first_max_deviation"},
     "helpful-opo": {"ratio/first_max_deviation"},
 }
-"""The first two have no reference; the only update of the last one's step finds the old log-probabilities."""
-NEVER_RIGHT = "arithmetic-grpo"
+"""All but the last have no reference; the only update of the last two's step finds the old log-probabilities."""
+NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards")
 """After two steps of SFT no sum is."""
 
 ONE_SLOT = "--set=resources.slotsPerNode=1"
@@ -69,6 +74,11 @@ def is_default(path: Path) -> bool:
     return path.stem in DEFAULT
 
 
+def by_length(handler: Handler, call: dict[str, Any]) -> None:
+    """Judge a response by its length."""
+    handler.say(f"It has its length. [[{1 + len(call['messages'][0]['content']) % 10}]]")
+
+
 @pytest.fixture(
     scope="module",
     params=[pytest.param(True, id="four algorithms"), pytest.param(False, id="the others", marks=pytest.mark.slow)],
@@ -79,9 +89,9 @@ def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factor
     folder = tmp_path_factory.mktemp("examples")
     manifest, output = folder / "examples.yaml", only_ppo_left(chain, folder / "run")
     manifest.write_text("---\n".join(path.read_text() for path in paths))
-    done = rlhf(
-        "run", manifest, f"--output={output}", *SHORT, *([ONE_SLOT, *THRICE] if request.param else []), deadline=800
-    )
+    with served(by_length) as url:
+        more = [ONE_SLOT, *THRICE] if request.param else [f"--set=helpful-judged:models.reward.judge.url={url}"]
+        done = rlhf("run", manifest, f"--output={output}", *SHORT, *more, deadline=800)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stdout
     return output, load(manifest, finished=FINISHED), chain[0]
@@ -108,7 +118,7 @@ def test_the_actor_starts_as_the_reference_and_leaves_it(run: Run) -> None:
             assert abs(first["margin/pairs"]) < 1e-3 < abs(second["margin/pairs"]), job.name
         elif "kl/reference" in first:
             assert abs(first["kl/reference"]) < 1e-3 < abs(second["kl/reference"]), job.name
-        if "groups/with_signal" in first and job.name != NEVER_RIGHT:
+        if "groups/with_signal" in first and job.name not in NEVER_RIGHT:
             assert 0 < first["groups/with_signal"] <= 1, job.name
 
 

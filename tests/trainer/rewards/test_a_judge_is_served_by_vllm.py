@@ -1,0 +1,111 @@
+"""A judge on vLLM's own OpenAI-compatible server, with a tiny model that is held to the form of a verdict."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from rlhf_api.judges import Judge
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards.judge import JudgeClient
+from rlhf_trainer.rewards.sample import Sample
+from tests.trainer.tiny import save_tiny
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+START_SECONDS = 240
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a server with a random model."""
+    folder = tmp_path_factory.mktemp("judge")
+    model, template = save_tiny(folder / "model", seed=1), folder / "template.jinja"
+    template.write_text(TEMPLATE)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    options = ["--host=127.0.0.1", f"--port={port}", "--served-model-name=judge", "--dtype=float32", "--enforce-eager"]
+    options += ["--max-model-len=256", "--kv-cache-memory-bytes=67108864", f"--chat-template={template}"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", *options]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not answers(f"{base}/health"):
+            assert server.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < until, "the server does not start"
+            time.sleep(0.5)
+        yield f"{base}/v1"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def answers(address: str) -> bool:
+    try:
+        return httpx.get(address, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def judge(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> JudgeClient:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    asked = Judge.model_validate({"url": url, "model": "judge", **options})
+    limits: dict[str, Any] = {"seconds": 120.0, "attempts": 3, "concurrency": 4, "token_variable": None}
+    return JudgeClient(url=f"{url}/chat/completions", judge=asked, path="job: spec.models.reward.judge", **limits)
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [Sample(step=1, row=row, prompt="q", response=text, finished=True) for row, text in enumerate(responses)]
+
+
+def held_to(*verdicts: str) -> dict[str, Any]:
+    return {"temperature": 0, "max_tokens": 16, "structured_outputs": {"choice": list(verdicts)}}
+
+
+def test_a_number_is_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = judge(url, monkeypatch, prompt="Rate {response}", arguments=held_to("[[1]]", "[[10]]"))
+    given = samples("First, wipe the lamp.", "No.", "No.")
+    found = [score.value for score in asked.scores(given)]
+    assert set(found) <= {0.0, 1.0}
+    assert asked.counts.questions == 2
+    assert [score.value for score in asked.scores(given)] == found
+    assert asked.counts.questions == 0
+
+
+def test_pairs_are_compared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = judge(url, monkeypatch, prompt="{response_a} or {response_b}?", arguments=held_to("[[A]]", "[[B]]"))
+    one, two = (score.value for score in asked.scores(samples("Yes.", "No.")))
+    assert one is not None
+    assert two == 1.0 - one
+
+
+def test_a_model_that_gives_no_verdict_ends_the_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = judge(url, monkeypatch, prompt="Rate {response}", arguments={"temperature": 0, "max_tokens": 4})
+    with pytest.raises(UserCodeError, match=r"gave 2 of 2 answers without a verdict"):
+        asked.scores(samples("Yes.", "No."))
+
+
+def test_a_question_longer_than_the_model_reads_leaves_its_response_out(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = judge(url, monkeypatch, prompt="Rate {response}", arguments=held_to("[[1]]", "[[10]]"))
+    first, second = asked.scores(samples("Yes.", "No. " * 300))
+    assert first.value is not None
+    assert second.value is None
+
+
+def test_a_model_that_is_not_served_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserCodeError, match=r"/chat/completions answered 404 Not Found"):
+        judge(url, monkeypatch, prompt="Rate {response}", model="other").scores(samples("Yes."))
