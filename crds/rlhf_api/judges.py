@@ -65,7 +65,7 @@ class Judge(Spec):
     ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
     max_unread_share: Annotated[
         float,
-        Field(ge=0, le=1, description="With more of a call's answers without a verdict, the run ends."),
+        Field(ge=0, le=1, description="Where a larger share of a call's questions has no verdict, the run ends."),
     ] = 0.5
     timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one question.")] = 120.0
     attempts: Annotated[Count, Field(description="Attempts for one question, with growing pauses in between.")] = 8

@@ -138,7 +138,7 @@ def test_a_pair_counts_only_with_a_verdict_in_each_order(server: Server) -> None
 
 
 def test_no_question_is_asked_twice_but_for_those_without_a_verdict(server: Server) -> None:
-    asked = client(server, maxUnreadShare=1)
+    asked = client(server)
     says(server, "[[1]]")
     assert scores(asked, sample(0, "x"), sample(1, "x"), sample(2, "y")) == [0.0] * 3
     says(server, "hm")
@@ -222,11 +222,11 @@ def test_more_unread_answers_than_may_be_end_the_run_with_one_sentence(
     says(server, f"I cannot. {TOKEN}")
     with pytest.raises(UserCodeError) as raised:
         scores(client(server, token_variable="JUDGE_TOKEN"), sample(0, "x"), sample(1, "y"))
-    told = "gave 2 of 2 answers without a verdict, [[a number from 1 to 10]]; the sample is row 0 of step 2, "
+    told = "gave no verdict, [[a number from 1 to 10]], on 2 of 2 questions; the sample is row 0 of step 2, "
     assert told in str(raised.value)
     assert TOKEN not in str(raised.value)
     assert server.tokens == [f"Bearer {TOKEN}"] * 2
-    with pytest.raises(UserCodeError, match=r"without a verdict, \[\[A\]\], \[\[B\]\] or \[\[C\]\]"):
+    with pytest.raises(UserCodeError, match=r"no verdict, \[\[A\]\], \[\[B\]\] or \[\[C\]\], on 2 of 2 questions"):
         scores(client(server, PAIR), sample(0, "x"), sample(1, "y"))
 
 

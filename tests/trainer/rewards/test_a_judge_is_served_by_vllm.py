@@ -93,7 +93,7 @@ def test_pairs_are_compared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_gives_no_verdict_ends_the_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = judge(url, monkeypatch, prompt="Rate {response}", arguments={"temperature": 0, "max_tokens": 4})
-    with pytest.raises(UserCodeError, match=r"gave 2 of 2 answers without a verdict"):
+    with pytest.raises(UserCodeError, match=r"gave no verdict, .* on 2 of 2 questions"):
         asked.scores(samples("Yes.", "No."))
 
 

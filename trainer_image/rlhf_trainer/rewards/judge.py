@@ -92,14 +92,16 @@ class JudgeClient(Endpoint):
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
         """The verdict on each question; None where the answer has none."""
-        new = {key: each for each in questions if (key := _key(each[0])) not in self.verdicts}
+        asked = {_key(question): (question, sample) for question, sample in questions}
+        new = {key: each for key, each in asked.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
         self.counts.questions, self.counts.unread = len(found), found.count(None)
-        if self.counts.unread > self.judge.max_unread_share * len(found):
+        if self.counts.unread > self.judge.max_unread_share * len(asked):
             wanted = "[[A]], [[B]] or [[C]]" if self.judge.compares else f"[[{self._range}]]"
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
-            raise self.refused(f"gave {self.counts.unread} of {len(found)} answers without a verdict, {wanted}", about)
+            told = f"gave no verdict, {wanted}, on {self.counts.unread} of {len(asked)} questions"
+            raise self.refused(told, about)
         return [self.verdicts.get(_key(question)) for question, _ in questions]
 
     @property
