@@ -24,14 +24,14 @@ from rlhf_api.data import Data, DataMix, DataSource
 from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import RewardFunction, RewardService
-from rlhf_api.judges import Judge, RewardJudge
+from rlhf_api.judges import RewardJudge
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.placement import Placement
 from rlhf_api.run_policy import RunPolicy, Storage
 from rlhf_api.runtime import Runtime
-from rlhf_api.verifiers import RewardVerifier, Verifier
+from rlhf_api.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""
@@ -381,11 +381,13 @@ class JobSpec(Spec):
         named = [column for source in data.sources("").values() for column in source.columns]
         return tuple(dict.fromkeys([*named, *self.verified(data)]))
 
-    def verified(self, data: DataSource | DataMix) -> tuple[str, ...]:
-        """The columns of such rows that verifiers and judges read: of the reward, and of evaluation in its own rows."""
-        parts = self.models.rewards().values()
-        readers: list[Verifier | Judge] = [part.verifier for part in parts if isinstance(part, RewardVerifier)]
-        readers += [part.judge for part in parts if isinstance(part, RewardJudge)]
+    def verified(self, data: DataSource | DataMix) -> dict[str, str]:
+        """Those that verifiers and judges read, of the reward and of evaluation in its own rows: column -> field."""
+        found: dict[str, str] = {}
+        for field, part in self.models.rewards().items():
+            reader = getattr(part, "verifier", None) or getattr(part, "judge", None)
+            found |= dict.fromkeys(reader.columns if reader else (), f"spec.models.{field}")
         if self.evaluation and data is self.evaluation.data:
-            readers += [each.verifier for each in self.evaluation.verifiers]
-        return tuple(column for each in readers for column in each.columns)
+            for each in self.evaluation.verifiers:
+                found |= dict.fromkeys(each.verifier.columns, "spec.evaluation.verifiers")
+        return found

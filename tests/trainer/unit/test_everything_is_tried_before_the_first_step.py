@@ -21,6 +21,7 @@ from rlhf_trainer.generation.families import literals, why_not_generated
 from rlhf_trainer.run import chain, deep_check
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.trainer.chain.conftest import MANIFEST
+from tests.trainer.rewards.test_a_reward_model_may_have_another_tokenizer import save_other
 from tests.trainer.tiny import save_tiny, tiny_config
 
 FUNCTIONS = "tests.trainer.rewards.user_functions"
@@ -50,6 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, labels in {"language": None, "reward": 1, "labels": 2}.items():
         save_tiny(folder / name, seed=1, labels=labels)
+    save_other(folder / "other", template="{{ raise_exception('no') }}", labels=1)
     return folder
 
 
@@ -134,7 +136,20 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
     "a judge's template with a column that is not there": (
         f"models.reward={{judge: {JUDGE}, prompt: '{{response}} {{answer}}', attempts: 1}}}}",
         ExitCode.DATA,
-        "ppo: spec.data.train.columns: package://rlhf_examples/helpful/train.jsonl has no column 'answer'; ",
+        (
+            "ppo: spec.data.train.columns: package://rlhf_examples/helpful/train.jsonl has no column 'answer', "
+            "which spec.models.reward reads; its columns are prompt, "
+        ),
+    ),
+    "a critic with another vocabulary": (
+        "models.critic.uri=file://models/other",
+        ExitCode.SPEC,
+        "ppo: spec.models.critic: its tokenizer is not the actor's (",
+    ),
+    "a reward model whose template refuses a prompt": (
+        "models.reward.uri=file://models/other",
+        ExitCode.DATA,
+        "ppo: spec.models.reward: a prompt is refused by the tokenizer's chat template: no",
     ),
     "two labels": (
         "models.reward.uri=file://models/labels",

@@ -14,7 +14,6 @@ Several data sets are mixed in exact shares (`order`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,7 +82,7 @@ class Loader:
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
-    def _further(self, source: DataSource, spec: JobSpec) -> dict[str, Sequence[str]]:
+    def _further(self, source: DataSource, spec: JobSpec) -> dict[str, Any]:
         """Which further columns are read: of prompts without responses."""
         return {} if self.reader.responses else {"columns": spec.columns(source), "verified": spec.verified(source)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -40,12 +41,12 @@ class Reader:
         path: str,
         limits: Data,
         columns: Sequence[str] = (),
-        verified: Sequence[str] = (),
+        verified: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
 
         columns: further ones, which go with the rows as they stand in the file; verified: those of them without which
-        a row is bad.
+        a row is bad, and the field of the manifest that reads each.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0

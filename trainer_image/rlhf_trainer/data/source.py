@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import datasets
@@ -99,14 +100,14 @@ def open_rows(
     path: str,
     keys: Sequence[str] = (),
     columns: Sequence[str] = (),
-    verified: Sequence[str] = (),
+    verified: Mapping[str, str] = MappingProxyType({}),
 ) -> OpenedRows:
     """The rows of `source`, the first `source.limit` of them, in the order of the file.
 
     `path` is the source's place in the manifest ("spec.data.train") and opens every message; `keys` are the fields of
     `source` that must name a column ("prompt_key", "chosen_key"); `columns` are others that must be there, whose types
-    do not matter; `verified` are those of them whose cells in a CSV file are texts. Neither pickles nor code of the
-    data set are run.
+    do not matter; `verified` are those of them whose cells in a CSV file are texts, with the field of the manifest that
+    reads each. Neither pickles nor code of the data set are run.
     Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
     UTF-8.
     """
@@ -116,7 +117,8 @@ def open_rows(
     for field, column in named:
         if column not in opened.table.column_names:
             there = printable(", ".join(opened.table.column_names))
-            raise DataError(f"{path}.{field}: {source.uri} has no column {column!r}; its columns are {there}")
+            read = f", which {verified[column]} reads" if field == "columns" and column in verified else ""
+            raise DataError(f"{path}.{field}: {source.uri} has no column {column!r}{read}; its columns are {there}")
     if source.limit is None:
         return opened
     return replace(opened, table=opened.table.select(range(min(source.limit, len(opened.table)))))

@@ -23,12 +23,14 @@ from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.machine import gpu_count
+from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folder
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
 from rlhf_trainer.workers.judge import evaluation_code
+from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
 
 FIRST_ROWS = 64
@@ -72,7 +74,11 @@ class JobCheck:
         """Every error, each found once."""
         for role in self._job.models():
             self._tried(self._try_model, role)
+        strangers = set() if self._found else self._tried(self._strangers)
+        if strangers:
+            self._job = with_prompts(self._job)
         if data := self._tried(self._data):
+            self._tried(self._try_tokens, strangers or set(), data)
             self._tried(self._try_code, data)
         return list({str(error): error for error in self._found}.values())
 
@@ -101,6 +107,26 @@ class JobCheck:
             if reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=on_cpu):
                 path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
                 raise ConfigError(f"{path}: {reason}")
+
+    def _strangers(self) -> set[Role]:
+        """The models whose tokenizer is not the actor's."""
+        roles = self._job.models()
+        return other_vocabularies(self._job, {role: self._origin(role).folder for role in roles})
+
+    def _origin(self, role: Role) -> WorkerSetting:
+        return origin_of(self._job, role, self._jobs, self._output)[0]
+
+    def _try_tokens(self, strangers: set[Role], data: DataWorker) -> None:
+        """Write a row in the tokens of each model that has its own."""
+        if not strangers:
+            return
+        actor = self._origin("actor")
+        assert isinstance(data, PromptData), "only models of RL score what the actor writes"
+        loaders = [data.train, *([data.held_out] if self._job.spec.evaluation else [])]
+        for role in sorted(strangers):
+            other = Retokenized(replace(self._origin(role), actor=(actor.model, actor.folder)))
+            for sample in (_sample(data, loader) for loader in loaders):
+                other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
     def _data(self) -> DataWorker:
         """The first rows of every data set; all of them where none of the first is one to train on."""

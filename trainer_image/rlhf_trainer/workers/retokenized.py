@@ -39,7 +39,7 @@ class Retokenized:
         """
         rows, samples = real_rows(batch).tolist(), samples_of(batch, self._actors)
         prompts = [prompt_of(self._job.spec, sample.columns) for sample in samples]
-        found = self._encoded(prompts, [sample.response for sample in samples], [each.finished for each in samples])
+        found = self.encoded(prompts, [sample.response for sample in samples], [each.finished for each in samples])
         width = max(map(len, found), default=1)
         if self._longest and width > self._longest:
             sample = max(zip(found, samples, strict=True), key=lambda each: len(each[0]))[1]
@@ -57,7 +57,7 @@ class Retokenized:
             "response_mask": torch.zeros_like(mask).to(device),
         }
 
-    def _encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
+    def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
         """Token ids of each text; a model of a RewardModel job reads no more than up to the end of the response."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
         encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)

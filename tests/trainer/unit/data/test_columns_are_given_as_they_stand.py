@@ -61,7 +61,7 @@ def test_a_verifiers_column_comes_along_without_being_named(write: Write, plain:
     made = PromptLoader(source, plain, path="spec.data.train", spec=spec)
     assert columns_of(made.columns(torch.tensor([0])), plain) == [{"answer": "4", "size": 0.5}]
     assert CompletionLoader(write([{"prompt": "a", "chosen": "b"}]), plain, path="x", spec=spec)
-    with pytest.raises(DataError, match=r"^x\.columns: .* has no column 'size'; its columns are prompt$"):
+    with pytest.raises(DataError, match=r"^x\.columns: .* has no column 'size', which spec\.models\.reward reads; "):
         PromptLoader(write([{"prompt": "a"}]), plain, path="x", spec=spec)
 
 
