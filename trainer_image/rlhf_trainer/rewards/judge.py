@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeClient(Endpoint):
-    """Asks the judge, and remembers every verdict: no question is asked twice by a process."""
+    """Asks the judge, and remembers every verdict: this process asks no question again that had one."""
 
     longest: ClassVar[int] = 2**20
 
