@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.training import head
 from rlhf_trainer.training.head import Likelihood, likelihood
 from rlhf_trainer.training.models import LanguageModel
-from tests.trainer.tiny import tiny_config
 
 N, H, V = 15, 4, 7
 
@@ -125,18 +124,31 @@ def test_where_nothing_is_read_gradients_are_zero(hidden: Tensor, weight: Tensor
     assert not gradient.any()
 
 
-@pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
-def test_a_model_that_changes_its_logits_is_refused(setting: str) -> None:
-    config: PreTrainedConfig = tiny_config()
-    LanguageModel(AutoModelForCausalLM.from_config(config))
-    setattr(config, setting, 30.0)
-    with pytest.raises(DataError, match=f"changes logits by {setting}, which is not supported"):
-        LanguageModel(AutoModelForCausalLM.from_config(config))
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+def test_logits_that_are_bounded_have_gradients_that_are_bounded(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, entropy: float
+) -> None:
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    temperature, upstream = torch.linspace(0.5, 2.0, N), torch.linspace(-1.0, 2.0, N)
+    logits = 3.0 * torch.tanh(hidden @ weight.T / 3.0) / temperature[:, None]
+    expected = -cross_entropy(logits, tokens, reduction="none")
+    found = likelihood(hidden, weight, tokens, temperature, entropy=entropy > 0, softcap=3.0)
+    assert_close(found.log_probs, expected)
+    total, expected_total = (found.log_probs * upstream).sum(), (expected * upstream).sum()
+    if entropy:
+        of_all = Categorical(logits=logits).entropy()  # type: ignore[no-untyped-call]
+        assert_close(found.entropy, of_all)
+        total, expected_total = total + entropy * found.entropy.sum(), expected_total + entropy * of_all.sum()
+    assert_close(
+        torch.autograd.grad(total, [hidden, weight]),
+        torch.autograd.grad(expected_total, [hidden, weight]),
+    )
 
 
 def test_a_head_with_a_bias_is_refused() -> None:
     config = AutoConfig.for_model(
         "phi", vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )
-    with pytest.raises(DataError, match="changes logits by a bias of the head, which is not supported"):
+    with pytest.raises(DataError, match="the model's head has a bias, which is not supported"):
         LanguageModel(AutoModelForCausalLM.from_config(config))

@@ -113,6 +113,7 @@ def _pack(module: Any, model: nn.Module) -> None:
         module.quant_method.process_weights_after_loading(module)
     elif isinstance(module, VocabParallelEmbedding):
         module.cpu_linear = None  # an embedding is looked up; only as a head is it multiplied with
-        for head in model.modules():
-            if isinstance(head, ParallelLMHead) and head.weight is module.weight:
+        heads: list[Any] = [each for each in model.modules() if isinstance(each, ParallelLMHead)] or [module]
+        for head in heads:  # Gemma 2 multiplies with the embedding itself
+            if head.weight is module.weight:
                 head.quant_method.process_weights_after_loading(head)

@@ -79,7 +79,7 @@ def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
     rows: dict[tuple[nn.Module, str], int] = {}
     for location in locations.values():
         key = location.module, location.attribute
-        rows[key] = rows.get(key, 0) + location.shard.shape[0]
+        rows[key] = rows.get(key, 0) + location.rows
     for name, location in locations.items():
         there = len(getattr(location.module, location.attribute))
         known = rows[location.module, location.attribute]

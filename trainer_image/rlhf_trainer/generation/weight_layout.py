@@ -8,12 +8,15 @@ from typing import Any
 
 import vllm
 from torch import Tensor, nn
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.tensor_slice import TensorSlice
+
+TRANSPOSED = ("c_attn", "c_proj", "c_fc")
+"""Modules of GPT-2 whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,11 +32,19 @@ class ParameterLocation:
     """Of the whole Hugging Face parameter."""
     shard: TensorSlice
     """The part of it that this rank holds."""
+    transposed: bool = False
+    """Whether vLLM keeps it so."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the module's tensor hold the shard."""
+        return self.shard.shape[1 if self.transposed else 0]
 
     def view(self) -> Tensor:
-        """A view of the rows of the module's tensor that hold the shard; not for a weight that is packed."""
+        """A view, as of Hugging Face, of the rows that hold the shard; not for a weight that is packed."""
         tensor: Tensor = getattr(self.module, self.attribute).data
-        return tensor.narrow(0, self.row, self.shard.shape[0])
+        rows = tensor.narrow(0, self.row, self.rows)
+        return rows.T if self.transposed else rows
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ def _locations_in(
     parent, dot, leaf = path.rpartition(".")
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
+    if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # it is one parameter of Hugging Face as well
+        parts = [RowRange.shard(sum(part.total for part in parts), 0, 1)]
     if len(parts) != len(names):
         raise EnvironmentProblem(
             f"vLLM {vllm.__version__} keeps {path} in a {type(module).__name__}, and this trainer does not know "
@@ -83,7 +96,12 @@ def _locations_in(
     for name, rows in zip(names, parts, strict=True):
         for attribute in attributes:
             shape, shard = _part_of(module, attribute, rows)
-            location = ParameterLocation(module=module, attribute=attribute, row=row, shape=shape, shard=shard)
+            transposed = leaf in TRANSPOSED and attribute == "weight"
+            if transposed:
+                shape, shard = shape[::-1], TensorSlice(shard.starts[::-1], shard.stops[::-1])
+            location = ParameterLocation(
+                module=module, attribute=attribute, row=row, shape=shape, shard=shard, transposed=transposed
+            )
             yield f"{parent}{dot}{name}.{attribute}", location
         row += rows.stop - rows.start
 
@@ -104,8 +122,8 @@ def row_ranges(module: Any) -> list[RowRange]:
         return [RowRange(there.org_vocab_start_index, there.org_vocab_end_index, module.org_vocab_size)]
     if isinstance(module, RowParallelLinear):
         return [RowRange.shard(module.output_size, 0, 1)]
-    if isinstance(module, RMSNorm):
-        return [RowRange.shard(module.hidden_size, 0, 1)]
+    if isinstance(module, RMSNorm | GemmaRMSNorm | LayerNorm | nn.LayerNorm | nn.Embedding):
+        return [RowRange.shard(len(module.weight), 0, 1)]
     return []
 
 

@@ -42,15 +42,14 @@ class Parameter:
     """The dim that tensor parallelism splits; None: every rank has all of it."""
     heads: int | None = None
     """Heads along `tensor_dim`. Generation splits no head: with more ranks than heads, several ranks hold the same."""
+    unknown_style: str = ""
+    """How transformers' plan splits it, where that is none of `TENSOR_DIMS`: it cannot be split."""
     multiple: int = 1
     """Generation splits `tensor_dim` as if it were padded to a multiple of this."""
 
 
 def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> list[Parameter]:
-    """The parameters of a causal language model in layer order, without making its weights.
-
-    ConfigError for a model whose plan of tensor parallelism says something else than column, row or replicated.
-    """
+    """The parameters of a causal language model in layer order, without making its weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -85,9 +84,7 @@ def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Paramet
     if style is None:
         return parameter
     if style not in TENSOR_DIMS:
-        raise ConfigError(
-            f"spec.models.actor.uri: {config.model_type} splits {module} as {style}, which is not supported"
-        )
+        return replace(parameter, unknown_style=style)
     dim = TENSOR_DIMS[style]
     if dim == 1 and kind == "bias":  # it is added after the sum over ranks
         dim = None
@@ -129,6 +126,8 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
 def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
     """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split as torch.chunk does."""
     part = TensorSlice.whole(parameter.shape)
+    if sizes.tensor > 1:
+        _require_known(parameter, "spec.models.actor.parallelism.tensor")
     if parameter.tensor_dim is not None:
         part = part.chunk(parameter.tensor_dim, tensor, sizes.tensor)
     return part.chunk(0, shard, sizes.shards)
@@ -137,6 +136,8 @@ def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shar
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:
     """Tensor-parallel shard `shard` of t_g, as vLLM splits. ConfigError if t_g ranks cannot share it equally."""
     whole, tensor = TensorSlice.whole(parameter.shape), sizes.generation_tensor
+    if tensor > 1:
+        _require_known(parameter, "spec.rollout.tensorParallel")
     if parameter.tensor_dim is None or tensor == 1:
         return whole
     parts = min(tensor, parameter.heads or tensor)
@@ -146,6 +147,12 @@ def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> 
     size = rows // parts
     part = shard // (tensor // parts)
     return whole.cut(parameter.tensor_dim, min(part * size, whole.stops[parameter.tensor_dim]), (part + 1) * size)
+
+
+def _require_known(parameter: Parameter, path: str) -> None:
+    if parameter.unknown_style:
+        what = f"transformers splits {parameter.name} as {parameter.unknown_style}, which is not supported"
+        raise ConfigError(f"{path}: expected 1, for {what}")
 
 
 def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[int]]:

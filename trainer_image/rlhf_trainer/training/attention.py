@@ -45,10 +45,14 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
             f"{model.name_or_path}: {type(model).__name__} has layers ({', '.join(sorted(other))}) that would mix "
             "texts which are packed in one row"
         )
-    runs_flash = device.type == "cuda" and dtype is not torch.float32
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    runs_flash = device.type == "cuda" and dtype is not torch.float32 and not capped
     runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
     if attention == "Flash" and not runs_flash:
-        raise ConfigError("spec.training.attention: Flash needs BF16 on GPUs from Ampere on; Auto takes what runs")
+        raise ConfigError(
+            "spec.training.attention: Flash needs BF16 on GPUs from Ampere on, and a model that does not bound the "
+            "scores of attention (attn_logit_softcapping); Auto takes what runs"
+        )
     chosen = ("Flash" if runs_flash else "SDPA") if attention == "Auto" else attention
     model.config._attn_implementation = NAMES[chosen]  # noqa: SLF001 as above
 
@@ -62,12 +66,13 @@ def _by_sdpa(
     *,
     documents: Documents,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """[1, heads, N, size], of key and value perhaps fewer heads -> [1, N, heads, size].
 
     Neighbouring documents that are equally long go together. sliding_window: how many tokens a token sees at most,
-    itself included.
+    itself included. softcap: scores are bounded by it, as by Gemma 2, which no kernel of torch's SDPA does.
     """
     key, value = (_seen(each, documents) for each in (key, value))
     alike = [(len(list(run)), *sizes) for sizes, run in groupby(zip(documents.lengths, documents.seen, strict=True))]
@@ -78,12 +83,28 @@ def _by_sdpa(
         stacked = [each[0].view(-1, count, each.shape[2] // count, each.shape[3]).transpose(0, 1) for each in part]
         prompt, window = seen - own, min(sliding_window or seen, seen)
         mask = None
-        if window < seen or prompt > own:
+        if window < seen or prompt > own or softcap:
             mask = torch.ones(own, seen, dtype=torch.bool, device=query.device).tril(prompt).triu(prompt + 1 - window)
         elif prompt:  # a causal square costs half of what one with a mask costs
             stacked[0] = pad(stacked[0], (0, 0, prompt, 0))
-        outputs.append(sdpa_attention_forward(module, *stacked, mask, **options)[0][:, -own:].flatten(0, 1))
+        if softcap:
+            own_query, own_key, own_value = stacked
+            attended = _softcapped(own_query, own_key, own_value, mask, softcap=softcap, scaling=options["scaling"])
+        else:
+            attended = sdpa_attention_forward(module, *stacked, mask, **options)[0]
+        outputs.append(attended[:, -own:].flatten(0, 1))
     return torch.cat(outputs)[None], None
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, softcap: float, scaling: float
+) -> Tensor:
+    """[B, heads, own, size], of keys and values [B, fewer heads, seen, size] -> [B, own, heads, size]."""
+    assert mask is not None, "a causal square has one too"
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap))
+    weights = scores.masked_fill(~mask, -torch.inf).float().softmax(-1).to(value.dtype)
+    return (weights @ value).transpose(1, 2)
 
 
 def _seen(given: Tensor, documents: Documents) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rlhf_trainer.training.mesh import ModelMesh
@@ -21,8 +21,8 @@ class RowCosts:
 
     def __init__(self, model: ShardedModel) -> None:
         config = inner(model.module).config
-        layers = inner(model.module).base_model.layers
-        layer = next(each for each in layers if not isinstance(each, MissingLayer))
+        lists = (each for each in inner(model.module).base_model.children() if isinstance(each, nn.ModuleList))
+        layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
         self._parameters = sum(parameter.numel() for parameter in layer.parameters())
         heads = config.num_attention_heads
         self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -46,12 +46,21 @@ class VocabularyPart:
         return values
 
 
-def likelihood(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tensor, *, entropy: bool) -> Likelihood:
+def likelihood(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    temperature: Tensor,
+    *,
+    entropy: bool,
+    softcap: float | None = None,
+) -> Likelihood:
     """Log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n] if asked.
 
     hidden: [n, H], the state before each token; weight: [V, H], the head's, which may be a DTensor split along V (then
     all ranks of its mesh have the same hidden states and call together); tokens: int64 [n]; temperature: float32 [n].
-    Logits have the type of hidden and weight, everything after them is float32.
+    Logits have the type of hidden and weight, everything after them is float32. softcap: logits are first bounded to
+    softcap * tanh(logits / softcap), as by Gemma 2 (arXiv:2408.00118, section 2).
 
     Forward and backward pass go through the tokens in chunks of at most `LOGITS_AT_ONCE` logits, which the backward
     pass computes again. Ranks that share the vocabulary exchange four numbers a token (as Megatron-LM does,
@@ -62,7 +71,7 @@ def likelihood(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tens
         mesh = weight.device_mesh
         part = VocabularyPart(mesh.get_local_rank() * -(-len(weight) // mesh.size()), mesh.get_group())
         weight = weight.to_local()
-    return Likelihood(*_Likelihood.apply(hidden, weight, part, tokens, temperature, entropy))  # type: ignore[no-untyped-call]
+    return Likelihood(*_Likelihood.apply(hidden, weight, part, tokens, temperature, entropy, softcap))  # type: ignore[no-untyped-call]
 
 
 class _Likelihood(torch.autograd.Function):
@@ -80,10 +89,11 @@ class _Likelihood(torch.autograd.Function):
         tokens: Tensor,
         temperature: Tensor,
         entropy: bool,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         largest, total, weighted, own = (temperature.new_zeros(len(tokens)) for _ in range(4))
         for rows in _chunks(len(tokens), len(weight)):
-            x = _scaled_logits(hidden[rows], weight, temperature[rows])
+            x = _scaled_logits(hidden[rows], weight, temperature[rows], softcap)
             column, is_here = _columns(tokens[rows], part, len(weight))
             own[rows] = torch.where(is_here, x.gather(1, column)[:, 0], 0.0)
             largest[rows] = x.amax(1)
@@ -99,7 +109,7 @@ class _Likelihood(torch.autograd.Function):
         total, weighted, own = part.sum(sums)
         log_total = of_all + total.log()
         entropies = total.log() - weighted / total if entropy else torch.zeros_like(total)
-        ctx.part = part
+        ctx.part, ctx.softcap = part, softcap
         ctx.save_for_backward(hidden, weight, tokens, temperature, log_total, entropies)
         ctx.set_materialize_grads(False)
         return own - log_total, entropies
@@ -112,7 +122,9 @@ class _Likelihood(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         of_log_probs = torch.zeros_like(log_total) if of_log_probs is None else of_log_probs
         for rows in _chunks(len(tokens), len(weight)):
-            x = _scaled_logits(hidden[rows], weight, temperature[rows])
+            x = _scaled_logits(hidden[rows], weight, temperature[rows], ctx.softcap)
+            # d (softcap * tanh(z / softcap)) / d z = 1 - tanh(z / softcap)^2
+            slope = 1.0 - (x * (temperature[rows, None] / ctx.softcap)).square_() if ctx.softcap else None
             x -= log_total[rows, None]
             if of_entropies is None:
                 of_x = x.exp_().mul_(-of_log_probs[rows, None])
@@ -121,11 +133,12 @@ class _Likelihood(torch.autograd.Function):
                 of_x *= x.add_(entropies[rows, None]).mul_(-of_entropies[rows, None]).sub_(of_log_probs[rows, None])
             column, is_here = _columns(tokens[rows], ctx.part, len(weight))
             of_x.scatter_add_(1, column, torch.where(is_here, of_log_probs[rows], 0.0)[:, None])
-            of_logits = of_x.div_(temperature[rows, None]).to(weight.dtype)
+            of_x.div_(temperature[rows, None])
+            of_logits = (of_x if slope is None else of_x.mul_(slope)).to(weight.dtype)
             of_hidden[rows] = of_logits @ weight
             if of_weight is not None:
                 _add_product(of_weight, of_logits.T, hidden[rows])
-        return ctx.part.sum(of_hidden), of_weight, None, None, None, None
+        return ctx.part.sum(of_hidden), of_weight, None, None, None, None, None
 
 
 def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
@@ -133,8 +146,11 @@ def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
-    return (hidden @ weight.T).float().div_(temperature[:, None])
+def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor, softcap: float | None) -> Tensor:
+    logits = (hidden @ weight.T).float()
+    if softcap:
+        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    return logits.div_(temperature[:, None])
 
 
 def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, Tensor]:

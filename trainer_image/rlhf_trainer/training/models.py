@@ -17,8 +17,6 @@ from rlhf_trainer.training.model_input import ModelInput
 # FSDP2 warns that outputs are views ([rows * T] seen as [rows, T]), which must not be changed in place; losses do not.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings in config.json by which Gemma, Cohere and Granite change the logits after the head."""
 Weights = Mapping[str, TensorSource]
 """Where the values of a model's parameters are, by Hugging Face name."""
 
@@ -61,15 +59,18 @@ class LanguageModel(nn.Module):
     def __init__(self, causal_lm: PreTrainedModel, weights: Weights | None = None) -> None:
         """weights: what fills the parameters of a model on the meta device once they are sharded; None: nothing.
 
-        DataError for a model whose logits are more than its head's weight times the hidden states.
+        DataError for a head with a bias.
         """
         super().__init__()
         head: Any = causal_lm.get_output_embeddings()
-        changes = [name for name in LOGIT_CHANGES if getattr(causal_lm.config, name, None) not in (None, 1)]
-        if changes or getattr(head, "bias", None) is not None:
-            reason = " and ".join(changes) or "a bias of the head"
-            raise DataError(f"{causal_lm.name_or_path}: the model changes logits by {reason}, which is not supported")
+        if getattr(head, "bias", None) is not None:
+            raise DataError(f"{causal_lm.name_or_path}: the model's head has a bias, which is not supported")
         self.causal_lm, self.weights = causal_lm, weights
+        config: Any = causal_lm.config
+        # What Granite divides the logits by, Cohere multiplies them by, and Gemma 2 bounds them by.
+        scale = getattr(config, "logit_scale", None) or 1.0
+        self._divisor: float = (getattr(config, "logits_scaling", None) or 1.0) / scale
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor | Likelihood:
         hidden = _last_hidden_state(self.causal_lm, given, text)
@@ -77,7 +78,8 @@ class LanguageModel(nn.Module):
         if isinstance(head, MissingLayer):
             return hidden
         before = hidden[0].index_select(0, text.before)
-        found = likelihood(before, head.weight, text.targets, text.temperature, entropy=text.entropy)
+        before = before if self._divisor == 1.0 else before / self._divisor
+        found = likelihood(before, head.weight, text.targets, text.temperature, entropy=text.entropy, softcap=self._cap)
         return Likelihood(*(text.unpacked(values, text.places) for values in found))
 
 
@@ -119,4 +121,4 @@ def tied_embedding(model: nn.Module) -> nn.Parameter:
 def _embedding(model: nn.Module) -> Any:
     """The embedding; None on a stage without it."""
     base: Any = inner(model).base_model
-    return base.embed_tokens
+    return base.embed_tokens if hasattr(base, "embed_tokens") else base.get_input_embeddings()

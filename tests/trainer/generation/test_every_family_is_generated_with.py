@@ -1,0 +1,56 @@
+"""vLLM writes and scores what the trained weights of each family say, after an update in place."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_trainer.training.loading import load_language_model
+from rlhf_trainer.training.sharding import shard
+from tests.trainer.families import FAMILIES, NOT_GENERATING
+from tests.trainer.generation.conftest import RunRanks
+from tests.trainer.generation.engines import NEW_TOKENS, build
+from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import full_weights
+
+PROMPTS = torch.randint(3, 512, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def generate(first: str, second: str) -> tuple[list[Any], list[Any]]:
+    """Greedy and sampled responses of an engine made for one model, with the weights of another."""
+    engine = build(first, [[0]])
+    model = load_language_model(second, seed=0, trust_remote_code=False, revision=None)
+    sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
+    holds = engine.held_shards()
+    engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded).items()), holds)
+    engine.wake_cache()
+    seeds = list(range(len(PROMPTS)))
+    return (
+        engine.generate(PROMPTS, seeds, max_tokens=NEW_TOKENS, greedy=True),
+        engine.generate(PROMPTS, seeds, max_tokens=NEW_TOKENS),
+    )
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NOT_GENERATING])
+def test_responses_are_those_of_the_weights(family: str, tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    first, second = (save_tiny(tmp_path / str(seed), seed=seed, config=made(family)) for seed in (1, 2))
+    ((greedy, sampled),) = vllm_ranks(1, generate, first, second)
+    model = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32, attn_implementation="eager").eval()
+    for responses in (greedy, sampled):
+        for prompt, response in zip(PROMPTS, responses, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *response.tokens]])).logits[0, len(prompt) - 1 : -1]
+            chosen = torch.tensor(response.tokens)[:, None]
+            expected = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+            torch.testing.assert_close(torch.tensor(response.log_probs), expected, rtol=0, atol=1e-4)
+            if responses is greedy:  # up to two that are as good
+                assert float((logits.amax(-1) - logits.gather(1, chosen)[:, 0]).max()) < 1e-4
+
+
+def made(family: str) -> Any:
+    return copy.deepcopy(FAMILIES[family])

@@ -1,0 +1,105 @@
+"""Each family of models is read, trained and saved as transformers has it; what cannot be cut is refused."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.generation.families import why_not_generated
+from rlhf_trainer.hybrid_engine.layout import describe, generation_shards
+from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.sharding import shard
+from rlhf_trainer.training.tensor_parallel import impossible_sizes
+from rlhf_trainer.training.trainer import ModelRunner
+from tests.trainer.families import FAMILIES, NOT_GENERATING, NOT_SCORING, PIPELINE, TENSOR
+from tests.trainer.ranks import run_kept_ranks
+from tests.trainer.reading import all_tokens, log_probs
+from tests.trainer.tiny import save_tiny
+
+TOKENS = torch.randint(3, 512, (3, 20), generator=torch.Generator().manual_seed(0))
+PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+
+
+def saved(family: str, folder: Path, labels: int | None = None) -> str:
+    return save_tiny(folder, seed=4, labels=labels, config=copy.deepcopy(FAMILIES[family]))
+
+
+def read_and_save(folder: str, output: str, layout: ParallelSizes) -> Tensor:
+    """The log-probabilities by the trainer, in rows that are packed, and the model as the trainer saves it."""
+    model = load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
+    sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
+    engine = ModelRunner(sharded, token_budget=1000, role="actor", offload="None", attention="Auto")
+    found = engine.infer({"tokens": TOKENS}, all_tokens, log_probs)
+    save_model(sharded, load_tokenizer(folder, trust_remote_code=False, revision=None), Path(output))
+    return found
+
+
+def require_as_transformers(family: str, folder: Path, layout: ParallelSizes) -> None:
+    """float32 differs by the order of sums."""
+    before = saved(family, folder / "before")
+    found, *_ = run_kept_ranks(layout.world_size, read_and_save, before, str(folder / "after"), layout)
+    model = AutoModelForCausalLM.from_pretrained(before, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = model(TOKENS).logits.log_softmax(-1)[:, :-1].gather(2, TOKENS[:, 1:, None])[..., 0]
+    torch.testing.assert_close(found[:, 1:], expected, rtol=0, atol=2e-5)
+    old, new = (load_file(folder / name / "model.safetensors") for name in ("before", "after"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    assert type(AutoModelForCausalLM.from_pretrained(folder / "after")) is type(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    require_as_transformers(family, tmp_path, ParallelSizes(data=1))
+
+
+@pytest.mark.parametrize("family", TENSOR)
+def test_layers_that_are_cut_say_the_same(family: str, tmp_path: Path) -> None:
+    require_as_transformers(family, tmp_path, ParallelSizes(data=1, tensor=2))
+
+
+@pytest.mark.parametrize("family", PIPELINE)
+def test_stages_say_the_same(family: str, tmp_path: Path) -> None:
+    require_as_transformers(family, tmp_path, ParallelSizes(data=1, pipeline=2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_scores_and_is_cut_as_the_table_says(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]
+    assert bool(impossible_sizes(config, pipeline=1, tensor=2)) == (family not in TENSOR)
+    assert bool(impossible_sizes(config, pipeline=2, tensor=1)) == (family not in PIPELINE)
+    if family in NOT_SCORING:
+        with pytest.raises(ValueError, match="Unrecognized configuration class"):
+            AutoModelForSequenceClassification.from_config(config)
+        return
+    folder = saved(family, tmp_path, labels=1)
+    scorer = load_scorer(
+        folder, path="spec.models.reward", may_add_head=False, seed=0, trust_remote_code=False, revision=None
+    )
+    assert scorer.weights
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_parameter_has_a_place_in_generation(family: str) -> None:
+    config = copy.deepcopy(FAMILIES[family])
+    config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    assert bool(why_not_generated(config, on_cpu=True)) == (family in NOT_GENERATING)
+    model = describe(config)
+    assert generation_shards(model, ParallelSizes(data=1), 0).keys() == {parameter.name for parameter in model}
+
+
+def test_the_page_has_a_row_for_each_family() -> None:
+    rows = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", PAGE, re.MULTILINE))
+    for family in FAMILIES:
+        works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
+        assert rows.pop(family) == " | ".join(["yes", *("yes" if each else "no" for each in works)])
+    assert set(rows) == {"model"}
