@@ -126,8 +126,12 @@ def test_a_style_of_splitting_that_is_not_known_is_refused(monkeypatch: pytest.M
     strange = config()
     plan = {**type(strange).base_model_tp_plan, "layers.*.mlp.up_proj": "packed_colwise"}
     monkeypatch.setattr(type(strange), "base_model_tp_plan", plan)
-    with pytest.raises(ConfigError, match=r"llama splits model.layers.0.mlp.up_proj as packed_colwise"):
-        describe(strange)
+    model = describe(strange)
+    training_shards(model, ParallelSizes(data=1), 0)
+    generation_shards(model, ParallelSizes(data=1), 0)
+    what = r"transformers splits model.layers.0.mlp.up_proj.weight as packed_colwise, which is not supported"
+    with pytest.raises(ConfigError, match=rf"^spec\.models\.actor\.parallelism\.tensor: expected 1, for {what}"):
+        training_shards(model, ParallelSizes(data=1, tensor=2), 0)
 
 
 def test_stages_hold_their_layers_and_both_ends_a_tied_embedding() -> None:
