@@ -21,6 +21,8 @@ from rlhf_api.spec import JobSpec, Rollout, Training
 from rlhf_api.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
+OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
+"""Of every evaluation with responses."""
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
@@ -296,7 +298,7 @@ def _user_code() -> Iterator[Rule]:
     for path, time in times.items():
         yield Rule(path, time < deadline.as_float(), message, {"deadline": deadline})
     for judge in judges:
-        free = ~Field(f"{judge}.name").one_of(("reward", "cost", "win_rate", "win_rate_null"))
+        free = ~Field(f"{judge}.name").one_of(OWN_MEASURES)
         yield Rule(f"{judge}.name", free, '"{value}" is taken')
     verifier = Field("evaluation.verifiers[].name")
     same = Field("evaluation.functions").where(Field("name", "one") == verifier).size()

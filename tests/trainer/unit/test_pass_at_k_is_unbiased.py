@@ -12,7 +12,10 @@ SCORES = [1.0, 0.0, 0.5, 1.0, None, 0.0] + [0.0] * 6 + [1.0] * 6
 
 
 def rows() -> list[JudgedRow]:
-    return [JudgedRow(prompt="p", response="r", finished=True, scores={"right": score}) for score in SCORES]
+    return [
+        JudgedRow(prompt="p", response="r", finished=True, response_tokens=3, scores={"right": score})
+        for score in SCORES
+    ]
 
 
 def by_counting(k: int) -> float:

@@ -181,11 +181,13 @@ class Rollouts(Evaluation):
 
 
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """The mean of each measure over the rows that have it."""
+    """The mean of each measure over the rows that have it, and of length and end over all."""
     found: dict[str, list[float]] = {}
     for measure, score in (each for row in rows for each in row.scores.items()):
         if score is not None:
             found.setdefault(measure, []).append(score)
+    found["response_tokens"] = [float(row.response_tokens) for row in rows]
+    found["response_finished"] = [float(row.finished) for row in rows]
     return {measure: finite(measure, sum(scores) / len(scores)) for measure, scores in found.items()}
 
 

@@ -20,6 +20,7 @@ class JudgedRow:
     prompt: str
     response: str
     finished: bool
+    response_tokens: int
     scores: dict[str, float | None]
     """`reward`, `cost` if there is a cost model, and each function and its parts, and each verifier; None: no score."""
 
@@ -38,6 +39,7 @@ class JudgeWorker:
         """This rank's rows that are not padding, decoded and scored; `scored_valid` tells which got a reward."""
         samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
         rewards, given = (batch[name][real].tolist() for name in ("scored_scores", "scored_valid"))
+        lengths = batch["response_mask"][real].sum(1).long().tolist()
         columns: dict[str, list[float | None]] = {
             "reward": [reward if is_given else None for reward, is_given in zip(rewards, given, strict=True)]
         }
@@ -55,6 +57,7 @@ class JudgeWorker:
                 prompt=sample.prompt,
                 response=sample.response,
                 finished=sample.finished,
+                response_tokens=lengths[index],
                 scores={name: column[index] for name, column in columns.items()},
             )
             for index, sample in enumerate(samples)
