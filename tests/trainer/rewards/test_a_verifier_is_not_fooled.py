@@ -293,7 +293,7 @@ def test_a_row_without_an_answer_is_told(answer: Any, told: str) -> None:
         scores("ExactMatch", {}, {"answer": ["4", answer]}, ["4", "4"])
 
 
-@pytest.mark.parametrize("column", ["responses", "finished", "verifier", "seconds", "given"])
+@pytest.mark.parametrize("column", ["prompts", "responses", "finished", "verifier", "seconds", "given"])
 def test_the_column_of_the_answers_has_any_name(column: str) -> None:
     (found,) = scores("ExactMatch", {"answer_key": column}, {column: ["a"]}, ["a"])
     assert found.value == 1.0

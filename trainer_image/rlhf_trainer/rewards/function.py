@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.functions import ALWAYS_GIVEN
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.guard import receive, send
 from rlhf_trainer.rewards.sample import Sample, Score
@@ -89,12 +88,11 @@ class UserFunction:
     def _ask(self, samples: Sequence[Sample]) -> list[Score] | Failure:
         if failure := self._import():
             return failure
-        columns = [name for name in samples[0].columns if name not in ALWAYS_GIVEN]
         call = {
             "prompts": [sample.prompt for sample in samples],
             "responses": [sample.response for sample in samples],
             "finished": [sample.finished for sample in samples],
-            "columns": {name: [sample.columns[name] for sample in samples] for name in columns},
+            "columns": {name: [sample.columns[name] for sample in samples] for name in samples[0].columns},
             "arguments": self._arguments,
         }
         return self._exchange(call, seconds=self._seconds, doing="return")

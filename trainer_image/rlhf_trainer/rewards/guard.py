@@ -29,6 +29,9 @@ from typing import Any
 
 from rlhf_trainer.rewards.sample import EXPECTED, is_score
 
+ALWAYS_GIVEN = ("prompts", "responses", "finished")
+"""Parameters of every function (`rlhf_api.functions`, whose import takes longer than this process has)."""
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REAP_MILLISECONDS = 1000
 """How often the guard reaps ended processes that the function started."""
@@ -159,11 +162,13 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def _columns_for(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that the function has parameters for."""
-    parameters = _parameters(function)
-    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return dict(columns)
-    return {name: values for name, values in columns.items() if name in parameters}
+    """The columns that the function has parameters for, but those by whose names it is given something else."""
+    parameters = _parameters(function) or {}
+    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+    others = {name: values for name, values in columns.items() if name in by_position or name not in ALWAYS_GIVEN}
+    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return others
+    return {name: values for name, values in others.items() if name in parameters}
 
 
 def _missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str | None:

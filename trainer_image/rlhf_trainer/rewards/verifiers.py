@@ -42,7 +42,7 @@ Score = float | None | dict[str, float | None]
 
 
 def score(
-    _: list[str],
+    prompts: list[str],  # noqa: ARG001 so that a column may have this name
     responses: list[str],
     finished: list[bool],
     /,
