@@ -88,6 +88,25 @@ def test_a_row_without_what_a_verifier_reads_is_bad(tmp_path: Path, plain: PreTr
         PromptLoader(source, plain, path="spec.data.train", spec=strict)
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (["5", None], "holds ['5', None] as answer, expected text, a number or a list of these"),
+        ({"a": 1}, "holds {'a': 1} as answer, expected text, a number or a list of these"),
+        ([], "holds no answer"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_bad_row_before_any_step(
+    answer: object, told: str, tmp_path: Path, plain: PreTrainedTokenizerFast
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "answer": answer}) + "\n")
+    spec = spec_of(9, 9, on_bad_row="Fail")
+    spec = spec.model_copy(update={"models": Models.model_validate({"reward": {"verifier": {"name": "Math"}}})})
+    with pytest.raises(DataError) as caught:
+        PromptLoader(DataSource(uri=f"file://{tmp_path}/rows.jsonl"), plain, path="spec.data.train", spec=spec)
+    assert str(caught.value).endswith(f"rows.jsonl, line 1 {told}")
+
+
 def test_the_prompts_column_may_be_one_of_them(write: Write, chat: PreTrainedTokenizerFast) -> None:
     source = write([{"prompt": MESSAGES, "answer": 4}])
     made = PromptLoader(

@@ -155,6 +155,14 @@ def test_a_template_that_forgets_leaves_the_last_answer(chat: PreTrainedTokenize
     assert (rest, runs) == ("la la</s>", ["la la</s>"])
 
 
+def test_a_tool_that_is_none_is_a_fault_of_its_row(chat: PreTrainedTokenizerFast) -> None:
+    tools = Column(field="toolsKey", values=["add two numbers"])
+    prompts = Column(field="promptKey", values=["What is 1 + 1?"])
+    encoder = Encoder(prompts, chat, chat_template="Auto", tools=tools)
+    encoder.prompts()
+    assert encoder.faults[0].what.startswith("is refused by the tokenizer's chat template: ")
+
+
 def test_a_call_of_a_tool_needs_no_content_and_tools_reach_the_template(chat: PreTrainedTokenizerFast) -> None:
     chat.chat_template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + str(
         chat.chat_template
