@@ -24,9 +24,10 @@ def _found() -> Iterator[type[Algorithm]]:
                 yield each
 
 
-def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, str]:
-    """Those that learn from advantages come last, those that learn from pairs before; each kind by its paper."""
-    return issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference), algorithm.paper
+def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, bool, str]:
+    """First those that learn from the data, then from pairs, then from advantages, then from nothing; by the paper."""
+    kinds = issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference)
+    return (algorithm.makes == "data", *kinds, algorithm.paper)
 
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(

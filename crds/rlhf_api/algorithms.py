@@ -51,6 +51,8 @@ class Algorithm(Spec):
     """One iteration: a static method that takes the data and, by the names of its parameters, the models."""
     comparing: ClassVar[Mapping[str, str] | None] = None
     """Options with which it learns from how the responses to one prompt differ: {} is any, None is never."""
+    may_lack_reward: ClassVar[bool] = False
+    """Whether a job may have no reward though the step asks for one."""
 
     data: ClassVar[str]
     """What the data's rows are: prompts, completions, pairs or safety_pairs."""
@@ -66,6 +68,8 @@ class Algorithm(Spec):
     """Roles that are read and not trained; `reference` may be left out."""
     chooses_pairs: ClassVar[bool]
     """Makes a pair of the responses to a prompt, which so have to be on one rank."""
+    makes: ClassVar[Literal["model", "data"]]
+    """What is left of a job: the model that it has trained, or a data set."""
 
     name: str
 
@@ -83,6 +87,7 @@ class Algorithm(Spec):
         roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
         cls.trained = tuple(role for role in roles if role in updated)
         cls.frozen = tuple(role for role in roles if role not in updated)
+        cls.makes = "model" if cls.trained else "data"
         called = {method for _, method in cls.calls}
         cls.offline, cls.chooses_pairs = "generate_sequences" not in called, "choose_pairs" in called
 
@@ -111,6 +116,23 @@ class Preference(Algorithm):
     """What algorithms have in common whose actor learns from pairs of responses."""
 
     beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
+
+
+class Writing(Algorithm):
+    """What algorithms have in common that train nothing and write responses as a data set."""
+
+    comparing, may_lack_reward = {"rows": "Pairs"}, True
+
+    rows: Annotated[
+        Literal["Responses", "Best", "Pairs"],
+        Field(
+            description="What a row of the data set is: a response; a prompt with the best of its finished responses; "
+            "or with the best and the worst, where one is better."
+        ),
+    ] = "Responses"
+    min_reward: Annotated[
+        float | None, Field(description="Leave out responses, and pairs whose better response, has a lower reward.")
+    ] = None
 
 
 class KL(Spec):

@@ -10,6 +10,8 @@ from rlhf_api.problems import Problem, SpecError, choice, suggestion
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
 """The algorithms whose output is a language model."""
+WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data")
+"""The algorithms whose output is a data set."""
 
 
 def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
@@ -48,13 +50,27 @@ def _references(job: Job) -> dict[Role, str]:
 
 def inputs_of(job: Job) -> set[str]:
     """Names of the jobs whose output a job reads."""
-    return set(_references(job).values())
+    return {*_references(job).values(), *data_from_jobs(job).values()}
+
+
+def data_from_jobs(job: Job) -> dict[str, str]:
+    """The name of the job that wrote each data set, by the data set's field, for those that a job wrote."""
+    spec = job.spec
+    read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
+    read["spec.evaluation.data"] = spec.evaluation.data if spec.evaluation else None
+    sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
+    return {field: source.uri.removeprefix(SCHEME) for field, source in sources if source.uri.startswith(SCHEME)}
 
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
-    for role, name in _references(job).items():
-        path = f"{job.name}: spec.models.{job.spec.models.field(role)}.uri"
-        suitable = _suitable(role, trained=role in job.spec.algorithm.trained)
+    trained = job.spec.algorithm.trained
+    read = [
+        (f"spec.models.{job.spec.models.field(role)}", name, _suitable(role, trained=role in trained))
+        for role, name in _references(job).items()
+    ]
+    read += [(field, name, WRITERS) for field, name in data_from_jobs(job).items()]
+    for field, name, suitable in read:
+        path = f"{job.name}: {field}.uri"
         if name == job.name:
             yield Problem(path, "refers to its own job")
         elif name not in kinds:
@@ -77,4 +93,4 @@ def _cycle(waiting: dict[str, Job]) -> Problem:
     while seen.count(seen[-1]) == 1:
         seen.append(next(name for name in waiting if name in inputs_of(waiting[seen[-1]])))
     cycle = seen[seen.index(seen[-1]) :]
-    return Problem(f"{cycle[0]}: spec.models", f"jobs wait for each other: {' -> '.join(cycle)}")
+    return Problem(f"{cycle[0]}: spec", f"jobs wait for each other: {' -> '.join(cycle)}")

@@ -24,7 +24,7 @@ IMAGE = r"^[!-~]+$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)$"
 MODEL_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
-DATA_URI = r"^((hf|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
+DATA_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
 SERVICE_URL = (
     r"^https?://([-A-Za-z0-9._]+|\[[0-9A-Fa-f:.]+\])"
     r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
@@ -47,7 +47,7 @@ FORMS = {
     IMAGE: "the name of an image, without spaces",
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
     MODEL_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
-    DATA_URI: "a URI that starts with hf://, package://, file:// or pvc://claim/",
+    DATA_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
     SERVICE_URL: "an http or https URL",
     OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",

@@ -14,7 +14,9 @@ class DataSource(Spec):
 
     form: ClassVar = "a data set"
 
-    uri: Annotated[DataUri, Field(description="hf://, package://, file:// or pvc://claim/.")]
+    uri: Annotated[
+        DataUri, Field(description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/.")
+    ]
     subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
     split: Annotated[Text, Field(description="Split to read.")] = "train"
     prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"

@@ -83,8 +83,8 @@ class Job(Spec):
 
     @property
     def saved(self) -> Role:
-        """The model that the job is for."""
-        return self.spec.algorithm.trained[0]
+        """The model that the job is for: the one that it trains, or that generates."""
+        return (*self.spec.algorithm.trained, *self.spec.algorithm.frozen)[0]
 
     @property
     def sequences_per_step(self) -> int:

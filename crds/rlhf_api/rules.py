@@ -68,8 +68,9 @@ def broken(spec: JobSpec) -> list[Problem]:
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     """The roles of the models that the algorithm trains, then of those it only reads."""
     roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
+    no_model = models.reward is not None or spec.algorithm.may_lack_reward
     is_left_out = {
-        "reward": models.reward is not None and "reward" not in models.given(),
+        "reward": no_model and "reward" not in models.given(),
         "reference": models.reference is None and not spec.algorithm.needs_reference,
     }
     return tuple(role for role in roles if not is_left_out.get(role))
@@ -89,6 +90,7 @@ def _uses(role: str) -> Expression:
 
 NAME = Field("algorithm.name")
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
+MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
 REWARD = Field("models.reward").given
 MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").given)
 REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
@@ -106,7 +108,11 @@ def _models() -> Iterator[Rule]:
     for role in ROLES:
         given = Field(f"models.{role}").given
         if role != "reference":
-            yield Rule(f"models.{role}", _uses(role).implies(given), "is missing, {name} needs it")
+            needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD
+            yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
+    for option in ("algorithm.minReward", "algorithm.rows"):
+        asks = Field(option).given & ~(Field(option) == "Responses")
+        yield Rule(option, asks.implies(REWARD), "is {value}, but models.reward is missing")
     trains = algorithm(lambda each: "reward" in each.trained)
     message = "is {form}; {name} trains a model, which has a uri"
     yield Rule("models.reward", (trains & REWARD).implies(Field("models.reward.uri").given), message, FORM)
@@ -114,7 +120,7 @@ def _models() -> Iterator[Rule]:
     model, name = Field("models.reward.sum[].reward.uri"), Field("models.reward.sum[].name")
     is_first = model.given.implies(MODELS_OF_SUM.first_name() == name)
     yield Rule("models.reward.sum[].reward", is_first, "is the second model of the sum")
-    for path in ("models.reference", "models.reward", "models.reward.sum[].reward", "models.cost"):
+    for path in ("models.actor", "models.reference", "models.reward", "models.reward.sum[].reward", "models.cost"):
         yield from _only_read(path, path.rpartition(".")[2])
 
 
@@ -182,6 +188,13 @@ def _sampling() -> Iterator[Rule]:
         **{path: Field(path).size() == 0 for path in (*TRAIN_COLUMNS, "evaluation.data.columns")},
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
+    for path, unused in {
+        "training.miniBatchSize": ~Field("training.miniBatchSize").given,
+        "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
+        "evaluation": ~Field("evaluation").given,
+        "rollout.keep": Field("rollout.keep") == 0.0,
+    }.items():
+        yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
     alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712
     yield Rule("evaluation.samplesPerPrompt", alone, "is {value}, but the responses of evaluation.greedy are the same")
     message = "is {value}, but {name} compares the responses to a prompt; expected at least 2"

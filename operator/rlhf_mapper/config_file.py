@@ -50,7 +50,7 @@ def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]
     # A URI of another scheme than job:// is no job's name.
     while (maker := jobs.get(job.models()[role].uri.removeprefix(SCHEME))) and (job.name, role) not in visited:
         visited.add((job.name, role))
-        job, role = maker, maker.spec.algorithm.trained[0]
+        job, role = maker, maker.saved
     return job, role
 
 

@@ -317,8 +317,9 @@ def requests_of(pod: Document) -> Counter[str]:
 
 
 def inputs_of(spec: Document) -> set[str]:
-    """Names of the jobs that a spec's models come from (job://), whether or not the spec is right."""
-    return {uri.removeprefix("job://") for uri in _uris(spec.get("models"), "job://")}
+    """Names of the jobs that a spec's models and data come from (job://), whether or not the spec is right."""
+    read = [spec.get(part) for part in ("models", "data", "evaluation")]
+    return {uri.removeprefix("job://") for uri in _uris(read, "job://")}
 
 
 def claims_named(spec: Document) -> set[str]:

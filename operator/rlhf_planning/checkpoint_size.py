@@ -26,7 +26,9 @@ def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Of the model that the job is for, at most, while the ranks' pieces are put together: it is there twice."""
+    """Of the model that the job trains, at most, while the ranks' pieces are put together: it is there twice."""
+    if job.saved not in job.trained():
+        return 0
     return round(2 * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
 
 

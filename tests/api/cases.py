@@ -161,6 +161,11 @@ RIGHT: dict[str, Case] = {
     ),
     "pretraining": Case("PPO", ("algorithm.pretrainCoefficient=0.5", "data.pretrain={uri: hf://x}")),
     "one critic of both": Case("SafeRLHF", ("algorithm.separateCostCritic=no", "algorithm.lagrange={initial: 5}")),
+    "data from a job": Case("SFT", ("data.train.uri=job://other",)),
+    "responses of best of n": Case(
+        "Generate", ("algorithm={name: Generate, rows: Best, minReward: 0.5}", "rollout.samplesPerPrompt=8")
+    ),
+    "responses without a reward": Case("Generate", ("models.reward=",)),
     "columns for functions": Case(
         "GRPO", ("data.train.columns=[answer, 'a b']", "evaluation={data: {uri: hf://x, columns: [answer]}}")
     ),
@@ -226,6 +231,24 @@ RIGHT: dict[str, Case] = {
 }
 
 WRONG: dict[str, Case] = {
+    "the best without a reward": Case("Generate", ("models.reward=", "algorithm.rows=Best"), "spec.algorithm.rows"),
+    "a least reward without one": Case(
+        "Generate", ("models.reward=", "algorithm.minReward=0"), "spec.algorithm.minReward"
+    ),
+    "a pair of one response": Case("Generate", ("algorithm.rows=Pairs",), "spec.rollout.samplesPerPrompt"),
+    "mini-batches where nothing is trained": Case(
+        "Generate", ("training.miniBatchSize=8",), "spec.training.miniBatchSize"
+    ),
+    "update epochs where nothing is trained": Case(
+        "Generate", ("training.updateEpochs=2",), "spec.training.updateEpochs"
+    ),
+    "an evaluation where nothing is trained": Case("Generate", (EVALUATION,), "spec.evaluation"),
+    "rollouts of what is written anyway": Case("Generate", ("rollout.keep=0.5",), "spec.rollout.keep"),
+    "an optimizer of a generator": Case("Generate", ("models.actor.optimizer={}",), "spec.models.actor.optimizer"),
+    "recomputation of a generator": Case(
+        "Generate", ("models.actor.gradientCheckpointing=true",), "spec.models.actor.gradientCheckpointing"
+    ),
+    "moments of a generator": Case("Generate", ("models.actor.offload=All",), "spec.models.actor.offload"),
     # what each field may hold
     "a misspelt field": Case("PPO", ("algorithm.clipRnage=0.1",), "spec.algorithm.clipRnage"),
     "an unknown field that is null": Case("PPO", ("algorithm.clipRnage=",), "spec.algorithm.clipRnage"),
@@ -335,7 +358,6 @@ WRONG: dict[str, Case] = {
     ),
     "a scheme that is not known": Case("SFT", ("models.actor.uri=s3://bucket/x",), "spec.models.actor.uri"),
     "a claim without a path": Case("SFT", ("models.actor.uri=pvc://claim",), "spec.models.actor.uri"),
-    "data from a job": Case("SFT", ("data.train.uri=job://other",), "spec.data.train.uri"),
     "storage on a web server": Case("SFT", ("checkpoint.storage=http://host/x",), "spec.checkpoint.storage"),
     "the best of what is never measured": Case("PPO", ("checkpoint.keepBest=reward",), "spec.checkpoint.keepBest"),
     "checkpoints that are all deleted": Case("SFT", ("checkpoint.keepLast=0",), "spec.checkpoint.keepLast"),

@@ -220,7 +220,7 @@ MISTAKES = {
     "data from a job": (
         [f"{SFT}:data.train.uri=job://helpful-ppo"],
         f"{SFT}: spec.data.train.uri",
-        f'is "job://helpful-ppo" (text), {URI} hf://, package://, file:// or pvc://claim/',
+        '"helpful-ppo" is a job of PPO, expected Generate',
     ),
     "an entry point without a function": (
         [f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: a.b}}]}}"],
@@ -498,7 +498,7 @@ MISTAKES = {
     ),
     "jobs that wait for each other": (
         [f"{SFT}:models.actor.uri=job://helpful-ppo"],
-        f"{PPO}: spec.models",
+        f"{PPO}: spec",
         "jobs wait for each other: helpful-ppo -> helpful-sft -> helpful-ppo",
     ),
     "a name that is used twice": (

@@ -179,8 +179,8 @@ def run_folders(folder: Path) -> Case:
 def _write_run(output: Path) -> None:
     """A run of which a job has finished, and the next has begun and has checkpoints."""
     first = run_job(output, SFT, [{"step": step, "loss/sft": 1 / step, "time/step": 0.1} for step in (1, 2, 3)])
-    first.model.mkdir()
-    (first.model / "config.json").write_text("{}")
+    first.made.mkdir()
+    (first.made / "config.json").write_text("{}")
     finish(output, first, loss=0.4)
     second = run_job(output, PPO, map(ppo_record, (1, 2, 3)))
     second.samples([sample(1), sample(2)])

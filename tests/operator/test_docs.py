@@ -15,7 +15,7 @@ from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
 from rlhf_operator import names, placement
 from rlhf_operator.failure import CONCLUSIVE_EXIT_CODES, DEFAULT_ACTIONS, INCONCLUSIVE_EXIT_CODES
-from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources import identity
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
 from tests.operator.rendered import changed
@@ -176,4 +176,4 @@ def test_the_pod_that_hands_out_files_mounts_the_claim_that_a_job_gets() -> None
     assert pod["spec"]["securityContext"]["runAsUser"] == identity.USER
     (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
     assert (mount["name"], mount["mountPath"]) == (volume["name"], "/claim")
-    assert f"files:{mount['mountPath']}/JOB/{storage.MODEL_FOLDER} " in GUIDE
+    assert f"files:{mount['mountPath']}/JOB/model " in GUIDE

@@ -94,6 +94,28 @@ def run(
 
 
 @app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Folder, or hf:// and other URI, of a language model.")],
+    data: Annotated[str, typer.Argument(help="File or folder, or hf:// and other URI, of the prompts.")],
+    output: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/generate"),
+    samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts that are answered at once.")] = 64,
+    sets: Sets = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Write a model's responses to prompts as a data set; --set says more, such as a reward."""
+
+    def manifest() -> None:
+        from rlhf_trainer.generate_command import write_manifest
+
+        write_manifest(output, model=model, data=data, samples=samples, batch=batch)
+
+    if code := exit_code_of(manifest, debug=debug):
+        sys.exit(code)
+    run(output / "generate.yaml", output, sets=sets, debug=debug)
+
+
+@app.command()
 @exits
 def validate(
     file: File,

@@ -17,6 +17,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.deep_check import origin_of
+from rlhf_trainer.run_folder.written_data import with_written_data
 
 EXAMPLES, BINS, WIDEST = 3, 8, 40
 """Rows that are shown, and bars of a histogram and the characters of its longest."""
@@ -38,7 +39,7 @@ def tell_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
         raise SpecError([Problem("--job", f"is {only}; there are {', '.join(job.name for job in jobs)}")])
     console, by_name = Console(highlight=False, soft_wrap=True), {job.name: job for job in jobs}
     for job in chosen:
-        setting, _ = origin_of(job, job.saved, by_name, output)
+        setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         tokenizer = setting.tokenizer()
         for loader in data_of(job)(setting, slots=1).loaders:
             for line in _told(job, loader, tokenizer):

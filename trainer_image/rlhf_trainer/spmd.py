@@ -37,6 +37,7 @@ from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_with_finished, model_folders
 from rlhf_trainer.run_folder.lock import only_run_in
+from rlhf_trainer.run_folder.written_data import with_written_data
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch, Transfer, transfers_of
@@ -120,6 +121,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     jobs = load_with_finished(output, file, overrides)
     job = job_of(program, jobs, file)
     require_no_cluster([job])
+    job = with_written_data(job, output)
     if JobFolder(output, job).newest_checkpoint():
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
         raise SpecError([Problem(str(output / job.name), problem)])
@@ -132,20 +134,20 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:
-            run_rank(job, folders, None, layout=layout, model_folder=folder.model.resolve())
+            run_rank(job, folders, None, layout=layout, made=folder.made.resolve())
             return
         with only_run_in(output):
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
             with publisher.recording_the_end():
-                summary = run_rank(job, folders, publisher, layout=layout, model_folder=folder.model.resolve())
+                summary = run_rank(job, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)
     finally:
         dist.destroy_process_group()
 
 
 def run_rank(
-    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, model_folder: Path
+    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, made: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the job."""
     data = data_of(job)(setting_of(job, job.saved, folders), slots=dist.get_world_size())
@@ -165,7 +167,7 @@ def run_rank(
         job,
         runtime,
         shape,
-        model_folder=model_folder,
+        made=made,
         publisher=publisher,
         checkpoints=Checkpoints(),
     )

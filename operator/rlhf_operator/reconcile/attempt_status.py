@@ -92,7 +92,7 @@ def _uri(ctx: ReconcileContext, uri: str) -> str:
     inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
     if ctx.job is None or inside == path:
         return uri
-    return f"{storage.output_uri(ctx.job).removesuffix(f'/{ctx.job.name}/model')}/{inside}"
+    return storage.run_folder(ctx.job).below(inside)
 
 
 def is_queued(ctx: ReconcileContext) -> bool:

@@ -17,8 +17,6 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, claims_named, inputs_of
 
 PVC = "pvc://"
-MODEL_FOLDER = "model"
-"""Of a job's folder in a run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +59,8 @@ def run_folder(job: Job) -> Place:
 
 
 def output_uri(job: Job) -> str:
-    """Where the model is, once the job has succeeded."""
-    return run_folder(job).below(job.name, MODEL_FOLDER)
+    """Where the model, or the data set, is once the job has succeeded."""
+    return run_folder(job).below(job.name, job.spec.algorithm.makes)
 
 
 def of_checkpoints(job: Job) -> str | None:

@@ -96,7 +96,7 @@ def test_the_terminal_shows_a_line_a_step_and_a_table(chain: Chain) -> None:
     steps = re.findall(r"^helpful-(?:sft|rm|ppo) +\d+/\d+ .*left \d+:\d\d$", chain[1], re.MULTILINE)
     assert len(steps) == sum(JOBS.values())
     assert re.search(r"helpful-ppo +3/3 +reward \S+ +kl \S+ +length \S+ +tokens/s \S+ +left 0:00", chain[1])
-    assert "On held-out data" in chain[1]
+    assert "Measured" in chain[1]
 
 
 def test_the_run_leaves_a_report_and_what_it_ran_on(chain: Chain) -> None:

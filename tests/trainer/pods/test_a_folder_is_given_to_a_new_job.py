@@ -72,7 +72,7 @@ def test_a_new_job_that_cannot_begin_has_its_own_words(old: JobFolder, attempt: 
 @pytest.mark.usefixtures("handlers")
 def test_what_the_old_job_finished_is_adopted_and_then_told(old: JobFolder, attempt: Become) -> None:
     output = old.path.parent
-    old.model.mkdir()
+    old.made.mkdir()
     old.succeed()
     write_exit(output, 0, reason="Ok", message="")
     assert told(old) == nothing()

@@ -134,7 +134,7 @@ def test_a_status_says_whose_it_is_and_at_what_pace(folder: JobFolder) -> None:
 
 
 def test_a_job_that_has_succeeded_belongs_to_the_attempt_that_finds_it_so(folder: JobFolder, attempt: Become) -> None:
-    folder.model.mkdir()
+    folder.made.mkdir()
     folder.succeed()
     attempt(2)
     folder.adopt()

@@ -238,7 +238,7 @@ def test_the_status_of_a_job_says_what_would_end_it(tmp_path: Path, models: Path
     (tmp_path / "job.yaml").write_text(PPO)
     reward = f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}"
     jobs, output = load(tmp_path / "job.yaml", [reward]), tmp_path / "run"
-    model = JobFolder(output, jobs[0]).model / "config.json"
+    model = JobFolder(output, jobs[0]).made / "config.json"
     model.parent.mkdir(parents=True)
     model.write_text("{}")
     with pytest.raises(UserCodeError, match="nothing to divide by"):

@@ -46,7 +46,7 @@ def run(
         state = {"step": saved_at, "rows": 100, "digests": {"spec.data.train": "abc"}}
         folder.checkpoints.complete(uri, {"state.json": json.dumps(state), **texts})
     if ends:
-        folder.model.mkdir()
+        folder.made.mkdir()
         folder.succeed()
     return folder
 

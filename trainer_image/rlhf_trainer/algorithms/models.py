@@ -34,6 +34,12 @@ class Actor(Protocol[B]):
     def update_actor(self, batch: B) -> Any: ...
 
 
+class Generator(Protocol[B]):
+    """A model that is not trained."""
+
+    def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
+
+
 class OnlinePreferenceActor(Protocol[B]):
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def update_actor(self, batch: B) -> Any: ...
@@ -66,6 +72,12 @@ class Reward(Protocol[B]):
 
 class Cost(Protocol[B]):
     def compute_cost(self, batch: B) -> B: ...
+
+
+class Responses(Protocol[B_contra]):
+    """The data set that a job makes."""
+
+    def write(self, batch: B_contra) -> Any: ...
 
 
 class Advantage(Protocol[B]):

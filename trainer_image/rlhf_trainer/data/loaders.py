@@ -14,6 +14,7 @@ Several data sets are mixed in exact shares (`order`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,13 +79,17 @@ class Loader:
         self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*read, strict=True))
         kinds = len(self.reader.responses)
         self._responses, self._labels = others[:kinds], others[kinds:]
-        self._order = Order(tuple(len(each[0]) for each in read), source.shares(), spec.training.seed)
+        seed = None if spec.algorithm.makes == "data" else spec.training.seed
+        self._order = Order(tuple(len(each[0]) for each in read), source.shares(), seed)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
     def _further(self, source: DataSource, spec: JobSpec) -> dict[str, Any]:
         """Which further columns are read: of prompts without responses."""
-        return {} if self.reader.responses else {"columns": spec.columns(source), "verified": spec.verified(source)}
+        if self.reader.responses:
+            return {}
+        read = {"columns": spec.columns(source), "verified": spec.verified(source)}
+        return {**read, "keeps_prompts": spec.algorithm.makes == "data"}
 
     def facts(self) -> list[str]:
         """Sentences on the rows that were left out."""
@@ -139,14 +144,19 @@ class Loader:
 
     def columns(self, examples: Tensor) -> list[dict[str, Any]]:
         """The further columns (`JobSpec.columns`) of these examples; None where only others of a mix have one."""
-        ends = np.cumsum(self._order.counts)
         names = dict.fromkeys(name for reader in self.readers for name in reader.columns)
-        found = []
+        return [{**names, **reader.further(row)} for reader, row in self._read(examples)]
+
+    def prompts(self, examples: Tensor) -> list[dict[str, Any]]:
+        """The prompts of these examples as they stand in the file; see `Reader.prompt`."""
+        return [reader.prompt(row) for reader, row in self._read(examples)]
+
+    def _read(self, examples: Tensor) -> Iterator[tuple[Reader, int]]:
+        """What has read each of these examples, and its row of those that were read."""
+        ends = np.cumsum(self._order.counts)
         for example in examples.tolist():
             place = int(np.searchsorted(ends, example, side="right"))
-            row = example - int(ends[place]) + self._order.counts[place]
-            found.append({**names, **self.readers[place].further(row)})
-        return found
+            yield self.readers[place], example - int(ends[place]) + self._order.counts[place]
 
     def _slice(self, examples: Tensor, valid: Tensor, rows: slice | None) -> dict[str, Tensor]:
         """The tensors of some rows of a batch: `examples` int64 [B], `valid` bool [B]."""

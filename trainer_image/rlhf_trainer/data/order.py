@@ -24,7 +24,8 @@ class Order:
     counts: tuple[int, ...]
     """Examples of each source."""
     weights: tuple[float, ...]
-    seed: int
+    seed: int | None
+    """None: every epoch has the order of the sources."""
 
     def at(self, positions: Examples) -> Examples:
         """The examples at consecutive positions (from 0), or some of them: int64 [B] -> int64 [B]."""
@@ -57,15 +58,17 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
 
 
 @lru_cache(maxsize=MOST_SOURCES)
-def permutation(num_examples: int, *, seed: int, epoch: int, source: int = 0) -> Examples:
+def permutation(num_examples: int, *, seed: int | None, epoch: int, source: int = 0) -> Examples:
     """The order of an epoch (from 0) of a source: every example once, int64 [num_examples]. Not to be written to."""
-    numbers = [seed, epoch, source] if source else [seed, epoch]
-    order = np.random.default_rng(numbers).permutation(num_examples).astype(np.int64)
+    order = np.arange(num_examples, dtype=np.int64)
+    if seed is not None:
+        numbers = [seed, epoch, source] if source else [seed, epoch]
+        order = np.random.default_rng(numbers).permutation(order)
     order.setflags(write=False)
     return order
 
 
-def examples_at(positions: Examples, *, num_examples: int, seed: int, source: int = 0) -> Examples:
+def examples_at(positions: Examples, *, num_examples: int, seed: int | None, source: int = 0) -> Examples:
     """The examples at these positions of the concatenated epochs of a source: int64 [B] -> int64 [B]."""
     epochs, within = np.divmod(positions, num_examples)
     found = np.empty_like(positions)

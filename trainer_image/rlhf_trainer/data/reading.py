@@ -42,11 +42,12 @@ class Reader:
         limits: Data,
         columns: Sequence[str] = (),
         verified: Mapping[str, str] = MappingProxyType({}),
+        keeps_prompts: bool = False,
     ) -> None:
         """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
 
         columns: further ones, which go with the rows as they stand in the file; verified: those of them without which
-        a row is bad, and the field of the manifest that reads each.
+        a row is bad, and the field of the manifest that reads each; keeps_prompts: for `prompt`.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -56,6 +57,7 @@ class Reader:
         self.named: list[str] = []
         """What is wrong with the first of these."""
         self._tokenizer, self._limits = tokenizer, limits
+        self._keeps_rows = bool(columns) or keeps_prompts
         self._rows: list[int] = []
         """Those that are kept, by their numbers in the file."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
@@ -76,15 +78,27 @@ class Reader:
         if len(found[0]) == 0:
             raise NoRowLeftError(f"{self.path}: {self._none_left()}")
         self._further = rows.table.select_columns(list(self.columns))
+        tools = [self.source.tools_key] if self.source.tools_key else []
+        self._prompts = rows.table.select_columns([getattr(self.source, self._prompt_key), *tools])
         return found
 
     def further(self, row: int) -> dict[str, Any]:
         """The further columns of a row of those that were read (from 0)."""
         return dict(self._further[self._rows[row]]) if self.columns else {}
 
+    def prompt(self, row: int) -> dict[str, Any]:
+        """The `prompt` of a row of those that were read (from 0), a text or messages, and its tools if it has some.
+
+        Of messages that end with an answer it is what is before that.
+        """
+        found = dict(self._prompts[self._rows[row]])
+        prompt = found.pop(getattr(self.source, self._prompt_key))
+        ends_with_answer = isinstance(prompt, list) and prompt[-1]["role"] == "assistant"
+        return {"prompt": prompt[:-1] if ends_with_answer else prompt, **found}
+
     def add_further_to(self, digest: hashlib.blake2b) -> None:
         """Add the further columns of all rows to a digest."""
-        for row in self._rows:
+        for row in self._rows if self.columns else ():
             digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
@@ -139,7 +153,7 @@ class Reader:
             raise self._too_long(opened.place(first + row), column, int(tokens[column].lengths[row]))
         self.dropped += int((~short).sum())
         kept = (short & good).nonzero()[:, 0]
-        self._rows += (first + kept).tolist() if self.columns else []
+        self._rows += (first + kept).tolist() if self._keeps_rows else []
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 
     def _leave_out(self, sentence: str) -> None:

@@ -89,7 +89,7 @@ class Display:
 
     def table(self, summary: Mapping[str, Mapping[str, Any]]) -> None:
         """Before and after of each job that measured both, and what was measured once."""
-        table = Table(title="On held-out data")
+        table = Table(title="Measured")
         for column in ("job", "measure", "before", "after"):
             table.add_column(column, justify="left" if column in ("job", "measure") else "right")
         for name, values in summary.items():

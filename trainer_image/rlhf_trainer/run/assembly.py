@@ -26,10 +26,12 @@ from rlhf_trainer.workers.data import (
     PairData,
     PromptAndPretrainData,
     PromptData,
+    PromptsAsWritten,
     SafetyPairData,
 )
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
+from rlhf_trainer.workers.responses import ResponseWriter
 from rlhf_trainer.workers.reward import (
     CostTrainer,
     CostWorker,
@@ -38,6 +40,7 @@ from rlhf_trainer.workers.reward import (
     RewardTrainer,
     RewardWorker,
 )
+from rlhf_trainer.workers.rollout import GeneratorWorker
 from rlhf_trainer.workers.scoring import NotingScoringWorker, ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
@@ -51,6 +54,7 @@ WORKERS: Mapping[Any, type] = {
     models.Actor: ActorWorker,
     models.SupervisedActor: SupervisedActorWorker,
     models.PreferenceActor: PreferenceActorWorker,
+    models.Generator: GeneratorWorker,
     models.OnlinePreferenceActor: OnlinePreferenceActorWorker,
     models.Critic: CriticWorker,
     models.CostCritic: CostCriticWorker,
@@ -61,6 +65,7 @@ WORKERS: Mapping[Any, type] = {
     models.Cost: CostWorker,
     models.CostInTraining: CostTrainer,
     models.Pairs: PairChooser,
+    models.Responses: ResponseWriter,
 }
 
 RETOKENIZING: Mapping[type, type] = {RewardWorker: RetokenizingRewardWorker, CostWorker: RetokenizingCostWorker}
@@ -86,6 +91,8 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
 
 def data_of(job: Job) -> type[DataWorker]:
     """What loads the batches of a job."""
+    if job.spec.algorithm.makes == "data":
+        return PromptsAsWritten
     return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
 
 
@@ -96,7 +103,7 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     live where this one does.
     """
     if role == "reward" and not isinstance(job.spec.models.reward, Model):
-        return NotingScoringWorker if job.spec.rollout.keep else ScoringWorker
+        return NotingScoringWorker if job.spec.rollout.keep or job.spec.algorithm.makes == "data" else ScoringWorker
     worker = workers_of(type(job.spec.algorithm))[role]
     if worker in SINGLE_UPDATE and job.values_by_update and "actor" in pool:
         return SINGLE_UPDATE[worker]
@@ -112,9 +119,12 @@ def training_batch(job: Job, data: Any, blank: Any) -> Any:
 
 
 class LeftOut:
-    """Stands in a step for a reference that the job does without."""
+    """Stands in a step for a model that the job does without."""
 
     def compute_log_prob(self, batch: Any) -> Any:
+        return batch
+
+    def compute_reward(self, batch: Any) -> Any:
         return batch
 
 
@@ -135,8 +145,7 @@ class KeepingActor:
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
     """What the algorithm's step takes besides the data, of the models that there are."""
     names = job.spec.algorithm.models
-    inputs: dict[str, Any] = {"reference": LeftOut()} if "reference" in names else {}
-    inputs |= {name: models[name] for name in names if name in models}
+    inputs = {name: models.get(name, LeftOut()) for name in names}
     if "rollouts" in models:
         inputs["actor"] = KeepingActor(inputs["actor"], models["rollouts"])
     return inputs

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from rlhf_api.data import DataMix, DataSource
+from rlhf_api.data import DataSource
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec import JobSpec
@@ -26,10 +26,12 @@ from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folder
+from rlhf_trainer.run_folder.written_data import is_written, with_sources, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
 from rlhf_trainer.workers.judge import evaluation_code
+from rlhf_trainer.workers.responses import require_free_names
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
 
@@ -77,6 +79,8 @@ class JobCheck:
         strangers = set() if self._found else self._tried(self._strangers)
         if strangers:
             self._job = with_prompts(self._job)
+        if self._job.spec.algorithm.makes == "data":
+            self._tried(require_free_names, self._job)
         if data := self._tried(self._data):
             self._tried(self._try_tokens, strangers or set(), data)
             self._tried(self._try_code, data)
@@ -128,10 +132,16 @@ class JobCheck:
             for sample in (_sample(data, loader) for loader in loaders):
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
-    def _data(self) -> DataWorker:
-        """The first rows of every data set; all of them where none of the first is one to train on."""
-        setting, _ = origin_of(self._job, self._job.saved, self._jobs, self._output)
-        job = self._job.model_copy(update={"spec": _first_rows(self._job.spec)})
+    def _data(self) -> DataWorker | None:
+        """The first rows of every data set; all of them where none of the first is one to train on.
+
+        None where a job is yet to write one of them.
+        """
+        if not is_written(self._job, self._output):
+            return None
+        whole = with_written_data(self._job, self._output)
+        setting = replace(self._origin(self._job.saved), job=whole)
+        job = whole.model_copy(update={"spec": _first_rows(whole.spec)})
         try:
             return data_of(job)(replace(setting, job=job), slots=1)
         except NoRowLeftError:
@@ -184,15 +194,7 @@ def _first_rows(spec: JobSpec) -> JobSpec:
     def short(source: DataSource) -> DataSource:
         return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
 
-    data, evaluation = spec.data, spec.evaluation
-    train: DataSource | DataMix
-    if isinstance(data.train, DataMix):
-        train = data.train.model_copy(update={"mix": tuple(map(short, data.train.mix))})
-    else:
-        train = short(data.train)
-    sources = {"train": train, "pretrain": data.pretrain and short(data.pretrain)}
-    measured = evaluation and evaluation.model_copy(update={"data": short(evaluation.data)})
-    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
+    return with_sources(spec, short)
 
 
 def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:

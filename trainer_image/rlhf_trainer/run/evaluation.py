@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.judge import JudgedRow
 
@@ -180,6 +181,17 @@ class Rollouts(Evaluation):
         return [row for part in parts for row in part]
 
 
+class Written(Evaluation):
+    """Of a job that makes a data set: what it has written."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def after(self) -> dict[str, float]:
+        summary: dict[str, float] = self._runtime.models["responses"].summary().result()[0]
+        return summary
+
+
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
     """The mean of each measure over the rows that have it, and of length and end over all."""
     found: dict[str, list[float]] = {}
@@ -192,16 +204,13 @@ def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[int, float]:
-    """pass@k for k = 2, 4, ... up to `samples`, and that itself: the chance that one of k responses to a prompt passes.
+    """pass@k for some k, as a mean over the prompts.
 
-    The unbiased estimate 1 - C(n - c, k) / C(n, k) of c passes in n responses (Chen et al., arXiv:2107.03374, section
-    2.1), as a mean over the prompts. A response passes with a score of 1; one without a score does not.
+    A response passes with a score of 1; one without a score does not.
     """
     passed = [sum(row.scores[measure] == 1.0 for row in group) for group in batched(rows, samples)]
-    sizes = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
     return {
-        k: sum(1 - math.comb(samples - count, k) / math.comb(samples, k) for count in passed) / len(passed)
-        for k in sizes
+        k: sum(pass_at(k, samples=samples, passed=count) for count in passed) / len(passed) for k in sizes_of(samples)
     }
 
 
@@ -231,6 +240,8 @@ def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: st
 
 def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
     """The evaluation that the job asks for, on `rows` held-out rows (padding included)."""
+    if job.spec.algorithm.makes == "data":
+        return Written(runtime)
     if job.spec.evaluation is None:
         return Evaluation()
     if job.spec.algorithm.name == "SFT":

@@ -1,4 +1,4 @@
-"""One job from its first step, or from its newest checkpoint, to its saved model, on any runtime."""
+"""One job from its first step, or from its newest checkpoint, to its saved model or data set, on any runtime."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def run_job(
     runtime: Runtime,
     data: DataShape,
     *,
-    model_folder: Path,
+    made: Path,
     publisher: Publisher | None,
     checkpoints: Checkpoints,
 ) -> dict[str, Any]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
-    data: what was found in it. A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
+    data: what was found in it; made: the folder for the model, or of the data set.
+    A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
     inputs = inputs_of(job, runtime.models)
@@ -44,7 +45,11 @@ def run_job(
 
     def state() -> State:
         seconds = spent + time.monotonic() - started
-        return {"model": job.saved, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
+        return {
+            "model": job.saved if job.trained() else None,
+            "seconds": round(seconds, 1),
+            "evaluation": evaluation.state(),
+        }
 
     def run_step(number: int) -> Sequence[Report]:
         batch = training_batch(job, runtime.models["data"], runtime.blank(number, job.sequences_per_step))
@@ -67,8 +72,11 @@ def run_job(
     measured = evaluation.after()
     best = checkpoints.best_step(total_steps, measured)
     checkpoints.before_model()
-    runtime.models[job.saved].save(folder=str(model_folder)).result()
+    if job.spec.algorithm.makes == "model":
+        runtime.models[job.saved].save(folder=str(made)).result()
     runtime.drain()
+    if publisher and job.spec.algorithm.makes == "data":
+        publisher.say(f"{measured['rows']} rows are written to {made}")
     if publisher:
         publisher.folder.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}

@@ -18,6 +18,7 @@ from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
+from rlhf_trainer.run_folder.written_data import with_written_data
 from rlhf_trainer.workers.retokenized import with_prompts
 
 
@@ -65,7 +66,7 @@ def run_on_ray(
         if start.checkpoint:
             publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
         strangers = other_vocabularies(job, folders)
-        running = with_prompts(job) if strangers else job
+        running = with_written_data(with_prompts(job) if strangers else job, context.output)
         stacks = folder.path / "stacks.txt"
         runtime = RayRuntime(running, mapping, folders, slots=slots, stacks=stacks, strangers=strangers)
         with runtime.running(is_last=is_last) as shape:
@@ -75,7 +76,7 @@ def run_on_ray(
                 running,
                 runtime,
                 shape,
-                model_folder=folder.model.resolve(),
+                made=folder.made.resolve(),
                 publisher=publisher,
                 checkpoints=KeptCheckpoints(
                     job, folder, runtime.models, data=shape, stop=context.stop, resumed=start.checkpoint

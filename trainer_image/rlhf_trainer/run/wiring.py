@@ -25,6 +25,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.keeper import RolloutKeeper
+from rlhf_trainer.workers.responses import ResponseWriter
 
 
 class RayRuntime:
@@ -123,12 +124,14 @@ class RayRuntime:
             workers[role] = WorkerSpec(worker, arguments, layout)
         if generates and is_home:
             setting = setting_of(job, job.saved, self._folders)
-            workers.update({name: WorkerSpec(each, {"job": job}) for name, each in helpers_of(job).items()})
+            folder = self._stacks.parent.resolve()
+            for name, each in helpers_of(job).items():
+                of_writer = {"setting": setting, "folder": str(folder / job.spec.algorithm.makes)}
+                workers[name] = WorkerSpec(each, of_writer if each is ResponseWriter else {"job": job})
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
             if job.spec.rollout.keep:
-                file = self._stacks.parent.resolve() / ROLLOUTS
-                workers["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(file)})
-            if "reward" not in job.models():  # it takes no slot of its own
+                workers["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(folder / ROLLOUTS)})
+            if job.spec.models.reward and "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers
 

@@ -28,6 +28,8 @@ def export(uri: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = found[name].state()["model"]
+    if role is None:
+        raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{found[name].uri}/{role}"
     weights = saved_weights(saved)
     with atomic_folder(folder.resolve()) as unfinished:

@@ -30,6 +30,8 @@ from rlhf_trainer.run_folder.pace import Steps
 
 P = ParamSpec("P")
 JOB, HUB = "job://", "hf://"
+MADE = ("model", "data")
+"""What a job leaves: a folder of this name."""
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
 MAPPING = "mapping.json"
 LONGEST_REASON = 300
@@ -87,8 +89,9 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
     """The jobs that have succeeded in a run folder, by name."""
     found = {}
     for status in output.glob(f"*/{STATUS}"):
-        job, inputs, model = (status.parent / name for name in (JOB_FILE, INPUTS, "model"))
-        if not (job.is_file() and inputs.is_file() and model.is_dir()):
+        job, inputs = (status.parent / name for name in (JOB_FILE, INPUTS))
+        has_output = any((status.parent / folder).is_dir() for folder in MADE)
+        if not (job.is_file() and inputs.is_file() and has_output):
             continue
         with understood(status.parent):
             if json.loads(status.read_text())["phase"] == "Succeeded":
@@ -174,11 +177,11 @@ def writes(
 
 
 class JobFolder:
-    """`DIR/<job>/`: the job as resolved, its mapping, status, metrics, events and samples, and the model."""
+    """`DIR/<job>/`: the job as resolved, its mapping, status, metrics, events and samples, and what it makes."""
 
     def __init__(self, output: Path, job: Job) -> None:
         self.path = output / job.name
-        self.model = self.path / "model"
+        self.made = self.path / job.spec.algorithm.makes
         self._job = job
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()
@@ -187,7 +190,7 @@ class JobFolder:
         """Whether a job of this name has succeeded here before."""
         status = self.path / STATUS
         with understood(status):
-            return status.is_file() and self.model.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
+            return status.is_file() and self.made.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -226,6 +229,8 @@ class JobFolder:
         else:
             self.clear()
             self.path.mkdir(parents=True)
+        if self._job.spec.algorithm.makes == "data":
+            self.made.mkdir(exist_ok=True)
         replace(self.path / INPUTS, json.dumps(dict(inputs)) + "\n")
         replace(self.path / JOB_FILE, dump(self._job))
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
@@ -288,8 +293,8 @@ class JobFolder:
 
     @writes
     def succeed(self) -> None:
-        """The model is there: say where."""
-        self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.model.resolve().as_uri()))
+        """The model, or the data set, is there: say where."""
+        self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.made.resolve().as_uri()))
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:
         """Say in the status why the run ended, if the disk lets it; host: the machine that is to blame."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
@@ -17,7 +18,8 @@ from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
-from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.models import LanguageModel, inner
+from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 
@@ -36,27 +38,22 @@ ROLLOUT_FIELDS = (
 )
 
 
-class GeneratingActor(TrainedModel):
-    """One rank of the actor: its training shard, and a generation engine that gets each new policy version."""
+class Generating:
+    """One rank of a model with a generation engine that gets each new policy version; its shard is `runner`'s."""
 
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
-        job = setting.job.spec
-        model = setting.language_model()
+    setting: WorkerSetting
+    tokenizer: PreTrainedTokenizerBase
+    runner: ModelRunner
+
+    def start_generator(self, *, max_sequences: int) -> None:
+        """Once the model is there. `max_sequences`: the most responses that this rank generates at once."""
+        setting, job = self.setting, self.setting.job.spec
+        config = inner(self.runner.model.module).config
         max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
-        longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
-        if longest < max_tokens:
-            raise ConfigError(
-                f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
-                f"the model {setting.folder} reads {longest} tokens at most"
-            )
-        if job.training.compile and device_here().type == "cpu":  # vLLM runs there without torch.compile
-            raise ConfigError("spec.training.compile: layers cannot be compiled where responses are generated on CPU")
-        super().__init__(setting, setting.trainer(model))
-        layout, layers = self.trainer.mesh.layout, int(inner(model).config.num_hidden_layers)
+        layout, layers = self.runner.mesh.layout, int(config.num_hidden_layers)
         self._generator = GenerationEngine(
             setting.folder,
-            config=inner(model).config,
+            config=config,
             rollout=job.rollout,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
@@ -69,7 +66,7 @@ class GeneratingActor(TrainedModel):
             stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
         )
         self._hybrid_engine = HybridEngine(
-            self.trainer.model, self._generator, trust_remote_code=setting.model.trust_remote_code
+            self.runner.model, self._generator, trust_remote_code=setting.model.trust_remote_code
         )
         self.policy_version = 0
         self._generator_version = -1
@@ -77,17 +74,6 @@ class GeneratingActor(TrainedModel):
     def close(self) -> None:
         """End the generation engine."""
         self._generator.close()
-
-    @register(ONE_TO_ALL)
-    def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
-        return {**super().counters(), "policy_version": self.policy_version}
-
-    @register(ONE_TO_ALL)
-    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave."""
-        super().set_counters(counters=counters)
-        self.policy_version, self._generator_version = counters["policy_version"], -1
 
     @register(
         THREE_D_ALL_MICRO_DP,
@@ -123,14 +109,6 @@ class GeneratingActor(TrainedModel):
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
 
-    @contextmanager
-    def next_policy(self) -> Iterator[None]:
-        """The block trains the next policy version; the generator sleeps and the moments are on the device."""
-        self._put_generator_to_sleep()
-        with self.trainer.offloader.in_use(moments=True):
-            yield
-        self.policy_version += 1
-
     def _put_generator_to_sleep(self) -> None:
         """Free the generator's cache and weights until the next responses."""
         self._generator.sleep()
@@ -142,12 +120,59 @@ class GeneratingActor(TrainedModel):
         received = 0
         with recorder.span("reshard", "actor.reshard"):
             if self._generator_version != self.policy_version:
-                with self.trainer.offloader.in_use():
+                with self.runner.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
                 self._generator.wake_cache()  # after the shards have left: there need not be room for both
                 self._generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
+
+
+class GeneratorWorker(Generating):
+    """One rank of a model that generates and is not trained."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        self.setting, self.tokenizer = setting, setting.tokenizer()
+        self.runner = setting.frozen(generating_model(setting))
+        self.start_generator(max_sequences=max_sequences)
+
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+        """As of every actor; then, if a model scores the responses, the generator sleeps."""
+        fields = super().generate_sequences(batch, do_sample=do_sample)
+        if "reward" in self.setting.job.models():
+            self._put_generator_to_sleep()
+        return fields
+
+
+class GeneratingActor(Generating, TrainedModel):
+    """One rank of the actor in RL."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        super().__init__(setting, setting.trainer(generating_model(setting)))
+        self.runner = self.trainer
+        self.start_generator(max_sequences=max_sequences)
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        return {**super().counters(), "policy_version": self.policy_version}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave."""
+        super().set_counters(counters=counters)
+        self.policy_version, self._generator_version = counters["policy_version"], -1
+
+    @contextmanager
+    def next_policy(self) -> Iterator[None]:
+        """The block trains the next policy version; the generator sleeps and the moments are on the device."""
+        self._put_generator_to_sleep()
+        with self.trainer.offloader.in_use(moments=True):
+            yield
+        self.policy_version += 1
 
     @register(
         THREE_D_PROTO,
@@ -190,6 +215,21 @@ class GeneratingActor(TrainedModel):
         """Whether responses are drawn from the whole distribution; else their log-probabilities differ by design."""
         rollout = self.setting.job.spec.rollout
         return rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
+
+
+def generating_model(setting: WorkerSetting) -> LanguageModel:
+    """The model without memory for its weights; ConfigError for a job that it cannot generate in."""
+    job, model = setting.job.spec, setting.language_model()
+    max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
+    longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
+    if longest < max_tokens:
+        raise ConfigError(
+            f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
+            f"the model {setting.folder} reads {longest} tokens at most"
+        )
+    if job.training.compile and device_here().type == "cpu":  # vLLM runs there without torch.compile
+        raise ConfigError("spec.training.compile: layers cannot be compiled where responses are generated on CPU")
+    return model
 
 
 def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> dict[str, Tensor]:

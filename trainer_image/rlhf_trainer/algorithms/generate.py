@@ -1,0 +1,23 @@
+"""Responses as a data set: all of them, the best of n (Stiennon et al., arXiv:2009.01325), or pairs to learn from.
+
+Nothing is trained. A later job reads what was written by `job://`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.algorithms import Writing
+from rlhf_trainer.algorithms.models import B, Generator, Responses, Reward
+
+
+class Generate(Writing):
+    paper = "arXiv:2009.01325"
+    name: Annotated[Literal["Generate"], Field(description="Responses and their rewards as a data set.")]
+
+    @staticmethod
+    def step(prompts: B, *, actor: Generator[B], reward: Reward[B], responses: Responses[B]) -> None:
+        """Write the rows of some prompts; each stands in as many rows as it gets responses."""
+        batch = actor.generate_sequences(prompts)
+        batch = reward.compute_reward(batch)
+        responses.write(batch)

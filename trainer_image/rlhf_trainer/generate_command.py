@@ -1,0 +1,35 @@
+"""`rlhf generate`: the manifest of a job that writes a model's responses to prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_trainer.run_folder.folder import written
+
+
+def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: int) -> None:
+    """Write OUTPUT/generate.yaml."""
+    document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "generate"},
+        "spec": {
+            "algorithm": {"name": "Generate"},
+            "models": {"actor": {"uri": uri_of(model)}},
+            "data": {"train": {"uri": uri_of(data)}},
+            "rollout": {"samplesPerPrompt": samples},
+            "training": {"totalEpochs": 1, "promptBatchSize": batch},
+        },
+    }
+    with written(output):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "generate.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def uri_of(place: str) -> str:
+    """A URI, or the path of a file or folder as one."""
+    return place if "://" in place else f"file://{Path(place).absolute()}"

@@ -1,0 +1,47 @@
+"""Where the data sets are that earlier jobs of a run folder wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlhf_api.chain import SCHEME, data_from_jobs
+from rlhf_api.data import DataMix, DataSource
+from rlhf_api.job import Job
+from rlhf_api.spec import JobSpec
+from rlhf_trainer.errors import DataError
+
+
+def with_written_data(job: Job, output: Path) -> Job:
+    """The job with data sets that lie in the run folder instead of job://; DataError for one that is not there yet."""
+    for field, name in data_from_jobs(job).items():
+        if not _folder(output, name).is_dir():
+            raise DataError(f"{job.name}: {field}.uri: {SCHEME}{name} has not been written; run its job first")
+
+    def here(source: DataSource) -> DataSource:
+        if not source.uri.startswith(SCHEME):
+            return source
+        return source.model_copy(update={"uri": _folder(output, source.uri.removeprefix(SCHEME)).resolve().as_uri()})
+
+    return job.model_copy(update={"spec": with_sources(job.spec, here)})
+
+
+def is_written(job: Job, output: Path) -> bool:
+    """Whether every data set that another job writes for this one is there."""
+    return all(_folder(output, name).is_dir() for name in data_from_jobs(job).values())
+
+
+def with_sources(spec: JobSpec, change: Callable[[DataSource], DataSource]) -> JobSpec:
+    """The spec with each data source changed."""
+    data, evaluation, train = spec.data, spec.evaluation, spec.data.train
+    if isinstance(train, DataMix):
+        changed: DataSource | DataMix = train.model_copy(update={"mix": tuple(map(change, train.mix))})
+    else:
+        changed = change(train)
+    sources = {"train": changed, "pretrain": data.pretrain and change(data.pretrain)}
+    measured = evaluation and evaluation.model_copy(update={"data": change(evaluation.data)})
+    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
+
+
+def _folder(output: Path, name: str) -> Path:
+    return output / name / "data"

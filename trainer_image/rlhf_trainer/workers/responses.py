@@ -1,0 +1,166 @@
+"""Writes the data set of a job that generates: JSON lines, which a later job reads by `job://`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rlhf_api.algorithms import Algorithm, Writing
+from rlhf_api.job import Job
+from rlhf_api.verifiers import RewardVerifier
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.ops.advantages import SIGNAL
+from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.save import disk_errors
+from rlhf_trainer.types import Batch, register
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.samples import from_bytes, sample_of
+
+FILE = "responses.jsonl"
+OWN = {"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"}
+OWN_OF_PAIRS = {"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"}
+Row = dict[str, Any]
+
+
+class ResponseWriter:
+    """One rank of it; the first one writes the file, and no text passes through the controller."""
+
+    def __init__(self, setting: WorkerSetting, *, folder: str) -> None:
+        """folder: of the data set. ConfigError for a column of the data that the data set has itself."""
+        self._algorithm, self._tokenizer = asked_of(setting.job.spec.algorithm), setting.tokenizer()
+        self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
+        self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
+        self._sums: dict[str, float] = defaultdict(float)
+        self._bytes = 0
+        require_free_names(setting.job)
+
+    @register(
+        DP_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "finished", "written"),
+        reads_if_there=("scores", "reward_parts", "columns"),
+    )
+    def write(self, batch: Batch) -> None:
+        """Add the rows of these prompts; responses without a reward are left out where there is one."""
+        there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
+        parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object([(batch.start + row, self._row(batch, row)) for row in there], parts)
+        if parts is None:
+            return
+        found = sorted((each for part in parts for each in part), key=lambda each: int(each[0]))
+        groups = [[row for _, row in group] for _, group in groupby(found, lambda each: each[0] // self._group)]
+        rows = [row for group in groups for row in rows_of(self._algorithm, group)]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
+        with disk_errors("data set", self._file), self._file.open("ab") as file:
+            file.write(text)
+        self._bytes += len(text)
+        for group in groups:
+            self._count(group)
+        self._sums["rows"] += len(rows)
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds: JSON values, of the first rank. What is counted is on the disk."""
+        if dist.get_rank() == 0 and self._file.exists():
+            with disk_errors("data set", self._file), self._file.open("ab") as file:
+                os.fsync(file.fileno())
+        return {"bytes": self._bytes, "sums": dict(self._sums)}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Go back to what `counters` gave: rows of later steps go. EnvironmentProblem if earlier ones are lost."""
+        self._bytes, self._sums = counters["bytes"], defaultdict(float, counters["sums"])
+        if dist.get_rank() > 0 or not self._bytes:
+            return
+        there = self._file.stat().st_size if self._file.exists() else 0
+        if there < self._bytes:
+            lost = f"has {there} bytes, but {self._bytes} were written up to the checkpoint; --restart begins again"
+            raise EnvironmentProblem(f"{self._file}: {lost}")
+        with disk_errors("data set", self._file):
+            os.truncate(self._file, self._bytes)
+
+    @register(ONE_TO_ALL)
+    def summary(self) -> dict[str, float]:
+        """What was written, of the first rank: counts, and means over responses and prompts."""
+        found: dict[str, float] = {name: int(self._sums[name]) for name in ("prompts", "responses", "rows")}
+        for name in sorted(self._sums.keys() - found.keys()):
+            kind, _, measure = name.partition("/")
+            found[measure] = self._sums[name] / self._sums[kind]
+        return found
+
+    def _row(self, batch: Batch, row: int) -> Row:
+        """All that is known of one of this rank's responses."""
+        sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
+        found: Row = {**sample.columns, **from_bytes(fields["written"][row]), "response": sample.response}
+        if "scores" in fields:
+            found["reward"] = float(batch["scores"][row])
+        if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
+            found["reward_parts"] = parts
+        length = int((batch["response_mask"][row] > 0).sum())
+        return found | {"finished": sample.finished, "response_tokens": length, "sample": sample.row % self._group}
+
+    def _count(self, group: Sequence[Row]) -> None:
+        """Add the responses to a prompt to the sums, and to what this step measures."""
+        rewards = [row["reward"] for row in group if "reward" in row]
+        self._sums["prompts"] += 1
+        self._sums["responses"] += len(group)
+        for row in group:
+            self._sums["responses/response_finished"] += row["finished"]
+            self._sums["responses/response_tokens"] += row["response_tokens"]
+        if not rewards:
+            return
+        recorder.mean("reward/mean", sum(rewards), len(rewards))
+        self._sums["responses/reward"] += sum(rewards)
+        if self._group > 1:
+            self._sums["prompts/reward_best"] += max(rewards)
+        for size in sizes_of(self._group) if self._passes else ():
+            passed = sum(reward == 1.0 for reward in rewards)
+            self._sums[f"prompts/reward_pass_at_{size}"] += pass_at(size, samples=self._group, passed=passed)
+
+
+def asked_of(algorithm: Algorithm) -> Writing:
+    """The options of the job."""
+    assert isinstance(algorithm, Writing), "other jobs write no data set"
+    return algorithm
+
+
+def require_free_names(job: Job) -> None:
+    """ConfigError for a column of the data that would have the name of another of the data set."""
+    own = OWN_OF_PAIRS if asked_of(job.spec.algorithm).rows == "Pairs" else OWN
+    if taken := sorted(own.intersection(job.spec.columns(job.spec.data.train))):
+        raise ConfigError(f"{job.name}: spec.data.train.columns: {taken[0]} is a column of what Generate writes")
+
+
+def rows_of(asked: Writing, group: Sequence[Row]) -> list[Row]:
+    """The rows of the data set that the responses to a prompt give.
+
+    A response that has not ended by itself is the best of none: what it says is cut off. As the worst of a pair it
+    comes before each that has ended, as in OnlineDPO.
+    """
+    good = [row for row in group if asked.min_reward is None or row["reward"] >= asked.min_reward]
+    if asked.rows == "Responses":
+        return good
+    finished = [row for row in good if row["finished"]]
+    if not finished:
+        return []
+    best = max(finished, key=_reward)
+    if asked.rows == "Best":
+        return [best]
+    worst = min(group, key=lambda row: (row["finished"], row["reward"]))
+    if worst["finished"] and best["reward"] - worst["reward"] <= SIGNAL:
+        return []
+    sides = {"chosen": best["response"], "rejected": worst["response"]}
+    shared = {name: value for name, value in best.items() if name not in OWN or name == "prompt"}
+    return [{**shared, **sides, "chosen_reward": best["reward"], "rejected_reward": worst["reward"]}]
+
+
+def _reward(row: Row) -> float:
+    return float(row["reward"])
