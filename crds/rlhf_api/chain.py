@@ -57,8 +57,8 @@ def data_from_jobs(job: Job) -> dict[str, str]:
     """The name of the job that wrote each data set, by the data set's field, for those that a job wrote."""
     spec = job.spec
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
-    read["spec.evaluation.data"] = spec.evaluation.data if spec.evaluation else None
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
+    sources += spec.evaluation.data.sources("spec.evaluation.data").items() if spec.evaluation else ()
     return {field: source.uri.removeprefix(SCHEME) for field, source in sources if source.uri.startswith(SCHEME)}
 
 

@@ -1,11 +1,11 @@
 """What a job reads: data sets, the names of their columns, and how much of a row a model sees."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from rlhf_api.contract import Count, DataUri, Spec, Text, null_is_unset
+from rlhf_api.contract import Count, DataUri, Identifier, Spec, Text, null_is_unset
 from rlhf_api.functions import Column
 
 
@@ -51,6 +51,10 @@ class DataSource(Spec):
         """The data sets by their fields; `path` is the field of this."""
         return {path: self}
 
+    def changed(self, change: "SourceChange") -> "DataSource":
+        """The same with each data set changed."""
+        return change(self)
+
     def shares(self) -> tuple[float, ...]:
         """The weights of the data sets."""
         return (1.0,)
@@ -75,22 +79,67 @@ class DataMix(Spec):
         """The data sets by their fields; `path` is the field of this."""
         return {f"{path}.mix.{place}": source for place, source in enumerate(self.mix)}
 
+    def changed(self, change: "SourceChange") -> "DataMix":
+        """The same with each data set changed."""
+        return self.model_copy(update={"mix": tuple(map(change, self.mix))})
+
     def shares(self) -> tuple[float, ...]:
         """The weights of the data sets."""
         return tuple(source.weight for source in self.mix)
 
 
-def _form(data: object) -> str:
-    """Which form of data this is, by the key that only that form has."""
-    if not isinstance(data, Mapping):
-        return str(getattr(data, "form", DataSource.form))
-    return DataMix.form if "mix" in data else DataSource.form
+class NamedSource(DataSource):
+    """One of several data sets to measure on."""
+
+    name: Annotated[Identifier, Field(description="Its measures are NAME/MEASURE.")]
+
+
+class DataSets(Spec):
+    """Several data sets, of which each is measured."""
+
+    form: ClassVar = "several data sets"
+
+    sets: Annotated[
+        tuple[NamedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets; RL only.")
+    ]
+
+    def sources(self, path: str) -> dict[str, DataSource]:
+        """The data sets by their fields; `path` is the field of this."""
+        return {f"{path}.sets.{place}": source for place, source in enumerate(self.sets)}
+
+    def changed(self, change: "SourceChange") -> "DataSets":
+        """The same with each data set changed."""
+        return self.model_copy(update={"sets": tuple(map(change, self.sets))})
+
+    def shares(self) -> tuple[float, ...]:
+        """The weights of the data sets."""
+        return (1.0,) * len(self.sets)
+
+
+SourceChange = Callable[[DataSource], DataSource]
+AnyData = DataSource | DataMix | DataSets
+
+
+def _form_by(key: str, several: type[DataMix | DataSets]) -> Callable[[object], str]:
+    """Tells which form of data it is given, by the key that only that of several data sets has."""
+
+    def form(data: object) -> str:
+        if not isinstance(data, Mapping):
+            return str(getattr(data, "form", DataSource.form))
+        return several.form if key in data else DataSource.form
+
+    return form
 
 
 TrainData = Annotated[
     Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataMix, Tag(DataMix.form)],
-    Discriminator(_form),
+    Discriminator(_form_by("mix", DataMix)),
     null_is_unset(DataSource, DataMix),
+]
+HeldOutData = Annotated[
+    Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataSets, Tag(DataSets.form)],
+    Discriminator(_form_by("sets", DataSets)),
+    null_is_unset(DataSource, DataSets),
 ]
 
 

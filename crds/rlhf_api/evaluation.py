@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhf_api.contract import Count, Identifier, Spec
-from rlhf_api.data import DataSource
+from rlhf_api.data import HeldOutData
 from rlhf_api.functions import Function
 from rlhf_api.verifiers import RewardVerifier
 
@@ -25,7 +25,9 @@ class EvaluationVerifier(RewardVerifier):
 class Evaluation(Spec):
     """What is measured before, during and after training."""
 
-    data: Annotated[DataSource, Field(description="The rows to measure on.")]
+    data: Annotated[
+        HeldOutData, Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
+    ]
     every_steps: Annotated[Count | None, Field(description="Also measure each time so many steps are done.")] = None
     samples_per_prompt: Annotated[
         Count, Field(le=1024, description="Responses to each prompt; measures are means over all of them. RL only.")

@@ -110,9 +110,9 @@ def _models() -> Iterator[Rule]:
         if role != "reference":
             needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
-    for option in ("algorithm.minReward", "algorithm.rows"):
-        asks = Field(option).given & ~(Field(option) == "Responses")
-        yield Rule(option, asks.implies(REWARD), "is {value}, but models.reward is missing")
+    rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
+    for option, asks in (("rows", rows.given & ~(rows == "Responses")), ("minReward", least.given)):
+        yield Rule(f"algorithm.{option}", asks.implies(REWARD), "is {value}, but models.reward is missing")
     trains = algorithm(lambda each: "reward" in each.trained)
     message = "is {form}; {name} trains a model, which has a uri"
     yield Rule("models.reward", (trains & REWARD).implies(Field("models.reward.uri").given), message, FORM)
@@ -186,6 +186,7 @@ def _sampling() -> Iterator[Rule]:
         "evaluation.samplesPerPrompt": Field("evaluation.samplesPerPrompt") == 1,
         "evaluation.greedy": ~(Field("evaluation.greedy") == True),  # noqa: E712 an expression
         **{path: Field(path).size() == 0 for path in (*TRAIN_COLUMNS, "evaluation.data.columns")},
+        "evaluation.data.sets": Field("evaluation.data.sets").size() == 0,
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
     for path, unused in {
@@ -343,6 +344,7 @@ def _repeated(spec: JobSpec) -> Iterator[Problem]:
         "placement.pools",
         "runPolicy.failureRules",
         "runtime.env",
+        "evaluation.data.sets",
         "evaluation.functions",
         "evaluation.verifiers",
     ):

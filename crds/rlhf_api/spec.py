@@ -20,7 +20,7 @@ from rlhf_api.contract import (
     Whole,
     null_is_unset,
 )
-from rlhf_api.data import Data, DataMix, DataSource
+from rlhf_api.data import AnyData, Data
 from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import RewardFunction, RewardService
@@ -376,18 +376,19 @@ class JobSpec(Spec):
     run_policy: Annotated[RunPolicy, Field(description="Attempts and deadlines, on a cluster.")] = RunPolicy()
     runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()
 
-    def columns(self, data: DataSource | DataMix) -> tuple[str, ...]:
+    def columns(self, data: AnyData) -> tuple[str, ...]:
         """The further columns of prompts that data sets give: those that they name, and those of the verifiers."""
         named = [column for source in data.sources("").values() for column in source.columns]
         return tuple(dict.fromkeys([*named, *self.verified(data)]))
 
-    def verified(self, data: DataSource | DataMix) -> dict[str, str]:
+    def verified(self, data: AnyData) -> dict[str, str]:
         """Those that verifiers and judges read, of the reward and of evaluation in its own rows: column -> field."""
         found: dict[str, str] = {}
         for field, part in self.models.rewards().items():
             reader = getattr(part, "verifier", None) or getattr(part, "judge", None)
             found |= dict.fromkeys(reader.columns if reader else (), f"spec.models.{field}")
-        if self.evaluation and data is self.evaluation.data:
+        measured = self.evaluation.data if self.evaluation else None
+        if self.evaluation and measured and any(data is each for each in (measured, *measured.sources("").values())):
             for each in self.evaluation.verifiers:
                 found |= dict.fromkeys(each.verifier.columns, "spec.evaluation.verifiers")
         return found

@@ -36,6 +36,7 @@ PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {res
 EVALUATION = "evaluation={data: {uri: hf://x}, functions: [{name: rule, entrypoint: a.b:c}]}"
 
 
+SETS = "evaluation={data: {sets: [{name: a, uri: hf://x, columns: [answer]}, {name: b, uri: hf://y}]}}"
 SHAPE = "{hiddenSize: 8, numHiddenLayers: 2, numAttentionHeads: 2, intermediateSize: 16, vocabSize: 32}"
 
 
@@ -181,6 +182,7 @@ RIGHT: dict[str, Case] = {
     "evaluation": Case("PPO", (EVALUATION, "evaluation.everySteps=2")),
     "the best checkpoint": Case("PPO", (EVALUATION, "evaluation.everySteps=2", "checkpoint.keepBest=rule")),
     "evaluation by verifiers": Case("GRPO", (VERIFIERS,)),
+    "several sets to measure on": Case("GRPO", (SETS, "evaluation.everySteps=1", "checkpoint.keepBest=a/reward")),
     "a greedy evaluation": Case("PPO", (EVALUATION, "evaluation.greedy=true")),
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
@@ -231,6 +233,21 @@ RIGHT: dict[str, Case] = {
 }
 
 WRONG: dict[str, Case] = {
+    "several sets for SFT": Case(
+        "SFT", ("evaluation={data: {sets: [{name: a, uri: hf://x}]}}",), "spec.evaluation.data.sets"
+    ),
+    "no set to measure on": Case("PPO", ("evaluation={data: {sets: []}}",), "spec.evaluation.data.sets"),
+    "a set without a name": Case(
+        "PPO", ("evaluation={data: {sets: [{uri: hf://x}]}}",), "spec.evaluation.data.sets.0.name"
+    ),
+    "two sets of one name": Case(
+        "PPO",
+        ("evaluation={data: {sets: [{name: a, uri: hf://x}, {name: a, uri: hf://y}]}}",),
+        "spec.evaluation.data.sets.1.name",
+    ),
+    "a set beside sets": Case(
+        "PPO", ("evaluation={data: {uri: hf://x, sets: [{name: a, uri: hf://x}]}}",), "spec.evaluation.data.uri"
+    ),
     "the best without a reward": Case("Generate", ("models.reward=", "algorithm.rows=Best"), "spec.algorithm.rows"),
     "a least reward without one": Case(
         "Generate", ("models.reward=", "algorithm.minReward=0"), "spec.algorithm.minReward"

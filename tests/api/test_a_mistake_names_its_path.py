@@ -11,6 +11,7 @@ from tests.api.cases import FUNCTION, made
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = choice(name for name, each in ALGORITHMS.items() if "actor" in each.trained and name != "SFT")
+KINDS = choice(ALGORITHMS)
 MINI = f"{PPO}:training.miniBatchSize=8"
 SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
 POOLS = "placement={mode: Manual, pools: ["
@@ -73,12 +74,12 @@ MISTAKES = {
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],
         f"{SFT}: spec.algorithm.name",
-        f'is "SGD" (text), expected SFT, RewardModel, CostModel, {ACTORS}',
+        f'is "SGD" (text), expected {KINDS}',
     ),
     "no algorithm name": (
         [f"{SFT}:algorithm={{}}"],
         f"{SFT}: spec.algorithm.name",
-        f"is missing, expected SFT, RewardModel, CostModel, {ACTORS}",
+        f"is missing, expected {KINDS}",
     ),
     "an algorithm that is text": (
         [f"{SFT}:algorithm=SFT"],

@@ -33,6 +33,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "GRPO": ("GRPO", {"options": {"oversampling": 2}, "rollout": {"samplesPerPrompt": 4}, "training": MINI}),
     "RLOO": ("RLOO", {"rollout": {"samplesPerPrompt": 4}}),
     "REINFORCEPP": ("REINFORCEPP", {"training": MINI}),
+    "Generate": ("Generate", {}),
 }
 CRITIC_FREE = [
     name for name, each in ALGORITHMS.items() if issubclass(each, PolicyGradient) and not issubclass(each, ActorCritic)
@@ -69,6 +70,7 @@ WORK: dict[str, dict[str, Row]] = {
     "GRPO": {"actor": (512, 1, 512, 256, 16), "reference": (0, 0, 512, 0, 0), "reward": (0, 0, 512, 0, 0)},
     "RLOO": {"actor": (256, 1, 256, 256, 1), "reference": (0, 0, 256, 0, 0), "reward": (0, 0, 256, 0, 0)},
     "REINFORCEPP": {"actor": (64, 1, 64, 64, 4), "reference": (0, 0, 64, 0, 0), "reward": (0, 0, 64, 0, 0)},
+    "Generate": {"actor": (64, 1, 0, 0, 0), "reward": (0, 0, 64, 0, 0)},
 }
 VARIANTS = {"PPO-ptx", "SafeRLHF, one critic"}
 WORK["SafeRLHF, one critic"] = {role: row for role, row in WORK["SafeRLHF"].items() if role != "cost_critic"}

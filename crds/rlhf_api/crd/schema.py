@@ -24,6 +24,7 @@ KEYS = MappingProxyType(
         "failureRules": "name",
         "functions": "name",
         "pools": "name",
+        "sets": "name",
         "sum": "name",
         "verifiers": "name",
     }

@@ -23,6 +23,8 @@ STEPS = 2
 SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
 DEFAULT = ("02-helpful-grpo", "09-safe-rlhf")
 """Four algorithms' jobs; one step of each of the others runs in test_every_algorithm_takes_a_step.py."""
+ELSEWHERE = ("16-best-of-n-sft",)
+"""Its jobs are those of test_responses_become_a_data_set.py."""
 ALWAYS = {"reward/mean", "response_length/mean"}
 POLICY = ALWAYS | {"kl/reference", "kl/rollout", "ratio/first_max_deviation", "loss/policy", "entropy"}
 OF = {
@@ -57,13 +59,15 @@ NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards")
 ONE_SLOT = "--set=resources.slotsPerNode=1"
 """For those that always run: a job's processes start in half the time."""
 GRPO = "helpful-grpo"
+ROWS = "uri: package://rlhf_examples/helpful/heldout.jsonl"
 THRICE = [
     f"--set={GRPO}:evaluation.samplesPerPrompt=3",
     f"--set={GRPO}:evaluation.verifiers=[{{name: brief, verifier: {{name: Length, maximum: 30}}}}]",
     f"--set={GRPO}:evaluation.everySteps=1",
-    f"--set={GRPO}:checkpoint.keepBest=brief",
+    f"--set={GRPO}:checkpoint.keepBest=more/brief",
+    f"--set={GRPO}:evaluation.data={{sets: [{{name: few, limit: 2, {ROWS}}}, {{name: more, limit: 4, {ROWS}}}]}}",
 ]
-"""Three responses to each of the six prompts to evaluate on, judged by a verifier too."""
+"""Three responses to each of the six prompts of two data sets to evaluate on, judged by a verifier too."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -85,7 +89,7 @@ def by_length(handler: Handler, call: dict[str, Any]) -> None:
 )
 def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """(run folder, its jobs, that of example 01) of some of the examples."""
-    paths = [path for path in EXAMPLES[1:] if is_default(path) == request.param]
+    paths = [path for path in EXAMPLES[1:] if is_default(path) == request.param and path.stem not in ELSEWHERE]
     folder = tmp_path_factory.mktemp("examples")
     manifest, output = folder / "examples.yaml", only_ppo_left(chain, folder / "run")
     manifest.write_text("---\n".join(path.read_text() for path in paths))
@@ -156,15 +160,20 @@ def test_an_evaluation_may_take_several_responses_to_a_prompt(run: Run) -> None:
     samples = [json.loads(line) for line in (run[0] / GRPO / "samples.jsonl").read_text().splitlines()]
     prompts = [sample["prompt"] for sample in samples]
     assert prompts == [prompts[place] for place in range(0, 18, 3) for _ in range(3)]
+    assert [sample["set"] for sample in samples] == ["few"] * 6 + ["more"] * 12
     assert len({sample["response_after"] for sample in samples[:3]}) > 1, "each is drawn anew"
     passed = [sample["brief_after"] == 1 for sample in samples]
     assert measured["brief_after"] == pytest.approx(sum(passed) / 18)
     of_three = sum(any(passed[place : place + 3]) for place in range(0, 18, 3)) / 6
     assert measured["brief_pass_at_3_after"] == pytest.approx(of_three)
     assert measured["brief_after"] <= measured["brief_pass_at_2_after"] <= of_three
+    assert measured["few/brief_after"] == pytest.approx(sum(passed[:6]) / 6)
+    assert measured["more/brief_after"] == pytest.approx(sum(passed[6:]) / 12)
+    wins = measured["few/win_rate"] * 6 + measured["more/win_rate"] * 12
+    assert measured["win_rate"] * 18 == pytest.approx(wins)
     first = records(run[0] / GRPO)[0]
-    assert "evaluation/brief_pass_at_3" in first
-    assert measured["best_step"] == (1 if first["evaluation/brief"] >= measured["brief_after"] else STEPS)
+    assert {"evaluation/brief_pass_at_3", "evaluation/more/brief_pass_at_3"} <= first.keys()
+    assert measured["best_step"] == (1 if first["evaluation/more/brief"] >= measured["more/brief_after"] else STEPS)
     kept = sorted(folder.name for folder in (run[0] / GRPO / "checkpoints").iterdir())
     assert kept == [f"step-{step:06}" for step in (1, STEPS)], "the first measured one is the best so far"
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import DataMix, DataSource
+from rlhf_api.data import AnyData, DataSource
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.ragged import Ragged
@@ -55,7 +55,7 @@ class Loader:
 
     def __init__(
         self,
-        source: DataSource | DataMix,
+        source: AnyData,
         tokenizer: PreTrainedTokenizerBase,
         *,
         path: str,
@@ -98,6 +98,11 @@ class Loader:
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Examples of each data set."""
+        return self._order.counts
 
     @property
     def digest(self) -> str:

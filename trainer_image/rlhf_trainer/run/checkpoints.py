@@ -155,7 +155,8 @@ class KeptCheckpoints(Checkpoints):
 
     def _is_better(self, value: float) -> bool:
         assert self._best, "there is one to compare with"
-        return value < self._best[1] if self._settings.keep_best in LOWEST else value > self._best[1]
+        is_lowest = str(self._settings.keep_best).rpartition("/")[2] in LOWEST
+        return value < self._best[1] if is_lowest else value > self._best[1]
 
     def before_model(self) -> None:
         self._folder.require_ours()

@@ -12,6 +12,7 @@ from rlhf_api.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.telemetry import Report
+from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgedRow
 
 FIRST_DRAW, SECOND_DRAW = 0, -1
@@ -101,10 +102,11 @@ class Rollouts(Evaluation):
     the reward), a tie counting 0.5; win_rate_null compares two draws before training the same way.
     """
 
-    def __init__(self, runtime: Runtime, rows: int, *, job: Job) -> None:
+    def __init__(self, runtime: Runtime, data: DataShape, *, job: Job) -> None:
         assert job.spec.evaluation, "the job has an evaluation"
         asked = job.spec.evaluation
-        self._runtime, self._rows, self._has_columns = runtime, rows, bool(job.spec.columns(asked.data))
+        self._runtime, self._rows, self._sets = runtime, data.evaluation_rows, data.evaluation_sets
+        self._has_columns = bool(job.spec.columns(asked.data))
         self._costs = runtime.models.get("cost")
         self._options = {} if not asked.greedy else {"do_sample": False}
         self._samples = asked.samples_per_prompt
@@ -121,14 +123,10 @@ class Rollouts(Evaluation):
         self._before, self._again = self._draw(FIRST_DRAW), self._draw(SECOND_DRAW)
 
     def measures(self) -> list[str]:
-        return [*self._measures(self._before), "win_rate"]
+        return list(self._compared(self._before))
 
     def during(self) -> dict[str, float]:
-        rows = self._draw(FIRST_DRAW)
-        return {
-            **{f"evaluation/{measure}": value for measure, value in self._measures(rows).items()},
-            "evaluation/win_rate": win_rate(rows, self._before, self._decider),
-        }
+        return {f"evaluation/{name}": value for name, value in self._compared(self._draw(FIRST_DRAW)).items()}
 
     def after(self) -> dict[str, float]:
         self._after = self._draw(FIRST_DRAW)
@@ -136,20 +134,22 @@ class Rollouts(Evaluation):
         summary = {}
         for measure in [each for each in before if each in after]:
             summary[f"{measure}_before"], summary[f"{measure}_after"] = before[measure], after[measure]
-        summary["win_rate"] = win_rate(self._after, self._before, self._decider)
+        summary |= self._win_rates(self._after)
         summary["win_rate_null"] = win_rate(self._again, self._before, self._decider)
         return summary
 
     def samples(self) -> list[dict[str, Any]]:
+        names = [name for name, rows in self._slices().items() for _ in range(len(self._before))[rows] if name]
         return [
             {
+                **({"set": names[place]} if names else {}),
                 "prompt": before.prompt,
                 "response_before": before.response,
                 "response_after": after.response,
                 **{f"{measure}_before": score for measure, score in before.scores.items()},
                 **{f"{measure}_after": score for measure, score in after.scores.items()},
             }
-            for before, after in zip(self._before, self._after, strict=True)
+            for place, (before, after) in enumerate(zip(self._before, self._after, strict=True))
         ]
 
     def state(self) -> Any:
@@ -158,13 +158,34 @@ class Rollouts(Evaluation):
     def restore(self, state: Any) -> None:
         self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
 
-    def _measures(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
-        """The mean of every measure, and pass@k of verifiers."""
-        found = means(rows)
-        for measure in self._passed:
-            for k, share in passes_at(rows, measure, samples=self._samples).items():
-                found[f"{measure}_pass_at_{k}"] = share
+    def _slices(self) -> dict[str, slice]:
+        """The rows of each data set by its name, and of all together under none."""
+        found, start = {"": slice(None)}, 0
+        for name, rows in self._sets.items():
+            end = start + rows * self._samples
+            found[name], start = slice(start, end), end
         return found
+
+    def _compared(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
+        """The measures, and the win rates over the responses before training."""
+        return {**self._measures(rows), **self._win_rates(rows)}
+
+    def _measures(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
+        """The mean of every measure, and pass@k of verifiers: over all rows, and NAME/MEASURE over each data set's."""
+        found: dict[str, float] = {}
+        for name, some in self._slices().items():
+            of_set = means(rows[some])
+            for measure in self._passed:
+                for k, share in passes_at(rows[some], measure, samples=self._samples).items():
+                    of_set[f"{measure}_pass_at_{k}"] = share
+            found |= {measure_of(name, measure): value for measure, value in of_set.items()}
+        return found
+
+    def _win_rates(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
+        return {
+            measure_of(name, "win_rate"): win_rate(rows[some], self._before[some], self._decider)
+            for name, some in self._slices().items()
+        }
 
     def _draw(self, draw: int) -> list[JudgedRow]:
         """Responses of the actor as it is now to every held-out prompt."""
@@ -190,6 +211,11 @@ class Written(Evaluation):
     def after(self) -> dict[str, float]:
         summary: dict[str, float] = self._runtime.models["responses"].summary().result()[0]
         return summary
+
+
+def measure_of(name: str, measure: str) -> str:
+    """A measure of the data set of this name, or of all rows if there is none."""
+    return f"{name}/{measure}" if name else measure
 
 
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
@@ -238,16 +264,16 @@ def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: st
     return wins / len(rows)
 
 
-def evaluation_of(job: Job, runtime: Runtime, rows: int) -> Evaluation:
-    """The evaluation that the job asks for, on `rows` held-out rows (padding included)."""
+def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
+    """The evaluation that the job asks for."""
     if job.spec.algorithm.makes == "data":
         return Written(runtime)
     if job.spec.evaluation is None:
         return Evaluation()
     if job.spec.algorithm.name == "SFT":
-        return HeldOut(runtime, rows, role="actor", method="evaluate_completions", measure="loss")
+        return HeldOut(runtime, data.evaluation_rows, role="actor", method="evaluate_completions", measure="loss")
     if job.spec.algorithm.offline:
         (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
         options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
-        return HeldOut(runtime, rows, role=role, **options, with_reference="reference" in frozen)
-    return Rollouts(runtime, rows, job=job)
+        return HeldOut(runtime, data.evaluation_rows, role=role, **options, with_reference="reference" in frozen)
+    return Rollouts(runtime, data, job=job)

@@ -34,7 +34,7 @@ def run_job(
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
     inputs = inputs_of(job, runtime.models)
-    evaluation = evaluation_of(job, runtime, data.evaluation_rows)
+    evaluation = evaluation_of(job, runtime, data)
     if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])
     else:
@@ -72,11 +72,9 @@ def run_job(
     measured = evaluation.after()
     best = checkpoints.best_step(total_steps, measured)
     checkpoints.before_model()
-    if job.spec.algorithm.makes == "model":
+    if job.trained():
         runtime.models[job.saved].save(folder=str(made)).result()
     runtime.drain()
-    if publisher and job.spec.algorithm.makes == "data":
-        publisher.say(f"{measured['rows']} rows are written to {made}")
     if publisher:
         publisher.folder.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}

@@ -44,7 +44,8 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
     if spec.data.pretrain:
         yield "data.pretrain.uri", spec.data.pretrain.uri
     if spec.evaluation:
-        yield "evaluation.data.uri", spec.evaluation.data.uri
+        measured = spec.evaluation.data.sources("evaluation.data")
+        yield from ((f"{field}.uri", source.uri) for field, source in measured.items())
     if spec.checkpoint.storage:
         yield "checkpoint.storage", spec.checkpoint.storage
 

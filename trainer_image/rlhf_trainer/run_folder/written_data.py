@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rlhf_api.chain import SCHEME, data_from_jobs
-from rlhf_api.data import DataMix, DataSource
+from rlhf_api.data import DataSource, SourceChange
 from rlhf_api.job import Job
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.errors import DataError
@@ -31,15 +30,11 @@ def is_written(job: Job, output: Path) -> bool:
     return all(_folder(output, name).is_dir() for name in data_from_jobs(job).values())
 
 
-def with_sources(spec: JobSpec, change: Callable[[DataSource], DataSource]) -> JobSpec:
+def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
     """The spec with each data source changed."""
-    data, evaluation, train = spec.data, spec.evaluation, spec.data.train
-    if isinstance(train, DataMix):
-        changed: DataSource | DataMix = train.model_copy(update={"mix": tuple(map(change, train.mix))})
-    else:
-        changed = change(train)
-    sources = {"train": changed, "pretrain": data.pretrain and change(data.pretrain)}
-    measured = evaluation and evaluation.model_copy(update={"data": change(evaluation.data)})
+    data, evaluation = spec.data, spec.evaluation
+    sources = {"train": data.train.changed(change), "pretrain": data.pretrain and change(data.pretrain)}
+    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(change)})
     return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
 

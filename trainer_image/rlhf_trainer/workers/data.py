@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.data import DataMix, DataSource
+from rlhf_api.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -26,6 +26,8 @@ class DataShape:
     """Rows to train on, after dropping those that are too long."""
     evaluation_rows: int
     """Rows of an evaluation batch: the held-out rows, each for its samples, padded to divide over the ranks."""
+    evaluation_sets: Mapping[str, int] = field(default_factory=dict)
+    """Held-out rows of each data set, by its name, in their order; none if they are of one without a name."""
     facts: tuple[str, ...]
     """Sentences for the user: how many rows were dropped, and why."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class DataWorker:
             self._samples_held_out = job.spec.evaluation.samples_per_prompt
             self.loaders.append(self._held_out)
 
-    def _loaded(self, kind: type[Loader], source: DataSource | DataMix, path: str, *, endless: bool = False) -> Loader:
+    def _loaded(self, kind: type[Loader], source: AnyData, path: str, *, endless: bool = False) -> Loader:
         """A source, read and tokenised; DataError that names the job if it cannot be."""
         try:
             return kind(source, self._tokenizer, path=path, spec=self._job.spec, endless=endless)
@@ -67,9 +69,17 @@ class DataWorker:
         return DataShape(
             rows=len(self.train),
             evaluation_rows=-(-held_out // self._slots) * self._slots,
+            evaluation_sets=self._sets(),
             facts=tuple(fact for loader in self.loaders for fact in loader.facts()),
             digests={loader.path: loader.digest for loader in self.loaders},
         )
+
+    def _sets(self) -> dict[str, int]:
+        evaluation = self._job.spec.evaluation
+        if not (evaluation and isinstance(evaluation.data, DataSets)):
+            return {}
+        names = [each.name for each in evaluation.data.sets]
+        return dict(zip(names, self.held_out.counts, strict=True))
 
     def training_rows(self, batch: Batch) -> Fields:
         """This rank's rows of a step, each prompt repeated for its samples."""

@@ -82,16 +82,10 @@ def prompt_of(spec: JobSpec, columns: Mapping[str, Any]) -> Any:
 
 def with_prompts(job: Job) -> Job:
     """The job, whose data give the prompts as they stand in the files, too."""
-    data, evaluation = job.spec.data, job.spec.evaluation
-    if isinstance(data.train, DataSource):
-        train: Any = _with_prompt(data.train)
-    else:
-        train = data.train.model_copy(update={"mix": tuple(map(_with_prompt, data.train.mix))})
-    spec = {
-        "data": data.model_copy(update={"train": train}),
-        "evaluation": evaluation and evaluation.model_copy(update={"data": _with_prompt(evaluation.data)}),
-    }
-    return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+    spec, evaluation = job.spec, job.spec.evaluation
+    data = spec.data.model_copy(update={"train": spec.data.train.changed(_with_prompt)})
+    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(_with_prompt)})
+    return job.model_copy(update={"spec": spec.model_copy(update={"data": data, "evaluation": measured})})
 
 
 def _with_prompt(source: DataSource) -> DataSource:
@@ -103,5 +97,6 @@ def _prompt_key(source: DataSource) -> str:
 
 
 def _prompt_keys(spec: JobSpec) -> list[str]:
-    sources = [*spec.data.train.sources("").values(), *([spec.evaluation.data] if spec.evaluation else [])]
+    read = [spec.data.train, *([spec.evaluation.data] if spec.evaluation else [])]
+    sources = [source for data in read for source in data.sources("").values()]
     return list(dict.fromkeys(map(_prompt_key, sources)))

@@ -1,0 +1,104 @@
+"""What a job of Generate writes of the responses to a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhf_api.algorithms import Writing
+from rlhf_api.chain import in_order
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
+from rlhf_trainer.algorithms.generate import Generate
+from rlhf_trainer.data.order import Order
+from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.run_folder.written_data import is_written, with_written_data
+from rlhf_trainer.workers.responses import require_free_names, rows_of
+from tests.api.cases import made
+
+
+def asked(**options: Any) -> Writing:
+    return Generate(name="Generate", **options)
+
+
+def response(text: str, reward: float, *, finished: bool = True) -> dict[str, Any]:
+    known = {"prompt": "p", "answer": "7", "reward": reward, "finished": finished}
+    return {**known, "response": text, "response_tokens": len(text), "sample": 0}
+
+
+GROUP = [response("bad", 0.0), response("good", 1.0), response("cut", 2.0, finished=False), response("also", 1.0)]
+
+
+def texts(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["response"] for row in rows]
+
+
+def test_all_responses_are_rows_unless_their_reward_is_too_low() -> None:
+    assert texts(rows_of(asked(), GROUP)) == ["bad", "good", "cut", "also"]
+    assert texts(rows_of(asked(min_reward=1.0), GROUP)) == ["good", "cut", "also"]
+
+
+def test_the_best_has_ended_by_itself_and_is_the_first_of_equals() -> None:
+    assert texts(rows_of(asked(rows="Best"), GROUP)) == ["good"]
+    assert rows_of(asked(rows="Best", min_reward=1.5), GROUP) == []
+    assert rows_of(asked(rows="Best"), [response("cut", 2.0, finished=False)]) == []
+
+
+def test_a_pair_is_the_best_and_the_worst_with_what_they_share() -> None:
+    pairs = asked(rows="Pairs")
+    expected = {"prompt": "p", "answer": "7", "chosen": "good", "rejected": "bad"}
+    assert rows_of(pairs, GROUP[:2]) == [{**expected, "chosen_reward": 1.0, "rejected_reward": 0.0}]
+    (row,) = rows_of(pairs, GROUP)
+    assert row["rejected"] == "cut", "one that has not ended is worse than each that has"
+    assert rows_of(pairs, [GROUP[1], GROUP[3]]) == [], "neither is better"
+    assert rows_of(asked(rows="Pairs", min_reward=2.0), GROUP) == []
+
+
+def test_the_prompts_stay_in_the_order_of_the_file() -> None:
+    order = Order(counts=(5,), weights=(1.0,), seed=None)
+    assert order.at(np.arange(7)).tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_pass_at_k_is_the_unbiased_estimate() -> None:
+    assert sizes_of(1) == []
+    assert sizes_of(6) == [2, 4, 6]
+    assert pass_at(2, samples=4, passed=1) == pytest.approx(1 - 3 / 6)
+    assert pass_at(4, samples=4, passed=0) == 0
+    assert pass_at(2, samples=4, passed=3) == 1
+
+
+def job(base: str, name: str, *overrides: str) -> Job:
+    return Job.parse({**made(base, overrides), "metadata": {"name": name}})
+
+
+def test_a_column_may_not_have_the_name_of_what_is_written() -> None:
+    require_free_names(job("Generate", "g", "data.train.columns=[chosen]"))
+    with pytest.raises(ConfigError, match=r"^g: spec.data.train.columns: reward is a column of what Generate writes$"):
+        require_free_names(job("Generate", "g", "data.train.columns=[reward]"))
+
+
+def test_a_job_comes_after_those_that_write_its_data() -> None:
+    reads = job("SFT", "sft", "data.train={mix: [{uri: job://g}, {uri: hf://x}]}")
+    writes = job("Generate", "g")
+    assert [each.name for each in in_order([reads, writes], {})] == ["g", "sft"]
+    with pytest.raises(SpecError, match=r"^sft: spec.data.train.mix.0.uri: .* is a job of SFT, expected Generate"):
+        in_order([reads], {"g": "SFT"})
+    with pytest.raises(SpecError, match=r"spec.models.actor.uri: .* is a job of Generate, expected SFT"):
+        in_order([writes, job("SFT", "sft", "models.actor.uri=job://g")], {})
+
+
+def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
+    reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}")
+    (tmp_path / "g" / "data").mkdir(parents=True)
+    assert not is_written(reads, tmp_path)
+    with pytest.raises(DataError, match=r"^rl: spec.evaluation.data.uri: job://h has not been written; run its job"):
+        with_written_data(reads, tmp_path)
+    (tmp_path / "h" / "data").mkdir(parents=True)
+    found = with_written_data(reads, tmp_path).spec
+    assert found.data.train.sources("")[""].uri == (tmp_path / "g" / "data").as_uri()
+    assert found.evaluation
+    assert found.evaluation.data.sources("")[""].uri == (tmp_path / "h" / "data").as_uri()
