@@ -52,7 +52,7 @@ TOKENS = FieldType(torch.int64, Width.TEXT)
 FIELDS: Mapping[str, FieldType] = {
     "prompt_ids": FieldType(torch.int64, Width.PROMPT),
     "prompt_mask": FieldType(torch.float32, Width.PROMPT),
-    **dict.fromkeys(("columns", "reward_parts", "written"), FieldType(torch.uint8, Width.BYTES)),
+    **dict.fromkeys(("columns", "reward_parts", "raw_prompts"), FieldType(torch.uint8, Width.BYTES)),
     **dict.fromkeys(("tokens", "pretrain_tokens", "chosen_tokens", "rejected_tokens"), TOKENS),
     **dict.fromkeys(("attention_mask", "pretrain_attention_mask", "chosen_mask", "rejected_mask"), PER_TOKEN),
     **dict.fromkeys(("response_mask", "pretrain_response_mask"), PER_TOKEN),

@@ -108,6 +108,7 @@ def test_the_reader_shows_the_rows_that_were_written(manifest: Path, output: Pat
     assert missing.stderr == "error: dpo: spec.data.train.uri: job://pairs has not been written; run its job first\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_writes_the_same_rows_once(manifest: Path, output: Path) -> None:
     folder = manifest.parent / "killed"
     arguments = ["run", str(manifest), f"--output={folder}", "--set=resources.slotsPerNode=1"]

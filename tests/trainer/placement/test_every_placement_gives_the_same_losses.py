@@ -172,7 +172,8 @@ def test_padding_rows_of_a_short_last_batch_count_for_nothing(runs: Runs) -> Non
     assert full["kl/coefficient"] != short["kl/coefficient"], "Adaptive moved it"
 
 
-SMALL = ("data.train.limit=40", "training.totalSteps=2", "training.callDeadlineSeconds=360", "evaluation=")
+LENGTH = ("training.totalSteps=2", "training.totalEpochs=")
+SMALL = ("data.train.limit=40", *LENGTH, "training.callDeadlineSeconds=360", "evaluation=")
 JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
 QUICK = ("helpful-grpo",)
 

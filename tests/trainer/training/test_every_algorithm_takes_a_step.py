@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from rlhf_api.chain import data_from_jobs
 from rlhf_api.files import load
 from rlhf_api.judges import RewardJudge
 from rlhf_api.names import Role
@@ -27,7 +28,7 @@ from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import save_tiny
 
 END = 2
-SMALL = ["data.train.limit=40", "training.totalSteps=2"]
+SMALL = ["data.train.limit=40", "training.totalSteps=2", "training.totalEpochs="]
 NOT_IN_THE_TABLE = {"tokens"}
 
 
@@ -81,8 +82,9 @@ JOBS = [
     (path, job.name)
     for path in EXAMPLES
     for job in load(path, finished=FINISHED)
-    if not isinstance(job.spec.models.reward, RewardJudge)  # it is somewhere else
+    if job.trained() and not data_from_jobs(job) and not isinstance(job.spec.models.reward, RewardJudge)
 ]
+"""The jobs that learn, whose data are there and whose reward is no judge, which is somewhere else."""
 
 
 @pytest.mark.parametrize(("path", "name"), JOBS, ids=[name for _, name in JOBS])

@@ -118,6 +118,9 @@ def training_batch(job: Job, data: Any, blank: Any) -> Any:
     return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch
 
 
+MAY_BE_LEFT_OUT = ("reference", "reward")
+
+
 class LeftOut:
     """Stands in a step for a model that the job does without."""
 
@@ -145,7 +148,8 @@ class KeepingActor:
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
     """What the algorithm's step takes besides the data, of the models that there are."""
     names = job.spec.algorithm.models
-    inputs = {name: models.get(name, LeftOut()) for name in names}
+    inputs: dict[str, Any] = {name: LeftOut() for name in MAY_BE_LEFT_OUT if name in names}
+    inputs |= {name: models[name] for name in names if name in models}
     if "rollouts" in models:
         inputs["actor"] = KeepingActor(inputs["actor"], models["rollouts"])
     return inputs

@@ -155,12 +155,12 @@ class PromptData(DataWorker):
 class PromptsAsWritten(PromptData):
     """Prompts, each also as it stands in the file, for the data set that a job makes."""
 
-    @register(DP_PROTO, adds=(*PromptLoader.fields, "written"), phase="data")
+    @register(DP_PROTO, adds=(*PromptLoader.fields, "raw_prompts"), phase="data")
     def load_batch(self, batch: Batch) -> Fields:
         """The fields of PromptData, and written uint8 [B, C]: see `Reader.prompt`."""
         rows = self.training_rows(batch)
         found = {name: rows[name] for name in PromptLoader.fields}
-        return {**found, "written": as_bytes(self.train.prompts(rows["example"]))}
+        return {**found, "raw_prompts": as_bytes(self.train.prompts(rows["example"]))}
 
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")

@@ -45,7 +45,7 @@ class ResponseWriter:
 
     @register(
         DP_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "finished", "written"),
+        reads=("tokens", "attention_mask", "response_mask", "finished", "raw_prompts"),
         reads_if_there=("scores", "reward_parts", "columns"),
     )
     def write(self, batch: Batch) -> None:
@@ -99,7 +99,7 @@ class ResponseWriter:
     def _row(self, batch: Batch, row: int) -> Row:
         """All that is known of one of this rank's responses."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
-        found: Row = {**sample.columns, **from_bytes(fields["written"][row]), "response": sample.response}
+        found: Row = {**sample.columns, **from_bytes(fields["raw_prompts"][row]), "response": sample.response}
         if "scores" in fields:
             found["reward"] = float(batch["scores"][row])
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
