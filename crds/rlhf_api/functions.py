@@ -44,7 +44,7 @@ class RewardFunction(Function):
 
 def _without_secrets(url: object) -> object:
     if isinstance(url, str) and set(url) & set("@?#"):
-        raise ValueError("holds a name, a password or a query; a secret is given by tokenVariable")
+        raise ValueError("holds a name, a password or a query; a secret is given by an environment variable")
     return url
 
 

@@ -12,6 +12,7 @@ from rlhf_api.problems import Problem
 MAY_CHANGE = (
     "metadata",
     "spec.checkpoint",
+    "spec.outputs",
     "spec.resources",
     "spec.placement",
     "spec.suspend",
@@ -70,7 +71,7 @@ def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
 
     inputs: the identities of the jobs that it reads, by name.
     """
-    values = {field: value for field, value in _leaves(document) if not may_change(field)}
+    values = {field: value for field, value in leaves(document) if not may_change(field)}
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 
 
@@ -103,12 +104,12 @@ def alike(one: str, other: str) -> bool:
     return all(a == b or "*" in (a, b) for a, b in zip(one.split("."), other.split("."), strict=False))
 
 
-def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """(path, value) of every value in a document that is no mapping and no list, or an empty one."""
     entries = _by_name(value)
     if not (entries and isinstance(entries, dict)):
         return [(path, value)]
-    return [leaf for name in entries for leaf in _leaves(entries[name], f"{path}.{name}" if path else name)]
+    return [leaf for name in entries for leaf in leaves(entries[name], f"{path}.{name}" if path else name)]
 
 
 def _sentence(field: str) -> str:

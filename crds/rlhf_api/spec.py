@@ -27,6 +27,7 @@ from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import RewardJudge
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
+from rlhf_api.outputs import Outputs
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.placement import Placement
 from rlhf_api.run_policy import RunPolicy, Storage
@@ -369,6 +370,7 @@ class JobSpec(Spec):
     training: Annotated[Training, Field(description="How long and in what batches.")]
     evaluation: Annotated[Evaluation | None, Field(description="What is measured besides the training itself.")] = None
     checkpoint: Annotated[Checkpoint, Field(description="When the state of training is saved.")] = Checkpoint()
+    outputs: Annotated[Outputs, Field(description="Where measurements go, besides the run folder.")] = Outputs()
     storage: Annotated[Storage, Field(description="What is kept when it is deleted, on a cluster.")] = Storage()
     resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
     placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()

@@ -28,6 +28,7 @@ from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
+from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.assembly import data_of, setting_of, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
@@ -136,9 +137,10 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
         if recorder.rank > 0:
             run_rank(job, folders, None, layout=layout, made=folder.made.resolve())
             return
-        with only_run_in(output):
+        display = Display(LastingConsole(highlight=False))
+        with only_run_in(output), opened(OutputOptions(), output, display.warn) as outputs:
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
-            publisher = Publisher(job, folder, Display(LastingConsole(highlight=False)))
+            publisher = Publisher(job, folder, display, outputs)
             with publisher.recording_the_end():
                 summary = run_rank(job, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class OutputOptions:
     """What `rlhf run` shows beside the terminal and the run folder."""
 
     tensorboard: bool = False
-    """Event files under DIR/tensorboard/<job>."""
+    """Event files of all jobs under DIR/tensorboard/<job>."""
     trace: bool = False
     """DIR/<job>/trace.json."""
     metrics_port: int | None = None
@@ -39,8 +39,8 @@ class OutputOptions:
 
 
 @contextmanager
-def opened(options: OutputOptions, output: Path) -> Iterator[Sequence[Listener]]:
-    """The listeners of a run into the folder `output`; what they hold open ends with the block.
+def opened(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
+    """The listeners of a run into the folder `output`, which may `warn`; what they hold open ends with the block.
 
     Raises EnvironmentProblem when the port cannot be had.
     """
@@ -50,10 +50,9 @@ def opened(options: OutputOptions, output: Path) -> Iterator[Sequence[Listener]]
             from rlhf_trainer.outputs.metrics import metrics_served
 
             listeners.append(stack.enter_context(metrics_served(options.metrics_port)))
-        if options.tensorboard:
-            from rlhf_trainer.outputs.event_files import EventFiles
+        from rlhf_trainer.outputs.trackers import JobOutputs
 
-            listeners.append(EventFiles(output / "tensorboard"))
+        listeners.append(JobOutputs(output, tensorboard=options.tensorboard, warn=warn))
         if options.trace:
             from rlhf_trainer.outputs.trace import Trace
 

@@ -58,7 +58,7 @@ def run_file(
     cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
-    with only_run_in(output), opened(options, output) as listeners:
+    with only_run_in(output), opened(options, output, display.warn) as listeners:
         if restart:
             clear(output, jobs)
         starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)

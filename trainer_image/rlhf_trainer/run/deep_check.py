@@ -19,6 +19,7 @@ from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError, together
 from rlhf_trainer.generation.families import why_not_generated
+from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of
@@ -84,6 +85,7 @@ class JobCheck:
         if data := self._tried(self._data):
             self._tried(self._try_tokens, strangers or set(), data)
             self._tried(self._try_code, data)
+        self._tried(require_trackers, self._job, self._output)
         return list({str(error): error for error in self._found}.values())
 
     def _tried(self, check: Callable[..., Any], *arguments: Any) -> Any:

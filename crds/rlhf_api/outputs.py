@@ -1,0 +1,34 @@
+"""Where a job's measurements go, besides its run folder."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.contract import Spec, Text
+from rlhf_api.functions import ServiceUrl
+
+
+class WandB(Spec):
+    """A run in Weights & Biases, named as the job."""
+
+    project: Annotated[Text, Field(description="Project that the run belongs to.")]
+    entity: Annotated[Text | None, Field(description="User or team of the project; unset: that of the key.")] = None
+    mode: Annotated[
+        Literal["Online", "Offline"],
+        Field(description="Online needs WANDB_API_KEY in the environment; Offline leaves files for wandb sync."),
+    ] = "Online"
+
+
+class MLflow(Spec):
+    """A run in MLflow, named as the job."""
+
+    uri: Annotated[ServiceUrl, Field(description="http:// or https:// of the tracking server.")]
+    experiment: Annotated[Text, Field(description="Experiment that the run belongs to; made if there is none.")]
+
+
+class Outputs(Spec):
+    """Trackers that are told what metrics.jsonl holds; secrets come from the environment only."""
+
+    tensorboard: Annotated[bool, Field(description="Write event files to DIR/tensorboard/<job>.")] = False
+    wandb: Annotated[WandB | None, Field(description="Tell Weights & Biases.")] = None
+    mlflow: Annotated[MLflow | None, Field(description="Tell MLflow.")] = None

@@ -1,0 +1,101 @@
+"""Runs in MLflow; its client's variables say who asks: MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.files import dump
+from rlhf_api.job import Job
+from rlhf_api.outputs import MLflow
+from rlhf_api.problems import one_line
+from rlhf_api.resume import leaves
+from rlhf_api.status import Phase
+from rlhf_trainer.errors import EnvironmentProblem
+
+VARIABLES = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a tracker that fails is tried again, however long that takes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Its client's, where the user has not set them."""
+METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 1000, 100
+"""Limits of a request."""
+LONGEST_NAME, LONGEST_VALUE = 250, 6000
+"""Characters of a parameter."""
+NOT_IN_A_NAME = re.compile(r"[^-A-Za-z0-9_. :/]")
+STATUS: Mapping[Phase, str] = {"Succeeded": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
+
+
+class MLflowRuns:
+    """Runs in an experiment of a tracking server."""
+
+    def __init__(self, field: str, asked: MLflow) -> None:
+        self.field, self._asked = field, asked
+        self.target = asked.model_dump(mode="json")
+        self._run = ""
+
+    @property
+    def _client(self) -> Any:
+        for name, value in VARIABLES.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        return MlflowClient(tracking_uri=self._asked.uri)
+
+    def check(self) -> None:
+        client = self._client
+        try:
+            client.search_experiments(max_results=1)
+        except Exception as error:  # whatever it raises: it does not answer as MLflow does
+            reason = one_line(f"{type(error).__name__}: {error}", 200)
+            raise EnvironmentProblem(f"{self.field}.uri: {self._asked.uri} does not answer: {reason}") from error
+
+    def create(self, job: Job) -> str:
+        client = self._client
+        found = client.get_experiment_by_name(self._asked.experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self._asked.experiment)
+        return str(client.create_run(experiment, run_name=job.name).info.run_id)
+
+    def go_on(self, job: Job, run: str) -> None:
+        """Open the run; parameters that it has stay as they are, for MLflow lets none be changed."""
+        from mlflow.entities import Param
+
+        client = self._client
+        known = client.get_run(run).data.params
+        new = [Param(name, value) for name, value in parameters(job).items() if name not in known]
+        for first in range(0, len(new), PARAMETERS_AT_ONCE):
+            client.log_batch(run, params=new[first : first + PARAMETERS_AT_ONCE])
+        client.update_run(run, status="RUNNING")
+        self._run = run
+
+    def send(self, records: Sequence[Mapping[str, float]]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(1000 * time.time())
+        metrics = [
+            Metric(NOT_IN_A_NAME.sub("_", name), value, now, int(record["step"]))
+            for record in records
+            for name, value in record.items()
+            if name != "step"
+        ]
+        for first in range(0, len(metrics), METRICS_AT_ONCE):
+            self._client.log_batch(self._run, metrics=metrics[first : first + METRICS_AT_ONCE])
+
+    def close(self, phase: Phase) -> None:
+        self._client.set_terminated(self._run, status=STATUS[phase])
+
+
+def parameters(job: Job) -> dict[str, str]:
+    """The resolved manifest as MLflow's parameters, a path each; without what pods are made of."""
+    (document,) = kubectl_yaml.read(dump(job), "")
+    return {
+        NOT_IN_A_NAME.sub("_", path)[:LONGEST_NAME]: str(value)[:LONGEST_VALUE]
+        for path, value in leaves(document)
+        if value is not None and not path.startswith("spec.runtime")
+    }

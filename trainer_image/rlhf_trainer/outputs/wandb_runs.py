@@ -1,0 +1,94 @@
+"""Runs in Weights & Biases: WANDB_API_KEY says who asks, WANDB_BASE_URL where a server of one's own is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.files import dump
+from rlhf_api.job import Job
+from rlhf_api.outputs import WandB
+from rlhf_api.status import Phase
+from rlhf_trainer.errors import EnvironmentProblem
+
+KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
+PUBLIC = "https://api.wandb.ai"
+ANSWER_SECONDS = 10.0
+VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+"""Its client's, where the user has not set them."""
+
+
+class WandBRuns:
+    """Runs in a project; what is not sent lies in `wandb` of the job's folder."""
+
+    def __init__(self, field: str, asked: WandB, folder: Path) -> None:
+        self.field, self._asked, self._folder = field, asked, folder
+        self.target = asked.model_dump(mode="json")
+        self._run: Any = None
+
+    def check(self) -> None:
+        wandb()
+        if self._asked.mode == "Offline":
+            return
+        if not (key := os.environ.get(KEY)):
+            raise EnvironmentProblem(f"{self.field}: {KEY} is not set; mode Offline needs none")
+        import httpx  # a second that a job without trackers does not need
+
+        url = os.environ.get(URL, PUBLIC).rstrip("/")
+        question = {"query": "query { viewer { id } }"}
+        try:
+            answer = httpx.post(f"{url}/graphql", auth=("api", key), json=question, timeout=ANSWER_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EnvironmentProblem(f"{self.field}: {url} does not answer: {type(error).__name__}") from error
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise EnvironmentProblem(f"{self.field}: {url} refuses {KEY}")
+
+    def create(self, job: Job) -> str:  # noqa: ARG002 the id is all that is made before the run is opened
+        return uuid.uuid4().hex
+
+    def go_on(self, job: Job, run: str) -> None:
+        """Open the run. Its id makes it one run, also of the files of several attempts that `wandb sync` sends."""
+        client = wandb()
+        (document,) = kubectl_yaml.read(dump(job), "")
+        document["spec"].pop("runtime")  # what pods are made of
+        from rlhf_trainer.outputs.trackers import LAST_SECONDS
+
+        self._run = client.init(
+            project=self._asked.project,
+            entity=self._asked.entity,
+            name=job.name,
+            id=run,
+            resume="allow" if self._asked.mode == "Online" else None,
+            mode=self._asked.mode.lower(),
+            dir=str(self._folder),
+            config=document,
+            settings=client.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                save_code=False,
+                finish_timeout=LAST_SECONDS,
+                finish_timeout_raises=True,
+            ),
+        )
+
+    def send(self, records: Sequence[Mapping[str, float]]) -> None:
+        for record in records:
+            values = {name: value for name, value in record.items() if name != "step"}
+            self._run.log(values, step=int(record["step"]))
+
+    def close(self, phase: Phase) -> None:
+        self._run.finish(exit_code=0 if phase == "Succeeded" else 1)
+
+
+def wandb() -> Any:
+    """Its package, imported when it is first needed."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+    import wandb as package
+
+    return package
