@@ -7,6 +7,7 @@ LOCK := requirements/cpu.lock
 OVERRIDES := requirements/overrides.txt
 STAMP := .venv/installed
 PEERS := .venv-peers
+MLFLOW := .venv-mlflow
 TRL := 1.16.0
 TRL_WITH_PPO := 1.12.0 # the last one that has it
 UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers accept lock clean
+.PHONY: help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers mlflow-server accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -83,7 +84,7 @@ test-chaos: install ## Every fault of docs/faults.md at each of its places (abou
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
 	$(BIN)/python -m tests.cluster.build
 
-test-full: lint cluster-programs ## All tests, with the long ones (builds Kueue too)
+test-full: lint cluster-programs mlflow-server ## All tests, with the long ones (builds Kueue too)
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
 
@@ -115,6 +116,18 @@ $(PEERS)/installed: $(STAMP)
 		> $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps accelerate==1.15.0 trl==$(TRL)
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --target $(PEERS)/ppo trl==$(TRL_WITH_PPO)
+	@touch $@
+
+mlflow-server: $(MLFLOW)/installed ## Put MLflow's server, which tests of outputs.mlflow start, into .venv-mlflow
+
+# The server of the client's version and what only it needs; the rest is that of .venv, whose pyarrow is too new for its pins.
+$(MLFLOW)/installed: $(STAMP)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(MLFLOW)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(MLFLOW)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
+	$(UV) pip install --quiet --compile-bytecode --python $(MLFLOW)/bin/python --no-deps \
+		mlflow==$$(sed -n 's/^mlflow-skinny==//p' $(LOCK)) alembic==1.20.1 graphene==3.4.3 graphql-core==3.2.14 \
+		graphql-relay==3.2.0 huey==3.5.4 mako==1.4.3 sqlalchemy==2.1.9
 	@touch $@
 
 accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows)

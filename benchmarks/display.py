@@ -94,8 +94,10 @@ def run_measured(folder: Path, steps: int) -> None:
             """Told before."""
 
     @contextmanager
-    def opened_and_watched(options: OutputOptions, output: Path) -> Iterator[Sequence[Listener]]:
-        with opened(options, output) as listeners:
+    def opened_and_watched(
+        options: OutputOptions, output: Path, warn: Callable[[str], None]
+    ) -> Iterator[Sequence[Listener]]:
+        with opened(options, output, warn) as listeners:
             yield [*listeners, Bounds()]
 
     watch.time(JobFolder, "record", "run folder")

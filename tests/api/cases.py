@@ -129,6 +129,9 @@ RIGHT: dict[str, Case] = {
     "a shape in numbers": Case("PPO", (f"models.critic.shape={SHAPE}",)),
     "betas": Case("SFT", ("models.actor.optimizer={betas: [0, 0.999], schedule: Cosine, learningRate: 1e-6}",)),
     "a function as reward": Case("PPO", (FUNCTION, "models.reward.arguments={deep: [1, {x: y}], f: 1.5}")),
+    "trackers": Case(
+        "PPO", ("outputs={tensorboard: true, wandb: {project: a}, mlflow: {uri: 'http://h:1', experiment: b}}",)
+    ),
     "a service as reward": Case("PPO", ("models.reward={url: 'http://[::1]:8000/x', tokenVariable: T}",)),
     "a sum as reward": Case(
         "PPO",
@@ -613,6 +616,12 @@ WRONG: dict[str, Case] = {
     "a service that is no URL": Case("PPO", ("models.reward={url: localhost}",), "spec.models.reward.url"),
     "a password in a URL": Case("PPO", ("models.reward={url: 'http://me:x@host'}",), "spec.models.reward.url"),
     "a query in a URL": Case("PPO", ("models.reward={url: 'http://host/a?b=c'}",), "spec.models.reward.url"),
+    "a password in the URL of a tracker": Case(
+        "PPO", ("outputs.mlflow={uri: 'http://me:x@host', experiment: a}",), "spec.outputs.mlflow.uri"
+    ),
+    "a tracker without an experiment": Case(
+        "PPO", ("outputs.mlflow={uri: 'http://h'}",), "spec.outputs.mlflow.experiment"
+    ),
     "a port beyond all": Case("PPO", ("models.reward={url: 'http://host:70000'}",), "spec.models.reward.url"),
     "a port of zero": Case("PPO", ("models.reward={url: 'http://host:0'}",), "spec.models.reward.url"),
     "two models in a sum": Case(
@@ -779,6 +788,7 @@ UPDATES: dict[str, Update] = {
     "what is kept": Update("PPO", (), ("storage={retain: Never}",)),
     "the cadence of checkpoints": Update("PPO", (), ("checkpoint={everySteps: 3, keepLast: 5}",)),
     "the cadence of evaluation": Update("PPO", (EVALUATION,), (EVALUATION, "evaluation.everySteps=2")),
+    "who is told": Update("PPO", (), ("outputs={wandb: {project: a, mode: Offline}}",)),
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
     "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),

@@ -37,7 +37,7 @@ MISTAKES = {
     "a password in a URL": (
         [f"{PPO}:models.reward={{url: 'http://me:secret@host'}}"],
         f"{PPO}: spec.models.reward.url",
-        "holds a name, a password or a query; a secret is given by tokenVariable",
+        "holds a name, a password or a query; a secret is given by an environment variable",
     ),
     "two models in a sum": (
         [f"{PPO}:models.reward={{sum: [{MODEL_A}, {MODEL_B}]}}"],
@@ -123,7 +123,7 @@ MISTAKES = {
     "a judge's token in its URL": (
         [f"{PPO}:models.reward={{judge: {{url: 'https://h?key=1', model: m, prompt: '{{response}}'}}}}"],
         f"{PPO}: spec.models.reward.judge.url",
-        "holds a name, a password or a query; a secret is given by tokenVariable",
+        "holds a name, a password or a query; a secret is given by an environment variable",
     ),
     "a judge that may take longer than a call": (
         [f"{PPO}:models.reward={{judge: {JUDGE}, prompt: '{{response}}', timeoutSeconds: 1800}}}}"],

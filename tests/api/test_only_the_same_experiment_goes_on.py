@@ -29,6 +29,7 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
         "training.microBatchTokens=64",
         "rollout.gpuMemoryUtilization=0.5",
         "evaluation.everySteps=2",
+        "outputs.tensorboard=true",
         "models.actor.gradientCheckpointing=true",
         "models.actor.offload=All",
         "models.actor.parallelism.tensor=2",

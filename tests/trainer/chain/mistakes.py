@@ -174,7 +174,8 @@ VALIDATE: dict[str, Mistake] = {
         manifest=PPO,
         sets=("models.reward={url: 'https://me:secret@host/score'}",),
         code=SPEC,
-        sentence="ppo: spec.models.reward.url: holds a name, a password or a query; a secret is given by tokenVariable",
+        sentence="ppo: spec.models.reward.url: holds a name, a password or a query; "
+        "a secret is given by an environment variable",
         remedy="Put the token into an environment variable, and its name into `tokenVariable`.",
     ),
     "two jobs of one name": Mistake(

@@ -24,7 +24,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 def test_ranks_of_different_pools_and_the_controller_are_apart(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
-    with opened(OutputOptions(trace=True), tmp_path / "run") as outputs:
+    with opened(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=2)
         publisher.step(step_report(1))
@@ -44,7 +44,7 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "tiny-sft" / "trace.json"
-    with opened(OutputOptions(trace=True), tmp_path / "run") as outputs:
+    with opened(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=100)
         for number in range(1, 41):

@@ -37,7 +37,7 @@ class MLflowRuns:
 
     def __init__(self, field: str, asked: MLflow) -> None:
         self.field, self._asked = field, asked
-        self.target = asked.model_dump(mode="json")
+        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
         self._run = ""
 
     @property

@@ -1,4 +1,4 @@
-"""What a job's `outputs` ask for: event files, and runs in trackers that a thread each tells what metrics.jsonl holds."""
+"""What a job's `outputs` ask for: event files, and trackers, each of which a thread tells what metrics.jsonl holds."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Service(Protocol):
 class Tracker:
     """Tells a service the steps of one job; training never waits for it, but for LAST_SECONDS at its end.
 
-    `DIR/<job>/<name>.json` holds the id of the run and the last step that is there. The next attempt goes on with both, so
-    a step that is repeated after a checkpoint is not sent again.
+    `DIR/<job>/<name>.json` holds the id of the run and the last step that is there. The next attempt goes on with
+    both, so a step that is repeated after a checkpoint is not sent again.
     """
 
     def __init__(self, service: Service, folder: JobFolder, warn: Callable[[str], None]) -> None:

@@ -18,6 +18,8 @@ from rlhf_trainer.errors import EnvironmentProblem
 KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
 PUBLIC = "https://api.wandb.ai"
 ANSWER_SECONDS = 10.0
+FINISH_SECONDS = 10.0
+"""What its client may take at the end to send the rest; less than the end of a job waits."""
 VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 """Its client's, where the user has not set them."""
 
@@ -27,7 +29,7 @@ class WandBRuns:
 
     def __init__(self, field: str, asked: WandB, folder: Path) -> None:
         self.field, self._asked, self._folder = field, asked, folder
-        self.target = asked.model_dump(mode="json")
+        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
         self._run: Any = None
 
     def check(self) -> None:
@@ -55,8 +57,6 @@ class WandBRuns:
         client = wandb()
         (document,) = kubectl_yaml.read(dump(job), "")
         document["spec"].pop("runtime")  # what pods are made of
-        from rlhf_trainer.outputs.trackers import LAST_SECONDS
-
         self._run = client.init(
             project=self._asked.project,
             entity=self._asked.entity,
@@ -71,7 +71,7 @@ class WandBRuns:
                 console="off",
                 disable_git=True,
                 save_code=False,
-                finish_timeout=LAST_SECONDS,
+                finish_timeout=FINISH_SECONDS,
                 finish_timeout_raises=True,
             ),
         )
@@ -83,6 +83,7 @@ class WandBRuns:
 
     def close(self, phase: Phase) -> None:
         self._run.finish(exit_code=0 if phase == "Succeeded" else 1)
+        wandb().teardown()  # waits for its process, which writes the file
 
 
 def wandb() -> Any:
