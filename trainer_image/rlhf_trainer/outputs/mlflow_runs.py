@@ -1,4 +1,8 @@
-"""Runs in MLflow; its client's variables say who asks: MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD."""
+"""Runs in MLflow.
+
+Its client takes from the environment who asks: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+MLFLOW_TRACKING_PASSWORD.
+"""
 
 from __future__ import annotations
 
