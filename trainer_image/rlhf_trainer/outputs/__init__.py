@@ -1,1 +1,1 @@
-"""What shows a run while it runs: the terminal, and on request TensorBoard files, a metrics port, a timeline and trackers."""
+"""What shows a run while it runs: the terminal, and on request TensorBoard, a metrics port, a timeline and trackers."""
