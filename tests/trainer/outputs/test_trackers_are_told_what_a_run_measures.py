@@ -205,6 +205,15 @@ def test_a_tracker_that_cannot_be_told_is_a_sentence(
     assert str(raised.value).startswith(sentence)
 
 
+def test_all_trackers_that_cannot_be_told_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    outputs = {"mlflow": {"uri": NOBODY, "experiment": "x"}, "wandb": {"project": "x"}}
+    with pytest.raises(EnvironmentProblem) as raised:
+        require_trackers(made(tmp_path, outputs), tmp_path)
+    fields = [line.split(": ")[1] for line in str(raised.value).splitlines()]
+    assert fields == ["spec.outputs.wandb", "spec.outputs.mlflow.uri"]
+
+
 def test_a_server_of_wandb_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", NOBODY)

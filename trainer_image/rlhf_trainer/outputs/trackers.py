@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import EnvironmentProblem, TrainerError
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
 from rlhf_trainer.outputs.listeners import Listener
 from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.run_folder.folder import LONGEST_REASON, METRICS, JobFolder
@@ -205,10 +205,15 @@ def services(job: Job, folder: Path) -> list[Service]:
 
 
 def require_trackers(job: Job, output: Path) -> None:
-    """EnvironmentProblem for a tracker of the job whose package is missing, or that does not answer."""
+    """EnvironmentProblem for all trackers of the job whose package is missing, or that do not answer."""
+    found: list[TrainerError] = []
     for service in services(job, output / job.name):
         try:
             service.check()
         except ModuleNotFoundError as error:
             package = f"the Python package {error.name} is not installed; it is in rlhf-operator[trackers]"
-            raise EnvironmentProblem(f"{service.field}: {package}") from error
+            found.append(EnvironmentProblem(f"{service.field}: {package}"))
+        except TrainerError as error:
+            found.append(error)
+    if found:
+        raise together(found)
