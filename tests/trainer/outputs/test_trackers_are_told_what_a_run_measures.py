@@ -64,8 +64,11 @@ def made(folder: Path, outputs: Documents) -> Job:
     return job(folder, "tiny", spec)
 
 
-def run_steps(job: Job, output: Path, losses: dict[int, float]) -> str:
-    """A run of the steps in `losses`, from the start or after the steps before; what the terminal showed."""
+def run_steps(job: Job, output: Path, losses: dict[int, float], *, until: str = "") -> str:
+    """A run of the steps in `losses`, from the start or after the steps before; what the terminal showed.
+
+    until: what is in events.log before the run ends.
+    """
     folder, shown = JobFolder(output, job), StringIO()
     display = Display(Console(file=shown, width=400))
     if min(losses) == 1:
@@ -79,6 +82,8 @@ def run_steps(job: Job, output: Path, losses: dict[int, float]) -> str:
             publisher.begin(first_step=min(losses), total_steps=4)
             for number, loss in losses.items():
                 publisher.step(step_report(number, loss__sft=loss))
+            if until:
+                wait_for_line(folder, until)
     return shown.getvalue()
 
 
@@ -136,7 +141,7 @@ def test_a_server_that_is_away_is_told_once_and_its_steps_are_counted(
 ) -> None:
     monkeypatch.setattr(trackers, "LAST_SECONDS", 3.0)
     job = made(tmp_path, {"mlflow": {"uri": NOBODY, "experiment": "x"}})
-    shown = run_steps(job, tmp_path / "run", {1: 3.0, 2: 2.5})
+    shown = run_steps(job, tmp_path / "run", {1: 3.0, 2: 2.5}, until="it is tried again")
     log = (tmp_path / "run" / "tiny" / "events.log").read_text().splitlines()
     told = [line.split(" ", 1)[1] for line in log if "spec.outputs.mlflow" in line]
     assert len(told) == 2
