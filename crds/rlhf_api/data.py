@@ -151,6 +151,10 @@ class Data(Spec):
         DataSource | None,
         Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
     ] = None
+    min_prompt_tokens: Annotated[Count, Field(description="Shortest prompt; rows with a shorter one are left out.")] = 1
+    min_response_tokens: Annotated[
+        Count, Field(description="Shortest response that is read; rows with a shorter one are left out.")
+    ] = 1
     max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
     max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
     overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"

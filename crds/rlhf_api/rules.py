@@ -243,6 +243,16 @@ def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
     return reduce(operator.and_, (~each.given if default is None else each == default for each, default in fields))
 
 
+def _lengths() -> Iterator[Rule]:
+    for kind in ("Prompt", "Response"):
+        least, longest = f"data.min{kind}Tokens", Field(f"data.max{kind}Tokens")
+        message = f"is {{value}}, more than data.max{kind}Tokens ({{longest}})"
+        yield Rule(least, Field(least) <= longest, message, {"longest": longest})
+    reads = OFFLINE | Field("data.pretrain").given | (Field("data.minResponseTokens") == 1)
+    message = "is for responses that are read, {name} reads none; use rollout.minResponseTokens"
+    yield Rule("data.minResponseTokens", reads, message)
+
+
 def _pretraining() -> Iterator[Rule]:
     def can(each: type[Algorithm]) -> bool:
         return "pretrain_coefficient" in each.model_fields
@@ -328,7 +338,7 @@ def _pods() -> Iterator[Rule]:
 
 PARTS = (
     *(_models, _shapes, _algorithm, _batches, _sampling, _old_log_probs),
-    *(_pretraining, _placement, _user_code, _pods),
+    *(_lengths, _pretraining, _placement, _user_code, _pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

@@ -178,6 +178,10 @@ RIGHT: dict[str, Case] = {
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
     "no baseline": Case("REINFORCEPP", ("algorithm.baseline=None",)),
     "epochs": Case("SFT", ("training.totalSteps=", "training.totalEpochs=2")),
+    "rows of one length": Case("SFT", ("data.minPromptTokens=1024", "data.minResponseTokens=1024")),
+    "a shortest response of pretraining": Case(
+        "PPO", ("data.pretrain={uri: hf://x}", "algorithm.pretrainCoefficient=1", "data.minResponseTokens=2")
+    ),
     "mini-batches": Case("PPO", ("training.miniBatchSize=4", "training.updateEpochs=2")),
     "mini-batches of whole pairs": Case("OnlineDPO", ("training.miniBatchSize=8",)),
     "the defaults of sampling, written": Case("SFT", ("rollout={samplesPerPrompt: 1, topK: -1, temperature: 1}",)),
@@ -468,6 +472,12 @@ WRONG: dict[str, Case] = {
     "a multiplier above its largest": Case(
         "SafeRLHF", ("algorithm.lagrange={initial: 10}",), "spec.algorithm.lagrange.initial"
     ),
+    "a shortest prompt above the longest": Case("PPO", ("data.minPromptTokens=1025",), "spec.data.minPromptTokens"),
+    "a shortest response above the longest": Case(
+        "SFT", ("data.minResponseTokens=1025",), "spec.data.minResponseTokens"
+    ),
+    "a shortest response where none is read": Case("PPO", ("data.minResponseTokens=2",), "spec.data.minResponseTokens"),
+    "a shortest prompt of no tokens": Case("PPO", ("data.minPromptTokens=0",), "spec.data.minPromptTokens"),
     "a buffer longer than the response": Case(
         "PPO",
         ("algorithm.rewards.overlongPenalty={bufferTokens: 2000}",),

@@ -132,7 +132,7 @@ PARTS = {
         samplesPerPrompt=[1, 2, 4], temperature=[1, 0.5], minResponseTokens=[0, 20], tensorParallel=[1, 2, 3],
         pipelineParallel=[1, 2],
     ),
-    "data": _objects(maxResponseTokens=[16, 1024], pretrain=[{"uri": "hf://x"}]),
+    "data": _objects(minResponseTokens=[1, 20], maxResponseTokens=[16, 1024], pretrain=[{"uri": "hf://x"}]),
     "resources": _objects(nodes=[1, 2], maxNodes=[1, 2]),
     "placement": st.builds(
         lambda mode, pools: {"mode": mode, "pools": pools}, st.sampled_from(["Auto", "Manual"]), POOLS

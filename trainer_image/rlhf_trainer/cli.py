@@ -200,7 +200,7 @@ def plan(
 @app.command()
 @exits
 def checkpoints(run_dir: RunDir) -> None:
-    """List the checkpoints of a run: step, size, age and whether each is whole."""
+    """List the checkpoints of a run: step, size, age, whether each is whole, and which is the best."""
     from rlhf_trainer.run_folder.commands import show_checkpoints
 
     show_checkpoints(run_dir)

@@ -55,7 +55,7 @@ def _told(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Itera
 
 
 def _rows(loader: Loader) -> Iterator[str]:
-    left_out = sum(reader.dropped + reader.bad for reader in loader.readers)
+    left_out = sum(reader.dropped + reader.short + reader.bad for reader in loader.readers)
     yield f"{len(loader)} rows are read, {left_out} are left out"
     yield from loader.facts()
 

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from typer.testing import CliRunner
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
-from rlhf_trainer.run_folder.folder import METRICS, JobFolder, load_with_finished
+from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished
 from rlhf_trainer.workers.data import DataShape
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
@@ -121,8 +123,14 @@ def keeping_the_best(folder: JobFolder) -> KeptCheckpoints:
     return kept
 
 
+def marked_best(output: Path) -> list[str]:
+    """The checkpoints that `rlhf checkpoints` says are the best by the loss."""
+    lines = CliRunner().invoke(app, ["checkpoints", str(output)]).stdout.splitlines()
+    return [line.split()[0] for line in lines if line.endswith("whole, best by loss")]
+
+
 def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tmp_path: Path) -> None:
-    folder = run(tmp_path, "helpful-sft")
+    folder = run(tmp_path, "helpful-sft", *BEST)
 
     def measure(kept: KeptCheckpoints, step: int, loss: float, *, is_last: bool = False) -> list[int]:
         kept.after_record(step, lambda: {"model": "actor"}, is_last=is_last, measured={"evaluation/loss": loss})
@@ -132,12 +140,18 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tm
     assert [measure(kept, step, loss) for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0))] == [[1], [2], [2]]
     again = keeping_the_best(folder)
     assert measure(again, 4, 1.5) == [2]
+    assert marked_best(tmp_path) == ["step-000002"]
     assert measure(again, 5, 0.5) == [5]
     assert measure(again, 6, 0.7, is_last=True) == [5, 6]
     assert (again.best_step(6, {"loss": 0.7}), again.best_step(6, {"loss": 0.4})) == (
         {"best_step": 5},
         {"best_step": 6},
     )
+    assert marked_best(tmp_path) == ["step-000005"]
+    folder.made.mkdir()
+    folder.succeed()
+    add_to_summary(tmp_path, "helpful-sft", again.best_step(6, {"loss": 0.4}))
+    assert marked_best(tmp_path) == ["step-000006"]
 
 
 def test_a_measure_that_is_not_taken_is_named_before_the_first_step(tmp_path: Path) -> None:

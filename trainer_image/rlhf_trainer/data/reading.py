@@ -1,11 +1,11 @@
-"""Reads one data set: its rows as token ids, without those that are bad or too long, which are counted."""
+"""Reads one data set: its rows as token ids, without those that are bad, too long or too short, which are counted."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic.alias_generators import to_camel
@@ -52,6 +52,8 @@ class Reader:
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
         """Rows left out because their prompt or a response is longer than the limits."""
+        self.short = 0
+        """Rows left out because their prompt or a response is shorter than the limits, and none is longer."""
         self.bad = 0
         """Rows left out because something is wrong with them."""
         self.named: list[str] = []
@@ -103,10 +105,10 @@ class Reader:
 
     def facts(self, rows: int) -> Iterator[str]:
         """Sentences on what was left out beside so many rows."""
-        total = rows + self.dropped + self.bad
-        if self.dropped:
-            long = f"longer than {self._allowed()}"
-            yield f"{self.path}: {self.dropped} of {total} rows are {long} and were dropped"
+        total = rows + self.dropped + self.short + self.bad
+        for count, word, bound in ((self.dropped, "longer", "max"), (self.short, "shorter", "min")):
+            if count:
+                yield f"{self.path}: {count} of {total} rows are {word} than {self._bound(bound)} and were dropped"
         if self.bad:
             such = "; ".join(self.named)
             yield f"{self.path}: {self.bad} of {total} rows are bad and were dropped, such as {such}"
@@ -144,15 +146,17 @@ class Reader:
             self._leave_out(f"{fault.field}: {opened.place(first + row)} {fault.what}")
         good = torch.tensor([row not in encoder.faults for row in range(len(texts[0]))])
         tokens = [Ragged.of(ids) for ids in texts]
-        most = [self._limits.max_prompt_tokens, *[self._limits.max_response_tokens] * len(self.responses)]
-        fits = torch.stack([rows.lengths <= limit for rows, limit in zip(tokens, most, strict=False)]) | ~good
-        short = fits.all(0)
-        if self._limits.overlong == "Fail" and not short.all():
-            row = int(short.long().argmin())
+        lengths = torch.stack([rows.lengths for rows in tokens[: 1 + len(self.responses)]])
+        fits, long_enough = lengths <= self._limit("max"), (lengths >= self._limit("min")).all(0)
+        fits |= ~good
+        not_long = fits.all(0)
+        if self._limits.overlong == "Fail" and not not_long.all():
+            row = int(not_long.long().argmin())
             column = int(fits[:, row].long().argmin())
             raise self._too_long(opened.place(first + row), column, int(tokens[column].lengths[row]))
-        self.dropped += int((~short).sum())
-        kept = (short & good).nonzero()[:, 0]
+        self.dropped += int((~not_long).sum())
+        self.short += int((not_long & good & ~long_enough).sum())
+        kept = (not_long & good & long_enough).nonzero()[:, 0]
         self._rows += (first + kept).tolist() if self._keeps_rows else []
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 
@@ -166,11 +170,10 @@ class Reader:
 
     def _none_left(self) -> str:
         """Why no row is left."""
-        rows = f"all {self.dropped + self.bad} rows of {self.source.uri}"
-        if not self.bad:
-            return f"{rows} are longer than {self._allowed()}"
-        bad = "; ".join(self.named)
-        return f"{rows} are bad ({bad}) or longer than {self._allowed()}" if self.dropped else f"{rows} are bad: {bad}"
+        whys = [f"longer than {self._bound('max')}"] if self.dropped else []
+        whys += [f"shorter than {self._bound('min')}"] if self.short else []
+        whys += [f"bad: {'; '.join(self.named)}"] if self.bad else []
+        return f"all {self.dropped + self.short + self.bad} rows of {self.source.uri} are {' or '.join(whys)}"
 
     def _too_long(self, place: str, column: int, length: int) -> DataError:
         key = (self._prompt_key, *self.responses)[column]
@@ -179,9 +182,17 @@ class Reader:
         most = self._limits.max_response_tokens if column else self._limits.max_prompt_tokens
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
-    def _allowed(self) -> str:
-        response = f" or spec.data.maxResponseTokens {self._limits.max_response_tokens}" if self.responses else ""
-        return f"spec.data.maxPromptTokens {self._limits.max_prompt_tokens}{response}"
+    def _limit(self, bound: Literal["min", "max"]) -> torch.Tensor:
+        """The least or the most tokens of the prompt and of each response, int64 [1 + responses, 1]."""
+        prompt = getattr(self._limits, f"{bound}_prompt_tokens")
+        response = getattr(self._limits, f"{bound}_response_tokens")
+        return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
+
+    def _bound(self, bound: Literal["min", "max"]) -> str:
+        """The fields of these limits and their values, in words."""
+        prompt, *responses = self._limit(bound)[:, 0].tolist()
+        response = f" or spec.data.{bound}ResponseTokens {responses[0]}" if responses else ""
+        return f"spec.data.{bound}PromptTokens {prompt}{response}"
 
 
 class CompletionReader(Reader):

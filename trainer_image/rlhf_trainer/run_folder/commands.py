@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,16 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, own_attempt, read_exit, read_status, write_exit
-from rlhf_trainer.run_folder.folder import JOB_FILE, SAVE_REQUEST, JobFolder, read_job, written
+from rlhf_trainer.run_folder.folder import (
+    JOB_FILE,
+    SAVE_REQUEST,
+    SUMMARY,
+    JobFolder,
+    read_job,
+    read_summary,
+    understood,
+    written,
+)
 from rlhf_trainer.run_folder.lock import is_running
 
 POLL_SECONDS = 0.2
@@ -30,16 +40,32 @@ def job_folders(output: Path) -> list[JobFolder]:
 
 
 def show_checkpoints(output: Path) -> None:
-    """Print every checkpoint of a run folder: step, size, age and whether it is whole."""
+    """Print every checkpoint of a run folder: step, size, age, whether it is whole, and which is the best."""
     console = Console(soft_wrap=True, highlight=False)
     for folder in job_folders(output):
         store = folder.checkpoints
         console.print(f"{folder.path.name}: {store.uri}", markup=False)
         table = Table("", "size", "age", "state", box=None, pad_edge=False)
-        for checkpoint in store.all():
+        found = store.all()
+        best = _best_step(folder, found)
+        for checkpoint in found:
             size = f"{checkpoint.bytes / 1e6:,.1f} MB"
-            table.add_row(f"  {checkpoint.name}", size, age_of(checkpoint), checkpoint.problem or "whole")
+            state = checkpoint.problem or (f"whole, best by {folder.best_by}" if checkpoint.step == best else "whole")
+            table.add_row(f"  {checkpoint.name}", size, age_of(checkpoint), state)
         console.print(table if table.row_count else "  none")
+
+
+def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
+    """The step that was best by checkpoint.keepBest: of a finished job by summary.json, else so far."""
+    newest = next((each for each in reversed(found) if each.is_whole), None)
+    if not (folder.best_by and newest):
+        return None
+    if folder.finished():
+        with understood(folder.path.parent / SUMMARY):
+            return read_summary(folder.path.parent).get(folder.path.name, {}).get("best_step")
+    with understood(newest.uri):
+        best = newest.state().get("best")
+        return int(best[0]) if best and best[2] == folder.best_by else None
 
 
 def age_of(checkpoint: Checkpoint) -> str:

@@ -182,6 +182,8 @@ class JobFolder:
     def __init__(self, output: Path, job: Job) -> None:
         self.path = output / job.name
         self.made = self.path / job.spec.algorithm.makes
+        self.best_by = job.spec.checkpoint.keep_best
+        """The measure by which a checkpoint is the best; None if none is kept for it."""
         self._job = job
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()

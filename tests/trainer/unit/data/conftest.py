@@ -30,6 +30,8 @@ def spec_of(
     prompt_tokens: int,
     response_tokens: int,
     *,
+    least_prompt_tokens: int = 1,
+    least_response_tokens: int = 1,
     overlong: str = "Drop",
     on_bad_row: str = "Drop",
     chat_template: str = "Auto",
@@ -43,6 +45,8 @@ def spec_of(
             "models": {"actor": {"uri": "hf://a/model"}},
             "data": {
                 "train": {"uri": "hf://a/b"},
+                "minPromptTokens": least_prompt_tokens,
+                "minResponseTokens": least_response_tokens,
                 "maxPromptTokens": prompt_tokens,
                 "maxResponseTokens": response_tokens,
                 "overlong": overlong,

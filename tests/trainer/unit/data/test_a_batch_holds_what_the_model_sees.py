@@ -186,6 +186,37 @@ def test_a_row_that_just_fits_does_not_fail(write: Write, plain: PreTrainedToken
     assert len(PairLoader(write([FITS]), plain, path="x", spec=failing)) == 1
 
 
+SHORT = {
+    "prompt": (PromptLoader, {"prompt": "abc"}, "minPromptTokens 4"),
+    "response": (CompletionLoader, {"chosen": "a"}, "minPromptTokens 4 or spec.data.minResponseTokens 3"),
+    "worse response": (PairLoader, {"rejected": "a"}, "minPromptTokens 4 or spec.data.minResponseTokens 3"),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_row_that_is_too_short_is_counted_and_left_out(
+    name: str, write: Write, plain: PreTrainedTokenizerFast
+) -> None:
+    kind, row, bounds = SHORT[name]
+    source = write([FITS, {**FITS, **row}, {**FITS, **row, "prompt": "too long"}, {**FITS, "prompt": "wxyz"}])
+    spec = spec_of(5, 3, least_prompt_tokens=4, least_response_tokens=3)
+    loader = kind(source, plain, path="spec.data.train", spec=spec)
+    assert [prompt_of(loader, example, plain) for example in range(len(loader))] == ["abcd", "wxyz"]
+    long, short = loader.facts()
+    assert long.startswith("spec.data.train: 1 of 4 rows are longer than spec.data.maxPromptTokens 5")
+    assert short == f"spec.data.train: 1 of 4 rows are shorter than spec.data.{bounds} and were dropped"
+
+
+def test_no_row_is_long_enough(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    source = write([FITS, {**FITS, "prompt": "much too long"}])
+    with pytest.raises(DataError) as raised:
+        PromptLoader(source, plain, path="spec.data.train", spec=spec_of(5, 3, least_prompt_tokens=5))
+    assert str(raised.value) == (
+        f"spec.data.train: all 2 rows of {source.uri} are longer than spec.data.maxPromptTokens 5 or "
+        "shorter than spec.data.minPromptTokens 5"
+    )
+
+
 def test_no_row_left(write: Write, plain: PreTrainedTokenizerFast) -> None:
     source = write([FITS, FITS])
     with pytest.raises(DataError) as raised:
