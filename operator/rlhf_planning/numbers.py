@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 
 MINUS = "\N{MINUS SIGN}"
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 MILLION = 1_000_000
+LARGE = ((10**12, "T"), (10**9, "G"), (MILLION, "M"))
+"""Units of large numbers, the largest first."""
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands with commas, millions with M: 0.0123, 4.46, 36.2, 3,248, 6.04 M."""
+    """Three significant digits, thousands with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
     if not math.isfinite(value):
         text = str(value)
     elif abs(value) >= MILLION:
-        text = f"{value / MILLION:,.3g} M"
+        text = _large(value, 3)
     elif abs(value) >= 100:
         text = f"{value:,.0f}"
     else:
@@ -24,13 +27,27 @@ def number(value: float) -> str:
     return text.replace("-", MINUS)
 
 
-def tick(value: float, _: object = None) -> str:
-    """A label of an axis, where neighbours must differ."""
+def tick(value: float, digits: int = 4) -> str:
+    """A label of an axis, with so many significant digits."""
     if abs(value) >= MILLION:
-        text = f"{value / MILLION:.4g} M"
+        text = _large(value, digits)
     else:
-        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        text = f"{value:,.{max(0, digits - 4)}f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
     return text.replace("-", MINUS)
+
+
+def ticks(values: Sequence[float]) -> list[str]:
+    """Labels of an axis, with as many digits as it takes to tell neighbours apart."""
+    for digits in range(4, 16):
+        labels = [tick(value, digits) for value in values]
+        if len(set(labels)) == len(set(values)):
+            break
+    return labels
+
+
+def _large(value: float, digits: int) -> str:
+    size, unit = next(pair for pair in LARGE if abs(value) >= pair[0])
+    return f"{value / size:,.{digits}g} {unit}"
 
 
 def size_text(size: float) -> str:

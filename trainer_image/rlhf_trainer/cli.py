@@ -16,6 +16,7 @@ import typer
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.errors import reason_of, user_error
 from rlhf_trainer.outputs.display import silence
 from rlhf_trainer.run.stopping import Stopped, heeded
@@ -262,13 +263,22 @@ def data(
 @app.command()
 @exits
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder that `rlhf run` has written.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that `rlhf run` has written.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of a comparison; default compare.html in the first folder.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001 `exits` reads it
 ) -> None:
-    """Write RUN_DIR/report.html, a page about the run that needs no network."""
-    from rlhf_trainer.report.page import write_report  # matplotlib: a second that `validate` does not need
+    """Write RUN_DIR/report.html, a page about the run that needs no network, or one that compares several runs."""
+    from rlhf_trainer.report.compare import write_comparison  # matplotlib: a second that `validate` does not need
+    from rlhf_trainer.report.page import write_report
 
-    typer.echo(write_report(folder))
+    if len(folders) > 1:
+        typer.echo(write_comparison(folders, output))
+    elif output:
+        raise SpecError([Problem("--output", "is for comparisons of several runs")])
+    else:
+        typer.echo(write_report(folders[0]))
 
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:

@@ -21,7 +21,7 @@ CONFIDENCE = 1.96
 """Standard errors on each side of a mean that hold its true value in 95 of 100 cases."""
 TIE = 0.5
 BLANK_LINES = re.compile(r"\n\s*\n")
-NO_METRICS = ("steps", "seconds", "seed")
+NO_METRICS = ("steps", "seconds", "seed", "best_step")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ UNPLOTTED = ("step", "policy_version")
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
-"""A metric that stays this near to 0 (a rounding error), or never changes, is shown as a number without a plot."""
+"""A metric that stays this near to 0, or changes by this share of itself (rounding errors), is a number, no plot."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Panel:
     meaning: str
     first: str
     last: str
+    plot: Markup
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A metric of several jobs over their steps, each in the colour of its place."""
+
+    name: str
+    meaning: str
+    last: list[tuple[int, str]]
     plot: Markup
 
 
@@ -96,6 +106,22 @@ def panels(job: JobRecord, *, learning: bool) -> list[Panel]:
     chosen = [name for name in _names(job) if name.startswith(LEARNING) == learning and _changes(_series(job, name)[1])]
     order = LEARNING if learning else HEALTH
     return [_panel(job, name) for name in sorted(chosen, key=lambda name: (_rank(name, order), name))]
+
+
+def overlaid(jobs: Mapping[int, JobRecord]) -> list[Overlay]:
+    """A plot for each metric that changes in one of the jobs or is not the same in all, those about learning first."""
+    found = []
+    names = {name for job in jobs.values() for name in _names(job)}
+    order = (*LEARNING, *HEALTH)
+    for name in sorted(names, key=lambda name: (_rank(name, order), name)):
+        series = {place: _series(job, name) for place, job in jobs.items()}
+        series = {place: one for place, one in series.items() if one[0]}
+        together = [value for _, values in series.values() for value in values]
+        if _changes(together):
+            last = [(place, number(values[-1])) for place, (_, values) in series.items()]
+            title = " ".join(job.name for job in jobs.values())
+            found.append(Overlay(name, _described(name, together), last, plots.lines(f"{title} {name}", series)))
+    return found
 
 
 def constants(job: JobRecord) -> list[tuple[str, str, str]]:
@@ -148,15 +174,19 @@ def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
 
 
 def _changes(values: Sequence[float]) -> bool:
-    return max(values) > min(values) and max(map(abs, values)) > NEARLY_CONSTANT
+    largest = max(map(abs, values))
+    return largest > NEARLY_CONSTANT and max(values) - min(values) > NEARLY_CONSTANT * largest
 
 
 def _panel(job: JobRecord, name: str) -> Panel:
     steps, values = _series(job, name)
-    meaning = _meaning(name)
-    if plots.is_log(values):
-        meaning += " (logarithmic)"
-    return Panel(name, meaning, number(values[0]), number(values[-1]), plots.line(f"{job.name} {name}", steps, values))
+    plot = plots.lines(f"{job.name} {name}", {0: (steps, values)})
+    return Panel(name, _described(name, values), number(values[0]), number(values[-1]), plot)
+
+
+def _described(name: str, values: Sequence[float]) -> str:
+    """What a plot of these values shows."""
+    return _meaning(name) + " (logarithmic)" * plots.is_log(values)
 
 
 def _meaning(name: str) -> str:

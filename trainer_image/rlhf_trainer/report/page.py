@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rlhf_mapper.calibration import Compared, compare_phases
-from rlhf_planning.numbers import between, duration, number, shortened, step_list
-from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.report import held_out, metrics
-from rlhf_trainer.report.run_record import JobRecord, Run, read_run
+from rlhf_planning.numbers import between
+from rlhf_trainer.report import held_out, metrics, rollouts
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_trainer.report.template import rendered
 
 REPORT = "report.html"
 OFFLINE = ("SFT", "RewardModel")
@@ -21,40 +20,34 @@ MOST_EVENTS = 500
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run folder into it; where it is.
+    """Write the report of a run folder into it, and the page of its rollouts if there are some; where the first is.
 
     Raises ConfigError if it is no run folder, EnvironmentProblem if it cannot be read or written.
     """
-    try:
-        page = render(read_run(folder))
-        path = folder / REPORT
-        path.write_text(page, encoding="utf-8", errors="replace")  # a lone surrogate cannot be encoded
-    except OSError as error:
-        raise EnvironmentProblem(f"{error.filename or folder}: {error.strerror or error}") from error
+    with reading_and_writing(folder):
+        run = read_run(folder)
+        path, rollouts_path = folder / REPORT, folder / rollouts.PAGE
+        kept = {job.name: job.rollouts for job in run.jobs if job.rollouts.rows}
+        rollouts_path.unlink(missing_ok=True)
+        if kept:
+            rollouts_path.write_text(rollouts.render(run.name, kept), encoding="utf-8")
+        path.write_text(render(run), encoding="utf-8", errors="replace")  # a lone surrogate cannot be encoded
     return path
 
 
 def render(run: Run) -> str:
     """The page about a run. Texts of models and users are escaped; the page may run no script and load nothing."""
-    environment = Environment(
-        loader=PackageLoader("rlhf_trainer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for shown in (duration, mapping_line, number, shortened, step_list, held_out.text_of):
-        environment.filters[shown.__name__] = shown
     jobs = [_job(job) for job in run.jobs]
-    return environment.get_template("page.html").render(
-        run=run,
-        jobs=jobs,
-        measures=[measure for job in run.jobs for measure in held_out.measures(job)],
-        seconds=sum(job["wall"] or 0.0 for job in jobs),
-        started=next((job.status.start_time for job in run.jobs if job.status.start_time), None),
-        headline=_headline(run),
-        glance=next((job for job in reversed(jobs) if job["learning"]), None),
-    )
+    variables = {
+        "run": run,
+        "jobs": jobs,
+        "measures": [measure for job in run.jobs for measure in held_out.measures(job)],
+        "seconds": sum(job["wall"] or 0.0 for job in jobs),
+        "started": next((job.status.start_time for job in run.jobs if job.status.start_time), None),
+        "headline": _headline(run),
+        "glance": next((job for job in reversed(jobs) if job["learning"]), None),
+    }
+    return rendered("page.html", variables, filters=(mapping_line, held_out.text_of))
 
 
 def _headline(run: Run) -> str:

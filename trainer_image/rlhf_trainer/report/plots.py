@@ -12,10 +12,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from rlhf_planning.numbers import tick
+from rlhf_planning.numbers import ticks
 
 POINTS = 200
 """The most points of a plot; with more steps a point is the mean of several, with their range as a band."""
@@ -49,7 +49,25 @@ STYLE: dict[Any, Any] = {
     "lines.solid_joinstyle": "round",
 }
 
+LABEL_INCHES = 0.07
+"""Width of a character of a label; the browser chooses the font."""
+
 Array = NDArray[np.float64]
+Series = tuple[Sequence[int], Sequence[float]]
+"""Steps, and the value at each."""
+
+
+class Labels(Formatter):  # type: ignore[misc] # matplotlib's base has no types
+    """Labels of an axis, of which no two are the same."""
+
+    def __init__(self, unit: str = "") -> None:
+        self._unit = unit
+
+    def __call__(self, value: float, _: object = None) -> str:
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        return [label + self._unit for label in ticks(values)]
 
 
 def is_log(values: Sequence[float]) -> bool:
@@ -57,25 +75,29 @@ def is_log(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) > LOG_ABOVE * float(np.median(values))
 
 
-def line(name: str, steps: Sequence[int], values: Sequence[float]) -> Markup:
-    """A series against the step."""
-    x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+def lines(name: str, series: Mapping[int, Series]) -> Markup:
+    """Series against the step, by the number of their colour."""
+    together = [value for _, values in series.values() for value in values]
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
-        if is_log(values):
+        if is_log(together):
             axes.set_yscale("log")
-        if len(x) > POINTS:
-            parts = _parts(len(x))
-            low, high = _each(y, parts, np.min), _each(y, parts, np.max)
-            x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
-            axes.fill_between(x, low, high, color=SERIES[0], alpha=0.22, linewidth=0)
-        marker = "o" if len(x) <= 12 else ""
-        axes.plot(x, y, color=SERIES[0], marker=marker, markersize=3)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(values) else MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(tick))
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        for colour, (steps, values) in series.items():
+            _curve(axes, np.asarray(steps, dtype=float), np.asarray(values, dtype=float), SERIES[colour])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(together) else MaxNLocator(4))
+        axes.yaxis.set_major_formatter(Labels())
+        axes.yaxis.set_minor_formatter(NullFormatter())
         _step_axis(axes)
         return _svg(figure)
+
+
+def _curve(axes: Axes, x: Array, y: Array, colour: str) -> None:
+    if len(x) > POINTS:
+        parts = _parts(len(x))
+        low, high = _each(y, parts, np.min), _each(y, parts, np.max)
+        x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
+        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
+    axes.plot(x, y, color=colour, marker="o" if len(x) <= 12 else "", markersize=3)
 
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
@@ -91,7 +113,7 @@ def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]
         axes.stackplot(x, rows, colors=[SERIES[number] for number in series], linewidth=0)
         axes.set_xlim(x[0], x[-1])
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick(value)} s"))
+        axes.yaxis.set_major_formatter(Labels(" s"))
         _step_axis(axes)
         return _svg(figure)
 
@@ -104,17 +126,16 @@ def distributions(name: str, before: Sequence[float], after: Sequence[float]) ->
         axes.hist(before, bins=list(edges), color=BEFORE, alpha=0.55)
         axes.hist(after, bins=list(edges), color=SERIES[0], alpha=0.6)
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(tick))
+        axes.yaxis.set_major_formatter(Labels())
         axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+        axes.xaxis.set_major_formatter(Labels())
         return _svg(figure)
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty plot of a size in inches."""
     figure = Figure(figsize=(width, height))
-    left, right, bottom, top = 0.5 / width, 1 - 0.18 / width, 0.2 / height, 1 - 0.08 / height
-    axes = figure.add_axes((left, bottom, right - left, top - bottom))  # the same frame for all: they line up
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.patch.set_visible(False)
     axes.margins(x=0.02)
     return figure, axes
@@ -122,7 +143,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _step_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.xaxis.set_major_formatter(Labels())
 
 
 def _parts(count: int) -> list[NDArray[np.intp]]:
@@ -135,8 +156,22 @@ def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Ar
     return np.asarray([reduce(values[part]) for part in parts])
 
 
+def _seen(axes: Axes) -> list[float]:
+    """The ticks of the vertical axis that are inside the frame."""
+    low, high = axes.get_ylim()
+    return [value for value in axes.get_yticks() if low <= value <= high] or [low]
+
+
 def _svg(figure: Figure) -> Markup:
-    """The figure as SVG for use inside HTML: without metadata, fonts and needless digits."""
+    """The figure as SVG for use inside HTML: without metadata, fonts and needless digits.
+
+    The frames of plots line up, but where labels need more room on the left.
+    """
+    (axes,), (width, height) = figure.axes, figure.get_size_inches()
+    longest = max(len(label) for label in axes.yaxis.get_major_formatter().format_ticks(_seen(axes)))
+    left = max(0.5, 0.1 + LABEL_INCHES * longest) / width
+    right, bottom, top = 1 - 0.18 / width, 0.2 / height, 1 - 0.08 / height
+    axes.set_position((left, bottom, right - left, top - bottom))
     buffer = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
@@ -151,4 +186,4 @@ def _svg(figure: Figure) -> Markup:
     text = re.sub(r"\s*\n\s*", " ", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    return Markup(text)  # safe: the only texts are numbers by tick()
+    return Markup(text)  # safe: the only texts are numbers by ticks()

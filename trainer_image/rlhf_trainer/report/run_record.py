@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any, TypeVar
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.status import Status
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.report.rollouts import Rollouts, read_rollouts
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
@@ -32,6 +35,7 @@ class JobRecord:
     samples: list[dict[str, Any]]
     events: list[str]
     summary: Mapping[str, Any]
+    rollouts: Rollouts = field(default_factory=Rollouts)
     mapping: Mapping[str, Any] = field(default_factory=dict)
     """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
     notes: list[str] = field(default_factory=list)
@@ -87,12 +91,25 @@ def read_run(folder: Path) -> Run:
     return Run(folder.resolve().name, _in_chain_order(jobs), environment)
 
 
+@contextmanager
+def reading_and_writing(path: Path) -> Iterator[None]:
+    """A file in the block that cannot be read or written is an EnvironmentProblem that names it, or `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(f"{error.filename or path}: {error.strerror or error}") from error
+
+
 def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobRecord:
     notes = list(run_notes)
     lines = [_numbers(row) for row in _json_lines(folder / "metrics.jsonl", notes) if isinstance(row.get("step"), int)]
     samples = [row for row in _json_lines(folder / "samples.jsonl", notes) if "prompt" in row]
+    rollouts = read_rollouts(folder / ROLLOUTS)
+    if rollouts.damaged:
+        notes.append(_left_out(ROLLOUTS, rollouts.damaged, rollouts.kept))
     return JobRecord(
         name=folder.name,
+        rollouts=rollouts,
         settings=_read(folder / "job.yaml", _settings, notes) or {},
         status=_read(folder / "status.json", Status.model_validate_json, notes) or Status(),
         records=[by_step for _, by_step in sorted({line["step"]: line for line in lines}.items())],
@@ -142,8 +159,12 @@ def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         except (ValueError, TypeError):
             damaged += 1
     if damaged:
-        notes.append(f"{path.name}: {damaged} of {damaged + len(rows)} lines cannot be read and are left out")
+        notes.append(_left_out(path.name, damaged, len(rows)))
     return rows
+
+
+def _left_out(name: str, damaged: int, whole: int) -> str:
+    return f"{name}: {damaged} of {damaged + whole} lines cannot be read and are left out"
 
 
 def _lines(path: Path) -> list[str]:

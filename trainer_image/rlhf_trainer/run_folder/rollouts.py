@@ -14,7 +14,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
-NEEDED = {"step", "row", "prompt", "response", "reward"}
+NEEDED = {"step": int, "row": int, "prompt": str, "response": str, "reward": (int, float)}
 NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "policy_version")
 
 
@@ -43,7 +43,7 @@ def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
     wanted = -1 if step is None else step
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            row = _parsed(line)
+            row = parsed(line)
             if step is None and row.get("step", -1) > wanted:
                 wanted, found = row["step"], {}
             if row.get("step") == wanted:
@@ -70,10 +70,10 @@ def _file(output: Path, job: str | None) -> Path:
     return files[-1]
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def parsed(line: str | bytes) -> dict[str, Any]:
     """A line; empty for one that a run is just writing, or whoever edited the file."""
     try:
         row = dict(json.loads(line))
     except (ValueError, TypeError):
         return {}
-    return row if row.keys() >= NEEDED else {}
+    return row if all(isinstance(row.get(name), kind) for name, kind in NEEDED.items()) else {}

@@ -1,0 +1,111 @@
+"""`compare.html`: runs side by side, each job with the jobs of its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf_api.resume import leaves
+from rlhf_planning.numbers import between, duration, number, shortened, signed
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.report import metrics, plots
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_trainer.report.template import rendered
+
+PAGE = "compare.html"
+MOST_RUNS = len(plots.SERIES)
+MOST_CHARACTERS = 300
+NO_FIGURES = ("steps", "seconds")
+
+
+class Row(NamedTuple):
+    """A row of a table with a column a run."""
+
+    name: str
+    values: list[str]
+    change: str = ""
+    """Of two runs, from the first to the second."""
+
+
+def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
+    """Write the page about run folders to a file, by default into the first; where it is.
+
+    Raises ConfigError if one is no run folder, or they are too many, and EnvironmentProblem if a file cannot be read or
+    written.
+    """
+    if len(folders) > MOST_RUNS:
+        raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MOST_RUNS}")
+    path = path or folders[0] / PAGE
+    with reading_and_writing(path):
+        runs = [read_run(folder) for folder in folders]
+        names = [run.name for run in runs]
+        if len(set(names)) < len(names):
+            names = [str(folder) for folder in folders]
+        path.write_text(render(names, runs), encoding="utf-8", errors="replace")
+    return path
+
+
+def render(names: Sequence[str], runs: Sequence[Run]) -> str:
+    """The page about runs of these names."""
+    by_name: dict[str, dict[int, JobRecord]] = {}
+    for place, run in enumerate(runs):
+        for job in run.jobs:
+            by_name.setdefault(job.name, {})[place] = job
+    together = {name: jobs for name, jobs in by_name.items() if len(jobs) > 1}
+    variables = {
+        "names": names,
+        "jobs": {name: _job(jobs, len(runs)) for name, jobs in together.items()},
+        "alone": [(name, names[place]) for name, jobs in by_name.items() if len(jobs) == 1 for place in jobs],
+        "environment": differences({place: run.environment for place, run in enumerate(runs)}, len(runs)),
+    }
+    return rendered("compare.html", variables)
+
+
+def _job(jobs: Mapping[int, JobRecord], count: int) -> dict[str, Any]:
+    """The template's variables for the jobs of a name, by the places of their runs."""
+    return {
+        "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
+        "figures": _figures(jobs, count),
+        "plots": metrics.overlaid(jobs),
+        "differences": differences({place: job.settings for place, job in jobs.items()}, count),
+    }
+
+
+def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
+    """How each ended, what it took, and what it measured on held-out data."""
+    taken = {place: metrics.times(job) for place, job in jobs.items()}
+    walls = {place: between(job.status.start_time, job.status.completion_time) for place, job in jobs.items()}
+    rows = [
+        _row("status", {place: job.status.phase for place, job in jobs.items()}, count),
+        _row("steps", {place: f"{len(job.records):,}" for place, job in jobs.items()}, count),
+        _row("mean step", {place: found.step for place, found in taken.items() if found}, count),
+        _row("in all", {place: duration(wall) for place, wall in walls.items() if wall is not None}, count),
+    ]
+    for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
+        found = {place: job.summary.get(name) for place, job in jobs.items()}
+        known = {place: value for place, value in found.items() if isinstance(value, int | float)}
+        change = signed(known[1] - known[0]) if count == len(known) == 2 else ""
+        rows.append(_row(name, {place: number(value) for place, value in known.items()}, count, change))
+    return rows
+
+
+def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
+    """The fields that are not the same in all documents, which have the places of their runs."""
+    flat = {place: dict(leaves(dict(document))) for place, document in documents.items()}
+    paths = dict.fromkeys(path for fields in flat.values() for path in fields)
+    return [
+        _row(path, {place: _told(fields.get(path)) for place, fields in flat.items()}, count)
+        for path in paths
+        if len({_told(fields.get(path)) for fields in flat.values()}) > 1
+    ]
+
+
+def _told(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shortened(text, MOST_CHARACTERS) if value is not None else "unset"
+
+
+def _row(name: str, values: Mapping[int, str], count: int, change: str = "") -> Row:
+    return Row(name, [values.get(place, "") for place in range(count)], change)
