@@ -29,6 +29,7 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.sections: dict[str, str] = defaultdict(str)
         self.cells: list[list[str]] = []
+        self.scripts: list[str] = []
         self._open: list[tuple[str, str]] = [("", "")]
         self.feed(html)
         self.close()
@@ -51,7 +52,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         tags = [tag for tag, _ in self._open]
-        if "style" in tags:
+        if {"style", "script"} & set(tags):
+            self.scripts += [data] if "script" in tags else []
             return
         self.sections[self._open[-1][1]] += data
         if {"td", "th"} & set(tags):
@@ -64,9 +66,9 @@ class Page(HTMLParser):
         return found
 
 
-def report(folder: Path) -> Result:
+def report(*arguments: object) -> Result:
     """`rlhf report`, in this process."""
-    return CliRunner().invoke(app, ["report", str(folder)])
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 def page_of(folder: Path) -> Page:

@@ -106,9 +106,9 @@ class Reader:
     def facts(self, rows: int) -> Iterator[str]:
         """Sentences on what was left out beside so many rows."""
         total = rows + self.dropped + self.short + self.bad
-        for count, word, bound in ((self.dropped, "longer", "max"), (self.short, "shorter", "min")):
+        for count, why in ((self.dropped, self._longer()), (self.short, self._shorter())):
             if count:
-                yield f"{self.path}: {count} of {total} rows are {word} than {self._bound(bound)} and were dropped"
+                yield f"{self.path}: {count} of {total} rows are {why} and were dropped"
         if self.bad:
             such = "; ".join(self.named)
             yield f"{self.path}: {self.bad} of {total} rows are bad and were dropped, such as {such}"
@@ -170,8 +170,8 @@ class Reader:
 
     def _none_left(self) -> str:
         """Why no row is left."""
-        whys = [f"longer than {self._bound('max')}"] if self.dropped else []
-        whys += [f"shorter than {self._bound('min')}"] if self.short else []
+        whys = [self._longer()] if self.dropped else []
+        whys += [self._shorter()] if self.short else []
         whys += [f"bad: {'; '.join(self.named)}"] if self.bad else []
         return f"all {self.dropped + self.short + self.bad} rows of {self.source.uri} are {' or '.join(whys)}"
 
@@ -187,6 +187,12 @@ class Reader:
         prompt = getattr(self._limits, f"{bound}_prompt_tokens")
         response = getattr(self._limits, f"{bound}_response_tokens")
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
+
+    def _longer(self) -> str:
+        return f"longer than {self._bound('max')}"
+
+    def _shorter(self) -> str:
+        return f"shorter than {self._bound('min')}"
 
     def _bound(self, bound: Literal["min", "max"]) -> str:
         """The fields of these limits and their values, in words."""

@@ -17,7 +17,7 @@ from rlhf_trainer.report.template import rendered
 PAGE = "compare.html"
 MOST_RUNS = len(plots.SERIES)
 MOST_CHARACTERS = 300
-NO_FIGURES = ("steps", "seconds")
+NO_FIGURES = ("steps", "seconds", "seed")
 
 
 class Row(NamedTuple):

@@ -57,7 +57,7 @@ Series = tuple[Sequence[int], Sequence[float]]
 """Steps, and the value at each."""
 
 
-class Labels(Formatter):  # type: ignore[misc] # matplotlib's base has no types
+class Labels(Formatter):
     """Labels of an axis, of which no two are the same."""
 
     def __init__(self, unit: str = "") -> None:
@@ -181,7 +181,7 @@ def _svg(figure: Figure) -> Markup:
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text)
     text = text.replace("xlink:href=", "href=")
-    text = re.sub(r"(\.\d\d)\d+(?=[ \"])", r"\1", text)  # coordinates; a label ends with "<"
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+(?=[ \"])", r"\1", tag[0]), text)  # coordinates
     text = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", text)
     text = re.sub(r"\s*\n\s*", " ", text)
     for colour, variable in VARIABLES.items():

@@ -62,7 +62,8 @@ def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
         return None
     if folder.finished():
         with understood(folder.path.parent / SUMMARY):
-            return read_summary(folder.path.parent).get(folder.path.name, {}).get("best_step")
+            step = read_summary(folder.path.parent).get(folder.path.name, {}).get("best_step")
+            return None if step is None else int(step)
     with understood(newest.uri):
         best = newest.state().get("best")
         return int(best[0]) if best and best[2] == folder.best_by else None

@@ -14,7 +14,13 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
-NEEDED = {"step": int, "row": int, "prompt": str, "response": str, "reward": (int, float)}
+NEEDED: Mapping[str, type | tuple[type, ...]] = {
+    "step": int,
+    "row": int,
+    "prompt": str,
+    "response": str,
+    "reward": (int, float),
+}
 NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "policy_version")
 
 
