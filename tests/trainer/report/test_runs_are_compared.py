@@ -56,6 +56,15 @@ def test_figures_curves_and_differences_stand_on_one_page(runs: tuple[Path, Path
     assert "stroke: var(--c0)" not in entropy[: entropy.index("</figure>")], "only the second measured it"
 
 
+def test_a_file_that_is_damaged_or_missing_is_no_difference(runs: tuple[Path, Path]) -> None:
+    (runs[0] / "environment.json").unlink()
+    (runs[1] / "helpful-ppo" / "job.yaml").write_text("spec: [")
+    _, html, page = compared(*runs)
+    assert "b: job.yaml cannot be read" in page.sections["helpful-ppo"]
+    assert "unset" not in html
+    assert "environment" not in page.sections
+
+
 def test_a_metric_that_is_constant_in_each_run_but_not_the_same_is_drawn(tmp_path: Path) -> None:
     for name, value in (("a", 1.0), ("b", 2.0)):
         run_job(tmp_path / name, PPO, [{"step": step, "entropy": value, "padding/waste": 0.5} for step in (1, 2)])

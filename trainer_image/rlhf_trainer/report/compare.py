@@ -56,16 +56,18 @@ def render(names: Sequence[str], runs: Sequence[Run]) -> str:
     together = {name: jobs for name, jobs in by_name.items() if len(jobs) > 1}
     variables = {
         "names": names,
-        "jobs": {name: _job(jobs, len(runs)) for name, jobs in together.items()},
+        "jobs": {name: _job(jobs, names) for name, jobs in together.items()},
         "alone": [(name, names[place]) for name, jobs in by_name.items() if len(jobs) == 1 for place in jobs],
         "environment": differences({place: run.environment for place, run in enumerate(runs)}, len(runs)),
     }
     return rendered("compare.html", variables)
 
 
-def _job(jobs: Mapping[int, JobRecord], count: int) -> dict[str, Any]:
+def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
     """The template's variables for the jobs of a name, by the places of their runs."""
+    count = len(names)
     return {
+        "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
         "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
         "figures": _figures(jobs, count),
         "plots": metrics.overlaid(jobs),
@@ -92,8 +94,8 @@ def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
-    """The fields that are not the same in all documents, which have the places of their runs."""
-    flat = {place: dict(leaves(dict(document))) for place, document in documents.items()}
+    """The fields that are not the same in all documents that are there, which have the places of their runs."""
+    flat = {place: dict(leaves(dict(document))) for place, document in documents.items() if document}
     paths = dict.fromkeys(path for fields in flat.values() for path in fields)
     return [
         _row(path, {place: _told(fields.get(path)) for place, fields in flat.items()}, count)
