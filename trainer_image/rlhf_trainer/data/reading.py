@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic.alias_generators import to_camel
@@ -147,8 +147,9 @@ class Reader:
         good = torch.tensor([row not in encoder.faults for row in range(len(texts[0]))])
         tokens = [Ragged.of(ids) for ids in texts]
         lengths = torch.stack([rows.lengths for rows in tokens[: 1 + len(self.responses)]])
-        fits, long_enough = lengths <= self._limit("max"), (lengths >= self._limit("min")).all(0)
-        fits |= ~good
+        limits = self._limits
+        fits = (lengths <= self._bounds(limits.max_prompt_tokens, limits.max_response_tokens)) | ~good
+        long_enough = (lengths >= self._bounds(limits.min_prompt_tokens, limits.min_response_tokens)).all(0)
         not_long = fits.all(0)
         if self._limits.overlong == "Fail" and not not_long.all():
             row = int(not_long.long().argmin())
@@ -182,23 +183,17 @@ class Reader:
         most = self._limits.max_response_tokens if column else self._limits.max_prompt_tokens
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
-    def _limit(self, bound: Literal["min", "max"]) -> torch.Tensor:
-        """The least or the most tokens of the prompt and of each response, int64 [1 + responses, 1]."""
-        prompt = getattr(self._limits, f"{bound}_prompt_tokens")
-        response = getattr(self._limits, f"{bound}_response_tokens")
+    def _bounds(self, prompt: int, response: int) -> torch.Tensor:
+        """Tokens of the prompt and of each response, int64 [1 + responses, 1]."""
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
 
     def _longer(self) -> str:
-        return f"longer than {self._bound('max')}"
+        response = f" or spec.data.maxResponseTokens {self._limits.max_response_tokens}" if self.responses else ""
+        return f"longer than spec.data.maxPromptTokens {self._limits.max_prompt_tokens}{response}"
 
     def _shorter(self) -> str:
-        return f"shorter than {self._bound('min')}"
-
-    def _bound(self, bound: Literal["min", "max"]) -> str:
-        """The fields of these limits and their values, in words."""
-        prompt, *responses = self._limit(bound)[:, 0].tolist()
-        response = f" or spec.data.{bound}ResponseTokens {responses[0]}" if responses else ""
-        return f"spec.data.{bound}PromptTokens {prompt}{response}"
+        response = f" or spec.data.minResponseTokens {self._limits.min_response_tokens}" if self.responses else ""
+        return f"shorter than spec.data.minPromptTokens {self._limits.min_prompt_tokens}{response}"
 
 
 class CompletionReader(Reader):
