@@ -20,8 +20,9 @@ from typing import Any
 from rlhf_api.problems import one_line
 from rlhf_mapper.config_file import ConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.hub import HUB
 from rlhf_trainer.run.shapes import CONFIG, config_file
-from rlhf_trainer.run_folder.folder import HUB, model_folder
+from rlhf_trainer.run_folder.folder import model_folder
 
 OUTPUT = Path("/")
 """No model is the output of this run."""

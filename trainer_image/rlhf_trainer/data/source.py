@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -23,21 +21,15 @@ from datasets.utils.tqdm import (
     disable_progress_bars,
     enable_progress_bars,
 )
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import RepositoryNotFoundError
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.data import DataSource
-from rlhf_api.problems import one_line, printable
+from rlhf_api.problems import printable
 from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, lines_of, row_numbers, rows_and_others
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.hub import HUB, require_hub
 
-logger = logging.getLogger(__name__)
-
-HUB = "hf://"
-HUB_SECONDS, HUB_TRIES = 5.0, 3
-"""How long the hub may take to answer, and how often it is asked: with the pauses in between 18 seconds."""
 NO_ROW = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
 """`datasets` makes a null of all of them."""
 KIND_OF_EXTENSION = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -126,50 +118,8 @@ def open_rows(
 
 def _open_hub(source: DataSource, path: str) -> OpenedRows:
     address = _hub_address(source.uri, path)
-    if not constants.is_offline_mode():
-        _require_hub(source.uri, path)
+    require_hub(source.uri, f"{path}.uri", "dataset")
     return _load(address, source, path)
-
-
-def _require_hub(uri: str, path: str) -> None:
-    """DataError where the hub does not answer, which `datasets` would take minutes to say, or has no such data set."""
-    for attempt in range(1, HUB_TRIES + 1):
-        said = f"{path}.uri: the Hugging Face Hub cannot be reached for {uri} (try {attempt} of {HUB_TRIES}"
-        try:
-            _ask_hub(uri.removeprefix(HUB))
-        except RepositoryNotFoundError as error:
-            raise DataError(f"{path}.uri: the Hugging Face Hub has no {uri} that this user may read") from error
-        except Exception as error:  # a proxy's error is of the HTTP client's own kind
-            said += f": {one_line(str(error) or type(error).__name__, 200)})"
-            if attempt == HUB_TRIES:
-                raise DataError(f"{said}; HF_HUB_OFFLINE=1 reads what was fetched before") from error
-            logger.warning(said)
-            time.sleep(attempt)
-        else:
-            return
-
-
-def _ask_hub(name: str) -> None:
-    """Raise what the hub answers for a data set that it has not; TimeoutError where it takes too long.
-
-    A thread waits for it: looking up a name, and trying each of its addresses, have no common time limit.
-    """
-    raised: list[Exception] = []
-    answered: list[object] = []
-
-    def ask() -> None:
-        try:
-            answered.append(HfApi().dataset_info(name))
-        except Exception as error:  # noqa: BLE001 it is raised below
-            raised.append(error)
-
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    if raised:
-        raise raised[0]
-    if not answered:
-        raise TimeoutError(f"no answer within {HUB_SECONDS:g} s")
 
 
 def _hub_address(uri: str, path: str) -> str:

@@ -17,7 +17,7 @@ from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
-from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError, together
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NoRowLeftError, TrainerError, together
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
@@ -26,7 +26,7 @@ from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run_folder.folder import JobFolder, model_folder
+from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_sources, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
@@ -164,11 +164,7 @@ class JobCheck:
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
     """What a worker of the role would be made from, and whether another job is yet to make its model from that."""
     maker, made = made_from(job, role, jobs)
-    model = maker.models()[made]
-    try:
-        folder = model_folder(model.uri, output)
-    except DataError as error:
-        raise DataError(f"{maker.name}: spec.models.{maker.spec.models.source_field(made)}.uri: {error}") from error
+    model, folder = maker.models()[made], model_folders(maker, output)[made]
     return WorkerSetting(job=job, role=role, model=model, folder=folder, total_steps=1), maker is not job
 
 

@@ -11,7 +11,8 @@ from rlhf_api.problems import one_line
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.config_file import ConfigError, made_from, shape_of, told_by
 from rlhf_trainer.errors import DataError, EnvironmentProblem
-from rlhf_trainer.run_folder.folder import HUB, model_folder
+from rlhf_trainer.hub import HUB
+from rlhf_trainer.run_folder.folder import model_folder
 
 CONFIG, CLAIM = "config.json", "pvc://"
 

@@ -24,12 +24,13 @@ from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
 P = ParamSpec("P")
-JOB, HUB = "job://", "hf://"
+JOB = "job://"
 MADE = ("model", "data")
 """What a job leaves: a folder of this name."""
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
@@ -43,10 +44,13 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
     """Where each model of a job is on this machine; a name on the hub stays a name. DataError if there is nothing."""
     folders: dict[Role, str] = {}
     for role, model in job.models().items():
+        field = f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri"
+        if model.uri.startswith(HUB):
+            require_hub(model.uri, field, "model")
         try:
             folders[role] = model_folder(model.uri, output)
         except DataError as error:
-            raise DataError(f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri: {error}") from error
+            raise DataError(f"{field}: {error}") from error
     return folders
 
 

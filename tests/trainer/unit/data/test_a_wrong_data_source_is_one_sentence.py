@@ -14,10 +14,13 @@ import pytest
 from huggingface_hub import constants
 
 from rlhf_api.data import DataSource
-from rlhf_trainer.data import source as source_module
+from rlhf_api.job import Job
+from rlhf_trainer import hub
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.run_folder.folder import model_folders
+from tests.api.cases import made
 
 ROW = {"prompt": "a", "chosen": "b"}
 
@@ -213,19 +216,28 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "was-run").exists()
 
 
+def of_data() -> object:
+    return open_rows(DataSource(uri="hf://c/d"), path="spec.x")
+
+
+def of_model() -> object:
+    return model_folders(Job.parse({**made("SFT", ("models.actor.uri=hf://c/d",)), "metadata": {"name": "j"}}), Path())
+
+
+@pytest.mark.parametrize(("read", "field"), [(of_data, "spec.x.uri"), (of_model, "j: spec.models.actor.uri")])
 def test_a_hub_that_does_not_answer_is_told_with_the_number_of_the_try(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    read: Callable[[], object], field: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
-    wait = source_module.HUB_SECONDS
+    wait = hub.HUB_SECONDS
     with socket.create_server(("127.0.0.1", 0)) as deaf, caplog.at_level(logging.WARNING):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr(source_module, "HUB_SECONDS", 0.2)
-        monkeypatch.setattr(source_module, "time", SimpleNamespace(sleep=pauses.append))
+        monkeypatch.setattr(hub, "HUB_SECONDS", 0.2)
+        monkeypatch.setattr(hub, "time", SimpleNamespace(sleep=pauses.append))
         with pytest.raises(DataError) as raised:
-            open_rows(DataSource(uri="hf://a/b"), path="spec.x")
-    cannot = "spec.x.uri: the Hugging Face Hub cannot be reached for hf://a/b"
+            read()
+    cannot = f"{field}: the Hugging Face Hub cannot be reached for hf://c/d"
     assert caplog.messages == [f"{cannot} (try {number} of 3: no answer within 0.2 s)" for number in (1, 2)]
     assert str(raised.value) == (
         f"{cannot} (try 3 of 3: no answer within 0.2 s); HF_HUB_OFFLINE=1 reads what was fetched before"
