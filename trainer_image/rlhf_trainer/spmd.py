@@ -26,12 +26,14 @@ from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.place import device_of
 from rlhf_trainer.cli import exit_code_of
+from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.assembly import data_of, setting_of, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
+from rlhf_trainer.run.deep_check import require_no_problems
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
@@ -135,6 +137,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:
+            require_ready(job, jobs, output)
             run_rank(job, folders, None, layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
@@ -142,10 +145,24 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, display, outputs)
             with publisher.recording_the_end():
+                require_ready(job, jobs, output)
                 summary = run_rank(job, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)
     finally:
         dist.destroy_process_group()
+
+
+def require_ready(job: Job, jobs: Sequence[Job], output: Path) -> None:
+    """Rank 0 tries what the job needs; what it finds is the error of every rank. A collective."""
+    found: list[TrainerError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            require_no_problems([job], jobs, output)
+        except TrainerError as error:
+            found = [error]
+    dist.broadcast_object_list(found)
+    if found[0]:
+        raise found[0]
 
 
 def run_rank(

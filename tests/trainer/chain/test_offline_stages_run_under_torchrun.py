@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rlhf_api.exit_codes import ExitCode
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records
 
 
@@ -42,3 +44,28 @@ def test_torchrun_gives_the_losses_of_rlhf_run(
     assert json.loads((output / name / "status.json").read_text())["phase"] == "Succeeded"
     assert (output / name / "model" / "model.safetensors").is_file()
     assert json.loads((output / "summary.json").read_text())[name]["steps"] == len(mine)
+
+
+def test_what_would_end_a_job_later_ends_every_rank_at_once(tmp_path: Path) -> None:
+    change = "{keepBest: lost}"
+    sets = ["--set=helpful-sft:evaluation.everySteps=1", f"--set=helpful-sft:checkpoint={change}"]
+    command = [sys.executable, "-m", "rlhf_trainer.spmd", "sft", str(MANIFEST), f"--output={tmp_path / 'run'}", *sets]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [ExitCode.SPEC] * 2, told
+    for sentence in told:
+        assert "error: helpful-sft: spec.checkpoint.keepBest: lost is not measured; there are loss\n" in sentence
+    status = json.loads((tmp_path / "run" / "helpful-sft" / "status.json").read_text())
+    assert (status["phase"], status["lastFailure"]["exitCode"]) == ("Failed", ExitCode.SPEC)

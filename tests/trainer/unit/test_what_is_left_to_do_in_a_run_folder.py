@@ -14,7 +14,7 @@ from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
-from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.checkpoints import KeptCheckpoints, require_measure
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished
@@ -154,13 +154,13 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tm
     assert marked_best(tmp_path) == ["step-000006"]
 
 
-def test_a_measure_that_is_not_taken_is_named_before_the_first_step(tmp_path: Path) -> None:
-    kept = keeping_the_best(run(tmp_path, "helpful-sft"))
-    kept.require_measure(["loss"])
+def test_a_measure_that_is_not_taken_is_named_before_the_first_step() -> None:
+    job = jobs(*BEST)[0]
+    require_measure(job, ["loss"])
     with pytest.raises(
         ConfigError, match=r"^helpful-sft: spec\.checkpoint\.keepBest: loss is not measured; there are a"
     ):
-        kept.require_measure(["a", "b"])
+        require_measure(job, ["a", "b"])
 
 
 def test_a_damaged_checkpoint_that_cannot_be_marked_is_still_named(

@@ -21,6 +21,14 @@ State = dict[str, Any]
 """What the controller knows after a step besides the step's number: JSON values."""
 
 
+def require_measure(job: Job, names: Collection[str]) -> None:
+    """ConfigError unless what is to be best is one of these measures."""
+    wanted = job.spec.checkpoint.keep_best
+    if wanted is not None and wanted not in names:
+        path = f"{job.name}: spec.checkpoint.keepBest"
+        raise ConfigError(f"{path}: {wanted} is not measured; there are {', '.join(names)}")
+
+
 class Checkpoints:
     """No checkpoints (torchrun): the base of those that are kept."""
 
@@ -38,9 +46,6 @@ class Checkpoints:
 
         measured: by an evaluation after this step, as in the record.
         """
-
-    def require_measure(self, names: Collection[str]) -> None:
-        """ConfigError unless what is to be best is one of these measures."""
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
         """For summary.json: the step of the best checkpoint, of those that were measured and the last one."""
@@ -78,7 +83,6 @@ class KeptCheckpoints(Checkpoints):
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
-        self._path = f"{job.name}: spec.checkpoint.keepBest"
         self._best: tuple[int, float] | None = None
         """(step, value) of the best so far, by what is to be best now."""
         self._begun_at = time.monotonic()
@@ -130,11 +134,6 @@ class KeptCheckpoints(Checkpoints):
             self._folder.save_request.unlink(missing_ok=True)
         if self._stop.requested:
             raise Stopped(self._stop.requested, saved=f"the checkpoint of step {step} is saved")
-
-    def require_measure(self, names: Collection[str]) -> None:
-        wanted = self._settings.keep_best
-        if wanted is not None and wanted not in names:
-            raise ConfigError(f"{self._path}: {wanted} is not measured; there are {', '.join(names)}")
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:
         wanted = self._settings.keep_best

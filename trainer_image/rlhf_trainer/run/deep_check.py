@@ -23,6 +23,8 @@ from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of
+from rlhf_trainer.run.checkpoints import require_measure
+from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.shapes import shapes_of
@@ -82,6 +84,7 @@ class JobCheck:
             self._job = with_prompts(self._job)
         if self._job.spec.algorithm.makes == "data":
             self._tried(require_free_names, self._job)
+        self._tried(self._try_measure)
         if data := self._tried(self._data):
             self._tried(self._try_tokens, strangers or set(), data)
             self._tried(self._try_code, data)
@@ -113,6 +116,15 @@ class JobCheck:
             if reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=on_cpu):
                 path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
                 raise ConfigError(f"{path}: {reason}")
+
+    def _try_measure(self) -> None:
+        """Look for what is to be best among what will be measured."""
+        wanted, evaluation = self._job.spec.checkpoint.keep_best, self._job.spec.evaluation
+        if wanted is None or evaluation is None:
+            return
+        parts = tuple(f"{function.name}_" for function in evaluation.functions)
+        if not wanted.rpartition("/")[2].startswith(parts):  # what a function names itself is known when it is called
+            require_measure(self._job, measures_of(self._job))
 
     def _strangers(self) -> set[Role]:
         """The models whose tokenizer is not the actor's."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from rlhf_api.data import DataSets
 from rlhf_api.job import Job
 from rlhf_api.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
@@ -17,6 +18,9 @@ from rlhf_trainer.workers.judge import JudgedRow
 
 FIRST_DRAW, SECOND_DRAW = 0, -1
 """Numbers that stand for a step where responses are drawn for an evaluation; each gives every row a seed of its own."""
+
+OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
+"""Of jobs that generate nothing, whether they learn completions (SFT) -> the method that measures, and what."""
 
 
 class Runtime(Protocol):
@@ -110,9 +114,7 @@ class Rollouts(Evaluation):
         self._costs = runtime.models.get("cost")
         self._options = {} if not asked.greedy else {"do_sample": False}
         self._samples = asked.samples_per_prompt
-        self._passed = [verifier.name for verifier in asked.verifiers]
-        if isinstance(job.spec.models.reward, RewardVerifier):
-            self._passed.append("reward")
+        self._passed = verified(job)
         judges = [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
         self._decider = judges[0] if judges else "reward"
         self._before: list[JudgedRow] = []
@@ -177,7 +179,7 @@ class Rollouts(Evaluation):
             of_set = means(rows[some])
             for measure in self._passed:
                 for k, share in passes_at(rows[some], measure, samples=self._samples).items():
-                    of_set[f"{measure}_pass_at_{k}"] = share
+                    of_set[pass_of(measure, k)] = share
             found |= {measure_of(name, measure): value for measure, value in of_set.items()}
         return found
 
@@ -213,9 +215,36 @@ class Written(Evaluation):
         return summary
 
 
+def verified(job: Job) -> list[str]:
+    """The measures of an evaluation by which a response passes or does not."""
+    assert job.spec.evaluation, "the job has an evaluation"
+    names = [verifier.name for verifier in job.spec.evaluation.verifiers]
+    return [*names, "reward"] if isinstance(job.spec.models.reward, RewardVerifier) else names
+
+
+def measures_of(job: Job) -> list[str]:
+    """The names of what a job's evaluation will measure, but of the parts that its functions name themselves."""
+    asked = job.spec.evaluation
+    if asked is None:
+        return []
+    if job.spec.algorithm.offline:
+        return [OFFLINE[job.spec.algorithm.name == "SFT"][1]]
+    scores = ["reward", *(["cost"] if "cost" in job.models() else [])]
+    scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
+    passes = [pass_of(measure, k) for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]
+    sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
+    names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
+    return [measure_of(name, measure) for name in sets for measure in names]
+
+
 def measure_of(name: str, measure: str) -> str:
     """A measure of the data set of this name, or of all rows if there is none."""
     return f"{name}/{measure}" if name else measure
+
+
+def pass_of(measure: str, k: int) -> str:
+    """The name of a measure's pass@k."""
+    return f"{measure}_pass_at_{k}"
 
 
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
@@ -270,10 +299,9 @@ def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
         return Written(runtime)
     if job.spec.evaluation is None:
         return Evaluation()
-    if job.spec.algorithm.name == "SFT":
-        return HeldOut(runtime, data.evaluation_rows, role="actor", method="evaluate_completions", measure="loss")
     if job.spec.algorithm.offline:
         (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
-        options = {"method": "evaluate_pairs", "measure": "pair_accuracy"}
+        method, measure = OFFLINE[job.spec.algorithm.name == "SFT"]
+        options = {"method": method, "measure": measure}
         return HeldOut(runtime, data.evaluation_rows, role=role, **options, with_reference="reference" in frozen)
     return Rollouts(runtime, data, job=job)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.run.assembly import inputs_of, training_batch
-from rlhf_trainer.run.checkpoints import Checkpoints, State
+from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
@@ -40,7 +40,7 @@ def run_job(
     else:
         evaluation.before()
     runtime.drain()
-    checkpoints.require_measure(evaluation.measures())
+    require_measure(job, evaluation.measures())
     done, spent = (resumed["step"], resumed["seconds"]) if resumed else (0, 0.0)
 
     def state() -> State:
