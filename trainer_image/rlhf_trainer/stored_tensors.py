@@ -150,8 +150,26 @@ class HeldTensor:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A matrix of a stack [layers, rows, columns], or some rows of it, as a tensor of its own."""
+
+    stack: TensorSource
+    place: TensorSlice
+    """Of one layer."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape[1:]
+
+    def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
+        number, *first = self.place.starts
+        for part, values in self.stack.parts(wanted.moved(first).on_layer(number)):
+            yield part.off_layer().moved([-start for start in first]), values[0]
+
+
+@dataclass(frozen=True)
 class Piece:
-    """A tensor of a file, and which part of a tensor it is; None: all of it."""
+    """A tensor of a file, and which part of a tensor it is, such as one layer of a stack; None: all of it."""
 
     file: TensorFile
     name: str
@@ -165,9 +183,10 @@ class Piece:
         """What it holds of a slice; NumericsError at the end if all of it was read, and is not what was written."""
         held, found = self.held, 0
         met = wanted.intersection(held)
+        outer = len(held.starts) - len(self.file.shape(self.name)) if self.place else 0
         sums = json.loads(self.file.metadata().get(SUMS, "{}")) if met == held else {}
         for part in chunks(met, self.file.dtype(self.name).itemsize) if met else ():
-            values = self.file.read(self.name, part.within(held))
+            values = self.file.read(self.name, part.within(held)[outer:]).view(part.shape)
             found = crc32(bytes_of(values), found) if self.name in sums else 0
             yield part, values
         if self.name in sums and hexadecimal(found) != sums[self.name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -47,6 +48,19 @@ class TensorSlice:
         starts = tuple(map(max, self.starts, other.starts))
         stops = tuple(map(min, self.stops, other.stops))
         return TensorSlice(starts, stops) if all(map(int.__lt__, starts, stops)) else None
+
+    def moved(self, by: Sequence[int]) -> TensorSlice:
+        """As many elements, which start so much later in each dim."""
+        starts, stops = (tuple(map(int.__add__, ends, by)) for ends in (self.starts, self.stops))
+        return TensorSlice(starts, stops)
+
+    def on_layer(self, number: int) -> TensorSlice:
+        """The same elements of one layer of a stack."""
+        return TensorSlice((number, *self.starts), (number + 1, *self.stops))
+
+    def off_layer(self) -> TensorSlice:
+        """What `on_layer` was made of."""
+        return TensorSlice(self.starts[1:], self.stops[1:])
 
     def within(self, outer: TensorSlice) -> tuple[slice, ...]:
         """The index of this slice in a local tensor that holds the elements of `outer`."""

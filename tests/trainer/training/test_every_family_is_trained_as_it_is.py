@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.hybrid_engine.layout import describe, generation_shards
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
@@ -60,6 +61,25 @@ def require_as_transformers(family: str, folder: Path, layout: ParallelSizes) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1))
+
+
+def test_ranks_that_share_experts_say_the_same(tmp_path: Path) -> None:
+    require_as_transformers("Qwen3-MoE", tmp_path, ParallelSizes(data=3))
+
+
+def test_an_expert_that_is_missing_or_of_another_size_is_told(tmp_path: Path) -> None:
+    folder = saved("Qwen3-MoE", tmp_path)
+    weights, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.experts.{}.up_proj.weight"
+    for change, sentence in {
+        "missing": "the weights lack 2,048 elements of model.layers.1.mlp.experts.gate_up_proj",
+        "short": "model.layers.1.mlp.experts.1.up_proj.weight is [31, 64] in the weights, and [32, 64] by config.json",
+    }.items():
+        changed = {own: tensor for own, tensor in weights.items() if own != name.format(1)}
+        if change == "short":
+            changed[name.format(1)] = weights[name.format(1)][:31].contiguous()
+        save_file(changed, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(DataError, match=f"^{re.escape(f'{folder}: {sentence}')}$"):
+            load_language_model(folder, seed=0, trust_remote_code=False, revision=None)
 
 
 @pytest.mark.parametrize("family", TENSOR)

@@ -11,6 +11,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder, write_weights
+from rlhf_trainer.training.stacks import as_stored
 from rlhf_trainer.training.state import saved_weights
 
 
@@ -37,4 +38,4 @@ def export(uri: str, folder: Path) -> None:
             files, path = open_storage(saved)
             files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
         config = PreTrainedConfig.from_pretrained(unfinished)
-        write_weights(weights, config.dtype or torch.float32, unfinished)
+        write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)

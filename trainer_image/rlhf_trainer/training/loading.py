@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor
 from rlhf_trainer.training.drawing import Drawing, OnMeta
 from rlhf_trainer.training.models import LanguageModel, Scorer
+from rlhf_trainer.training.stacks import place_in_stack
 
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -189,8 +191,8 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     needs them, which downloads them. OSError or SafetensorError where a file is missing or damaged; ValueError where
     the model's class makes its parameters of other tensors.
     """
-    place = partial(cached_file, folder, revision=revision)
-    index = place(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    find = partial(cached_file, folder, revision=revision)
+    index = find(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     names_by_file: dict[str, list[str]] = {}
     if index is None or Path(folder, SAFE_WEIGHTS_NAME).is_file():
         names_by_file[SAFE_WEIGHTS_NAME] = []
@@ -200,15 +202,19 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     conversions = get_model_conversion_mapping(model)
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    expected, found = model.state_dict(), {}
+    expected = model.state_dict()
+    pieces: dict[str, list[Piece]] = {}
     for name_of_file, names in names_by_file.items():
-        file = LocalFile(partial(place, name_of_file))
+        file = LocalFile(partial(find, name_of_file))
         in_file = file.names() if not names or Path(folder).is_dir() else names
         for name in in_file:
             own, made_of = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
-            if own in expected and made_of is not None:
+            is_made = own in expected and made_of is not None
+            place = place_in_stack(converters, str(made_of), name, tuple(expected[own].shape)) if is_made else None
+            if is_made and place is None:
                 raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
-            found[own] = StoredTensor([Piece(file, name)])
+            pieces.setdefault(own, []).append(Piece(file, name, place))
+    found = {own: StoredTensor(of_own) for own, of_own in pieces.items()}
     for target, source in model.all_tied_weights_keys.items():
         if source not in found and target in found:
             found[source] = found[target]
@@ -229,9 +235,19 @@ def _require_all(
             continue
         if name not in weights:
             raise DataError(f"{folder}: the weights lack {name}")
-        if Path(folder).is_dir() and weights[name].shape != parameter.shape:
-            stored, own = list(weights[name].shape), list(parameter.shape)
-            raise DataError(f"{folder}: {name} is {stored} in the weights, and {own} by config.json")
+        if Path(folder).is_dir():
+            _require_shape(name, weights[name], tuple(parameter.shape), folder)
+
+
+def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], folder: str) -> None:
+    """DataError unless the weights have the parameter's shape; of a stack, each of its parts, and all are there."""
+    for piece in weights.pieces:
+        stored, own = piece.file.shape(piece.name), piece.place.shape[1:] if piece.place else shape
+        if stored != own:
+            what = piece.name if piece.place else name
+            raise DataError(f"{folder}: {what} is {list(stored)} in the weights, and {list(own)} by config.json")
+    if lacking := prod(shape) - sum(piece.held.numel for piece in weights.pieces):
+        raise DataError(f"{folder}: the weights lack {lacking:,} elements of {name}")
 
 
 def _loaded(factory: Any, folder: str, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.stored_tensors import LocalFile, TensorSource, saved_by_ranks, write_piece, write_tensors
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters, pieces_to_save
+from rlhf_trainer.training.stacks import as_stored
 
 FILE_SIZE = "5GB"
 
@@ -43,7 +44,7 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
             held = pieces_to_save(model.mesh, dict(named_parameters(model)))
             write_piece(pieces / f"{rank}.safetensors", held, dtype)
             dist.barrier()
-            _put_together(pieces, dtype, unfinished)
+            _put_together(pieces, inner(model.module).config.model_type, dtype, unfinished)
         dist.barrier()
         if rank == 0:
             shutil.rmtree(pieces)
@@ -51,11 +52,12 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     dist.barrier()
 
 
-def _put_together(pieces: Path, dtype: torch.dtype, folder: Path) -> None:
+def _put_together(pieces: Path, model_type: str, dtype: torch.dtype, folder: Path) -> None:
     """Write this rank's share of the final files; at the end no piece is open, as NFS deletes no open file."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
-    write_weights(saved_by_ranks(files), dtype, folder, rank=rank, ranks=ranks)
+    weights = as_stored(model_type, saved_by_ranks(files))
+    write_weights(weights, dtype, folder, rank=rank, ranks=ranks)
 
 
 def write_weights(
