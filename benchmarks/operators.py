@@ -263,7 +263,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """How each operator is started, with the settings in a file of the folder."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump({"namespaces": [NAMESPACE]}))
-    port = str(free_ports(1)[0])
+    port, probes_port = map(str, free_ports(2))
     return {
         "ours": [
             sys.executable,
@@ -273,6 +273,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
             str(config),
             "--port",
             port,
+            "--probes-port",
+            probes_port,
             "--log-format",
             "text",
         ],

@@ -54,7 +54,7 @@ OF_A_CONTAINER: Final = MappingProxyType(
     }
 )
 """The same of the operator's own containers."""
-OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+")
+OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+|rlhf-(ca|models)")
 OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")
 OWN_LABEL = re.compile(r"(rlhf\.hybridflow\.io|ray\.io|kueue\.x-k8s\.io)/.*|app\.kubernetes\.io/managed-by")
 OWN_VARIABLE = re.compile("RLHF_.*")

@@ -29,18 +29,19 @@ from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
 from rlhf_operator.cluster.observe import Observer
-from rlhf_operator.metrics import OperatorMetrics, Server
+from rlhf_operator.metrics import OperatorMetrics
 from rlhf_operator.reconcile import decide
 from rlhf_operator.reconciler import Reconciler
+from rlhf_operator.server import METRICS_PORT, PROBES_PORT, Ports, Server, Tls
 from rlhf_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-PORT: Final = 9090
 COMPARE_SECONDS: Final = 30.0
 """Between two looks at what the cluster offers: KubeRay may be installed later."""
 DEEPEST: Final = 100_000
 """Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 PAUSE_SECONDS: Final = 2.0
 """Before the operator begins anew."""
 
@@ -61,17 +62,19 @@ def run(arguments: Sequence[str]) -> int:
     Once it has worked it does not end by itself: a container that ends is started later and later.
     """
     options = _options(arguments)
-    _log(options.log_format)
+    _log(options.log_format, options.log_level)
     try:
         settings = Settings.read(options.config)
+        tls = Tls(options.tls, asks_clients=options.require_client_certificate) if options.tls else None
     except SpecError as error:
         for problem in error.problems:
             logger.error("%s", problem)
         return 2
+    ports = Ports(metrics=options.port, probes=options.probes_port, tls=tls)
     pause = 0.0
     while True:
         try:
-            asyncio.run(_operate(settings, options.kubeconfig, options.port, pause))
+            asyncio.run(_operate(settings, options.kubeconfig, ports, pause))
         except (BeginAnewError, LostLeaseError) as error:
             logger.warning("%s; the operator begins anew", error)
         except (NoClusterError, ApiError, OSError) as error:
@@ -85,11 +88,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rlhf-operator", description="Runs RLHFJobs on Kubernetes.")
-    parser.add_argument("--config", type=Path, required=True, help="file with the settings (YAML)")
-    parser.add_argument("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")
-    parser.add_argument("--port", type=int, default=PORT, help="of /metrics, /healthz and /readyz (default 9090)")
-    parser.add_argument("--log-format", choices=("json", "text"), default="json", help="of the log (default json)")
-    return parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--config", type=Path, required=True, help="file with the settings (YAML)")
+    add("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")
+    add("--port", type=int, default=METRICS_PORT, help="of /metrics (default %(default)s)")
+    add("--probes-port", type=int, default=PROBES_PORT, help="of /healthz and /readyz (default %(default)s)")
+    add("--tls", type=Path, metavar="FOLDER", help="with tls.crt and tls.key: /metrics is served over TLS")
+    ours = "only who shows a certificate by an authority in the FOLDER's ca.crt gets /metrics"
+    add("--require-client-certificate", action="store_true", help=ours)
+    add("--log-level", choices=LOG_LEVELS, default="info", help="least that is logged (default %(default)s)")
+    add("--log-format", choices=("json", "text"), default="json", help="of the log (default %(default)s)")
+    found = parser.parse_args(arguments)
+    if found.require_client_certificate and not found.tls:
+        parser.error("--require-client-certificate needs --tls")
+    return found
 
 
 class _Json(logging.Formatter):
@@ -103,13 +115,13 @@ class _Json(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def _log(form: str) -> None:
+def _log(form: str, level: str) -> None:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_Json() if form == "json" else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # kopf tells of every event that it hands on.
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class _Operator:
@@ -124,7 +136,7 @@ class _Operator:
             version=version("rlhf-operator"),
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
             queue_depth=lambda: self.reconciler.queue_depth,
-            leads=lambda: self.reconciler.leads,
+            leads=lambda: self.reconciler.leads and may_write(),  # a stopped process does not know yet
             now=client.clock.now,
         )
         events = EventRecorder(client, may_write, client.clock.now)
@@ -263,7 +275,7 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
     return Elector(client, settings.lease_name, settings.lease_namespace, identity)
 
 
-async def _operate(settings: Settings, kubeconfig: Path | None, port: int, pause: float = 0.0) -> None:
+async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:
     """Until SIGTERM or SIGINT; raises what made it end before. pause: seconds before anything is asked."""
     async with AsyncExitStack() as stack:
         client = await Client.connect(kubeconfig)
@@ -274,5 +286,5 @@ async def _operate(settings: Settings, kubeconfig: Path | None, port: int, pause
         reconciler = operator.reconciler
         server = Server(operator.metrics.registry, unhealthy=reconciler.unhealthy, unready=reconciler.unready)
         stack.push_async_callback(server.stop)
-        await server.start(port)
+        await server.start(ports)
         await operator.run()

@@ -1,6 +1,7 @@
-"""What the operator tells Prometheus and the kubelet; docs/operator-metrics.md is the tables below for people.
+"""What the operator tells Prometheus; docs/operator-metrics.md is the tables below for people.
 
-The series of jobs are made from the cache at each scrape, so those of a deleted job vanish with it.
+The series of jobs are made from the cache at each scrape, so those of a deleted job vanish with it. Only the leader
+has them, so that a sum over the replicas counts each job once.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Literal, TypeVar, get_args
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from rlhf_api.status import Phase, Progress
@@ -225,7 +224,7 @@ class OperatorMetrics:
         QUEUE_DEPTH.instrument(Gauge, self.registry).set_function(lambda: float(queue_depth()))
         LEADER.instrument(Gauge, self.registry).set_function(lambda: float(leads()))
         BUILD_INFO.instrument(Gauge, self.registry).labels(version).set(1)
-        self.registry.register(JobCollector(jobs, now))
+        self.registry.register(JobCollector(lambda: jobs() if leads() else (), now))
 
     def reconciled(self, result: Result, seconds: float) -> None:
         """One pass over a job has ended."""
@@ -235,40 +234,3 @@ class OperatorMetrics:
     def requested(self, verb: str, resource: str, code: int) -> None:
         """One request has ended; code 0: without an answer. `resource` is a plural, rlhfjobs/status a part of one."""
         self._requests.labels(verb, resource, str(code)).inc()
-
-
-class Server:
-    """GET /metrics, /healthz and /readyz, answered by the event loop that reconciles: no answer is an answer, too.
-
-    `unhealthy` and `unready` say in a sentence why not, or None.
-    """
-
-    def __init__(
-        self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]
-    ) -> None:
-
-        async def metrics(_: web.Request) -> web.Response:
-            return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-        async def healthz(_: web.Request) -> web.Response:
-            return _answer(unhealthy())
-
-        async def readyz(_: web.Request) -> web.Response:
-            return _answer(unready())
-
-        application = web.Application()
-        application.router.add_routes(web.get(f"/{each.__name__}", each) for each in (metrics, healthz, readyz))
-        self._runner = web.AppRunner(application, access_log=None)
-
-    async def start(self, port: int) -> None:
-        """Serves on all addresses from now on; OSError where the port is taken."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, port=port).start()
-
-    async def stop(self) -> None:
-        """Closes the port."""
-        await self._runner.cleanup()
-
-
-def _answer(problem: str | None) -> web.Response:
-    return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")

@@ -14,7 +14,7 @@ from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
 from rlhf_api.pod_template import PodRole, PodSpec, template_problems
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.runtime import Cpus, Memory, PodTemplate, Runtime
+from rlhf_api.runtime import Cpus, Memory, ObjectName, PodTemplate, Runtime, Variable
 from rlhf_mapper.hardware import Gpu, gpu_of_product
 from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
 from rlhf_operator.overlay import merged
@@ -36,6 +36,13 @@ class Storage(Spec):
     storage_class_name: str | None = None
     """Unset is the cluster's default class."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+
+
+class CaBundle(Spec):
+    """An entry of a ConfigMap that each namespace with jobs has: the authorities whose certificates are trusted."""
+
+    config_map: ObjectName
+    key: Text
 
 
 class ClusterGpu(GpuType):
@@ -82,6 +89,13 @@ class Settings(Spec):
     """Whether the operator may list nodes; without, spec.resources alone sizes a job."""
     trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False)] = ()
+    service_account_name: ObjectName | None = None
+    env: Annotated[tuple[Variable, ...], Field(strict=False)] = ()
+    """Besides a job's own, which come first where both name one."""
+    model_cache: dict[str, Any] | None = None
+    """Source of a volume, as a Pod has it, in which all jobs keep what they fetch from the hub."""
+    ca_bundle: CaBundle | None = None
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"
     gpus: Annotated[tuple[ClusterGpu, ...], Field(strict=False)] = ()
@@ -123,6 +137,17 @@ class Settings(Spec):
         if found:
             raise SpecError(found)
         return self
+
+    def runtime_of(self, runtime: Runtime) -> Runtime:
+        """The runtime of a job with what it does not say of registry, account and variables."""
+        named = {each.name for each in runtime.env}
+        return runtime.model_copy(
+            update={
+                "image_pull_secrets": runtime.image_pull_secrets or self.image_pull_secrets,
+                "service_account_name": runtime.service_account_name or self.service_account_name,
+                "env": (*(each for each in self.env if each.name not in named), *runtime.env),
+            }
+        )
 
     def template_of(self, runtime: Runtime, role: PodRole) -> dict[str, Any]:
         """What the installation and a job say of its pods of a role, as a pod template."""

@@ -30,7 +30,7 @@ class OperatorProcess:
         self, server: Cluster, namespace: str, folder: Path, user: str | Path = "admin", **settings: Any
     ) -> None:
         """`user` as Cluster.kubeconfig knows it, or a kubeconfig; `settings` in the operator's words, over ours."""
-        (self.port,) = free_ports(1)
+        self.port, self.probes_port = free_ports(2)
         self.log_file = folder / f"operator-{self.port}.log"
         config = folder / f"operator-{self.port}.yaml"
         own = {"namespaces": [namespace], "leaseNamespace": namespace, "statusIntervalSeconds": 0.5}
@@ -39,6 +39,7 @@ class OperatorProcess:
         self._command = [sys.executable, "-m", "rlhf_operator", "--config", str(config)]
         kubeconfig = user if isinstance(user, Path) else server.kubeconfig(user)
         self._command += ["--kubeconfig", str(kubeconfig), "--port", str(self.port)]
+        self._command += ["--probes-port", str(self.probes_port)]
         # As in a pod whose container starts again: the Lease is still its own.
         self._environment = {**os.environ, "POD_NAME": f"operator-{self.port}"}
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,9 +99,10 @@ class OperatorProcess:
             raise AssertionError(f"the operator does not end\n{self.log()}") from None
 
     def get(self, path: str) -> str | None:
-        """What its port answers; None for an error or no answer."""
+        """What it answers; None for an error or no answer."""
+        port = self.port if path == "/metrics" else self.probes_port
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
         except (urllib.error.URLError, OSError):
             return None

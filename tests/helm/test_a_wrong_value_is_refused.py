@@ -13,6 +13,8 @@ from tests.helm.rendering import CHART, Helm, Values
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+OF_PARENTS = {"/global", "/enabled"}
+"""What a chart that contains this one may set."""
 SLIPS: dict[str, tuple[Values, str]] = {
     "a name that does not exist": ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     "one inside": ({"trainer": {"imagee": "x"}}, "'/trainer': additional properties 'imagee' not allowed"),
@@ -43,6 +45,21 @@ SLIPS: dict[str, tuple[Values, str]] = {
         "'/podLabels/app.kubernetes.io~1name': false schema",
     ),
     "a GPU that is no list": ({"cluster": {"gpus": {"name": "mine"}}}, "'/cluster/gpus': got object, want array"),
+    "a secret by its name alone": ({"imagePullSecrets": ["a"]}, "'/imagePullSecrets/0': got string, want object"),
+    "a variable with two values": (
+        {"trainer": {"env": [{"name": "A", "value": "b", "secret": {"name": "c", "key": "d"}}]}},
+        "'/trainer/env/0': 'oneOf' failed",
+    ),
+    "a variable of the operator's": (
+        {"trainer": {"env": [{"name": "RLHF_ATTEMPT", "value": "1"}]}},
+        "'/trainer/env/0/name': 'not' failed",
+    ),
+    "a volume that is two": (
+        {"trainer": {"modelCache": {"emptyDir": {}, "hostPath": {"path": "/a"}}}},
+        "'/trainer/modelCache': maxProperties",
+    ),
+    "a level of logs": ({"logging": {"level": "INFO"}}, "'/logging/level': value must be one of 'debug', 'info'"),
+    "an object without a kind": ({"extraObjects": [{"apiVersion": "v1"}]}, "'/extraObjects/0': missing properties"),
     "nothing": ({"replicaCount": None}, "'': missing property 'replicaCount'"),
     "nothing where there is much": ({"trainer": {"worker": None}}, "'/trainer': missing property 'worker'"),
 }
@@ -76,6 +93,7 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/global",
         "/commonLabels",
         "/serviceAccount/annotations",
+        "/trainer/modelCache",
         "/trainer/controller/template",
         "/trainer/worker/template",
         "/resources",
@@ -83,7 +101,11 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/affinity",
         "/podAnnotations",
         "/podLabels",
+        "/podSecurityContext",
+        "/securityContext",
+        "/metrics/tls/monitor",
         "/podMonitor/additionalLabels",
+        "/serviceMonitor/additionalLabels",
     }
 
 
@@ -104,7 +126,7 @@ def defaulted(values: Any, described: set[str], path: str = "") -> set[str]:
 
 def test_every_value_stands_in_values_yaml() -> None:
     described = leaves(SCHEMA)
-    assert defaulted(DEFAULTS, described) == described - {"/global"}
+    assert defaulted(DEFAULTS, described) == described - OF_PARENTS
 
 
 def required(schema: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -132,7 +154,7 @@ def has_empty(values: Any) -> bool:
 
 def test_null_is_what_is_empty_and_nothing_else(helm: Helm) -> None:
     """`nodeSelector:` without anything after it is often left in a file."""
-    may_be_null = leaves(SCHEMA) - set(required(SCHEMA)) - {"/global"}
+    may_be_null = leaves(SCHEMA) - set(required(SCHEMA)) - OF_PARENTS
     assert may_be_null == {path for path in defaulted(DEFAULTS, leaves(SCHEMA)) if has_empty(at(path))}
     assert helm.template(emptied(DEFAULTS)) == helm.template()
 

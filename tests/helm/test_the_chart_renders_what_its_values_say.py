@@ -14,8 +14,23 @@ from tests.repo.tree import ROOT
 ALL_ON: Values = {
     "replicaCount": 2,
     "commonLabels": {"team": "a"},
-    "imagePullSecrets": ["registry"],
+    "imagePullSecrets": [{"name": "registry"}],
     "podMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+    "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+    "metrics": {"tls": {"secretName": "metrics-tls", "requireClientCertificate": True}},
+    "caBundle": {"configMap": "authorities", "key": "all.pem"},
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "extraArgs": ["--log-level=debug"],
+    "extraObjects": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "{{ .Release.Name }}-more"},
+            "data": {"chart": "{{ .Chart.Name }}"},
+        }
+    ],
     "networkPolicy": {"enabled": True},
     "serviceAccount": {"annotations": {"a": "b"}},
     "podAnnotations": {"c": "d"},
@@ -63,6 +78,7 @@ def test_the_defaults_install_one_operator_for_all_namespaces(helm: Helm) -> Non
         "CustomResourceDefinition",
         "Deployment",
         "Lease",
+        "Pod",
         "Role",
         "RoleBinding",
         "Service",
@@ -76,7 +92,7 @@ def test_what_is_off_is_not_there(helm: Helm) -> None:
 
 def test_what_is_on_is_there(helm: Helm) -> None:
     added = set(kinds(helm, ALL_ON)) - set(kinds(helm, {}))
-    assert added == {"PodMonitor", "NetworkPolicy", "PodDisruptionBudget"}
+    assert added == {"PodMonitor", "ServiceMonitor", "NetworkPolicy", "PodDisruptionBudget"}
 
 
 def test_a_single_replica_has_no_disruption_budget(helm: Helm) -> None:
@@ -85,7 +101,7 @@ def test_a_single_replica_has_no_disruption_budget(helm: Helm) -> None:
 
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 def test_everything_says_to_which_release_it_belongs(helm: Helm, values: Values) -> None:
-    for manifest in helm.template(values):
+    for manifest in helm.template({**values, "extraObjects": []}):
         labels = manifest["metadata"]["labels"]
         expected = {"app.kubernetes.io/instance": RELEASE, **values.get("commonLabels", {})}
         assert expected.items() <= labels.items(), manifest["metadata"]["name"]
@@ -98,6 +114,11 @@ def test_all_that_a_user_gives_reaches_the_pod(helm: Helm) -> None:
     copied = ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName")
     assert {name: template["spec"][name] for name in copied} == {name: ALL_ON[name] for name in copied}
     assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    (operator,) = template["spec"]["containers"]
+    assert operator["env"][-1] == {"name": "A", "value": "b"}
+    assert operator["args"][-1] == "--log-level=debug"
+    assert operator["volumeMounts"][-1] == {"name": "more", "mountPath": "/more"}
+    assert template["spec"]["volumes"][-1] == {"name": "more", "emptyDir": {}}
 
 
 def test_a_label_stands_once(helm: Helm) -> None:
@@ -169,7 +190,8 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
         the(manifests, "Service")["spec"]["selector"],
         the(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         the(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        the(manifests, "PodMonitor", RELEASE)["spec"]["selector"]["matchLabels"],
+        the(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"],
+        the(helm.template({"podMonitor": {"enabled": True}}), "PodMonitor", RELEASE)["spec"]["selector"]["matchLabels"],
     ]
     assert all(selector.items() <= labels for selector in own)
     jobs = the(manifests, "PodMonitor", f"{RELEASE}-jobs")["spec"]
@@ -180,7 +202,7 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
 
 def test_the_policy_lets_metrics_in_and_what_the_operator_asks_for_out(helm: Helm) -> None:
     policy = the(helm.template(ALL_ON), "NetworkPolicy")["spec"]
-    assert policy["ingress"] == [{"ports": [{"port": 9090, "protocol": "TCP"}]}]
+    assert policy["ingress"] == [{"ports": [{"port": port, "protocol": "TCP"} for port in (9090, 8081)]}]
     server, dns, progress = policy["egress"]
     assert [each["port"] for each in server["ports"]] == [443, 6443]
     assert [each["port"] for each in dns["ports"]] == [53, 53]

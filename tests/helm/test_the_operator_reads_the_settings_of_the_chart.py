@@ -18,6 +18,13 @@ OTHER: Values = {
     "trainer": {
         "image": "registry/trainer:1",
         "pullPolicy": "Always",
+        "imagePullSecrets": [{"name": "registry"}, {"name": "other"}],
+        "serviceAccountName": "trainer",
+        "env": [
+            {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+            {"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}},
+        ],
+        "modelCache": {"persistentVolumeClaim": {"claimName": "models"}},
         "rayVersion": "2.61.0",
         "gpuResourceName": "amd.com/gpu",
         "controller": {"cpu": "1", "memory": "1Gi", "template": {"metadata": {"labels": {"team": "a"}}}},
@@ -46,6 +53,7 @@ OTHER: Values = {
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },
     "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "prometheus": []},
+    "caBundle": {"configMap": "authorities", "key": "all.pem"},
     "fullnameOverride": "other",
 }
 CLOSED_ELSEWHERE: Values = {"jobNetworkPolicy": {"enabled": False}}
@@ -84,6 +92,9 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
         "trainerImage": trainer["image"],
         "imagePullPolicy": trainer["pullPolicy"],
         **{name: value for name, value in trainer.items() if name not in ("image", "pullPolicy")},
+        "imagePullSecrets": ("registry", "other"),
+        "env": ({**trainer["env"][0], "secret": None}, {**trainer["env"][1], "value": None}),
+        "caBundle": OTHER["caBundle"],
         **{name: tuple(value) for name, value in OTHER["cluster"].items()},
         "jobNetworkPolicy": {
             "operator": found["jobNetworkPolicy"]["operator"],

@@ -12,7 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Phase, Status
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics, Server
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics
+from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
 from tests.repo.tree import ROOT
 
@@ -71,12 +72,12 @@ def metrics_of(jobs: Iterable[ObservedJob] = (), *, leads: bool = True, depth: i
     )
 
 
-def free_port() -> int:
-    """A port that nobody uses."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        number: int = free.getsockname()[1]
-        return number
+def free_ports() -> Ports:
+    """Ports that nobody uses."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("", 0))
+        return Ports(metrics=one.getsockname()[1], probes=other.getsockname()[1])
 
 
 async def fetched(port: int, path: str) -> tuple[int, str]:
@@ -89,10 +90,10 @@ def scraped(metrics: OperatorMetrics) -> dict[str, Metric]:
 
     async def scrape() -> str:
         server = Server(metrics.registry, unhealthy=lambda: None, unready=lambda: None)
-        port = free_port()
-        await server.start(port)
+        ports = free_ports()
+        await server.start(ports)
         try:
-            status, text = await fetched(port, "/metrics")
+            status, text = await fetched(ports.metrics, "/metrics")
         finally:
             await server.stop()
         assert status == 200
@@ -220,16 +221,29 @@ def test_nothing_in_a_job_breaks_the_scrape_of_the_others() -> None:
     assert ("odd-text", "team", 'a"b\n\\c') in values(families["rlhf_job_last_failure"])
 
 
+def test_only_the_leader_tells_of_jobs_so_that_a_sum_counts_each_once() -> None:
+    leads = True
+    metrics = OperatorMetrics(
+        version="1", jobs=lambda: [job("full", WHOLE)], queue_depth=lambda: 0, leads=lambda: leads, now=lambda: NOW
+    )
+    assert values(scraped(metrics)["rlhf_job_info"])
+    leads = False
+    families = scraped(metrics)
+    assert not [name for name in families if name.startswith("rlhf_job_") and families[name].samples]
+    assert values(families["rlhf_operator_leader"]) == {(): 0}
+    assert values(families["rlhf_operator_build_info"]) == {("1",): 1}
+
+
 def test_the_probes_say_why_in_a_sentence() -> None:
     problems: dict[str, str | None] = {"health": None, "ready": "the caches are not filled yet"}
 
     async def probe() -> list[tuple[int, str]]:
         server = Server(metrics_of().registry, unhealthy=lambda: problems["health"], unready=lambda: problems["ready"])
-        port = free_port()
-        await server.start(port)
-        before = [await fetched(port, path) for path in ("/healthz", "/readyz")]
+        ports = free_ports()
+        await server.start(ports)
+        before = [await fetched(ports.probes, path) for path in ("/healthz", "/readyz")]
         problems.update(health="a pass has taken 601 s", ready=None)
-        after = [await fetched(port, path) for path in ("/healthz", "/readyz", "/nothing")]
+        after = [await fetched(ports.probes, path) for path in ("/healthz", "/readyz", "/nothing")]
         await server.stop()
         return before + after
 
@@ -245,11 +259,11 @@ def test_the_probes_say_why_in_a_sentence() -> None:
 def test_a_port_that_is_taken_is_an_error_at_the_start() -> None:
     async def twice() -> None:
         first, second = (Server(metrics_of().registry, unhealthy=lambda: None, unready=lambda: None) for _ in range(2))
-        port = free_port()
-        await first.start(port)
+        ports = free_ports()
+        await first.start(ports)
         try:
             with pytest.raises(OSError, match="in use"):
-                await second.start(port)
+                await second.start(ports)
         finally:
             await first.stop()
             await second.stop()

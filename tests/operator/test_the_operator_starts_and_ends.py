@@ -15,9 +15,10 @@ from rlhf_operator import main
 from rlhf_operator.cluster.client import ApiError, NoClusterError
 from rlhf_operator.cluster.leader_election import LostLeaseError
 from rlhf_operator.main import BeginAnewError
+from rlhf_operator.server import Ports
 from rlhf_operator.settings import Settings
 from tests.cluster.credentials import kubeconfig
-from tests.operator.test_metrics import fetched, free_port
+from tests.operator.test_metrics import fetched, free_ports
 
 VERBS = ["list", "watch", "patch"]
 KINDS = {
@@ -90,7 +91,7 @@ def run(tmp_path: Path, test: Callable[[Server, "asyncio.Task[None]", int], Awai
     """`test` gets the server, the operator as a task, and the port of its probes."""
 
     async def life() -> None:
-        server, port = Server(), free_port()
+        server, ports = Server(), free_ports()
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", server.answer)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -99,10 +100,10 @@ def run(tmp_path: Path, test: Callable[[Server, "asyncio.Task[None]", int], Awai
         config = tmp_path / "kubeconfig"
         config.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}", "secret"))
         settings = Settings(lease_namespace="system", read_nodes=False)
-        operating = asyncio.create_task(main._operate(settings, config, port))
+        operating = asyncio.create_task(main._operate(settings, config, ports))
         try:
             async with asyncio.timeout(50):
-                await test(server, operating, port)
+                await test(server, operating, ports.probes)
         finally:
             operating.cancel()
             await asyncio.gather(operating, return_exceptions=True)
@@ -166,7 +167,7 @@ def test_once_it_has_worked_the_process_does_not_end_by_itself(
     config.write_text("{}")
     ends = iter([trouble, ApiError(403, "not yet"), NoClusterError("no definition"), None])
 
-    async def life(_: Settings, __: Path | None, ___: int, pause: float) -> None:
+    async def life(_: Settings, __: Path | None, ___: Ports, pause: float) -> None:
         pauses.append(pause)
         if error := next(ends):
             raise error

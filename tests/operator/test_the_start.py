@@ -12,11 +12,11 @@ from rlhf_api.problems import SpecError
 from rlhf_operator import main
 from rlhf_operator.settings import Settings
 from tests.cluster.credentials import kubeconfig
-from tests.operator.test_metrics import fetched, free_port
+from tests.operator.test_metrics import fetched, free_ports
 
 
 def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_path: Path) -> None:
-    port = free_port()
+    ports = free_ports()
 
     async def start() -> None:
         with socket.socket() as deaf:  # it takes connections and says nothing
@@ -24,13 +24,13 @@ def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_pa
             deaf.listen()
             way_in = tmp_path / "kubeconfig"
             way_in.write_text(kubeconfig(f"http://127.0.0.1:{deaf.getsockname()[1]}", "secret"))
-            operating = asyncio.create_task(main._operate(Settings(), way_in, port))
+            operating = asyncio.create_task(main._operate(Settings(), way_in, ports))
             try:
                 async with asyncio.timeout(10):
-                    while not await answers(port):  # noqa: ASYNC110 nothing tells when a port opens
+                    while not await answers(ports.metrics):  # noqa: ASYNC110 nothing tells when a port opens
                         await asyncio.sleep(0.02)
-                assert await fetched(port, "/healthz") == (200, "ok\n")
-                status, why = await fetched(port, "/readyz")
+                assert await fetched(ports.probes, "/healthz") == (200, "ok\n")
+                status, why = await fetched(ports.probes, "/readyz")
                 assert (status, why) == (503, "what is in the cluster has not been listed yet\n")
                 assert not operating.done()
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -56,7 +56,7 @@ def test_without_a_way_to_the_server_the_program_says_so_and_ends(
     config = tmp_path / "config.yaml"
     config.write_text("{}\n")
     arguments = ["--config", str(config), "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]
-    assert main.run([*arguments, "--port", str(free_port())]) == 1
+    assert main.run(arguments) == 1
     said = capsys.readouterr().err
     assert "no way to the API server" in said
     assert "Traceback" not in said

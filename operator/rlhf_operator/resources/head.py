@@ -50,7 +50,7 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
         "name": names.LOG_CONTAINER,
         **pods.image,
         "command": ["python", "-m", "rlhf_trainer.sidecar", folder, "--port", str(names.STATUS_PORT)],
-        "env": environment(pods.job, pods.whose),
+        "env": environment(pods.job, pods.settings, pods.whose),
         "ports": _named(LOG_PORTS),
         "resources": {
             "requests": {"cpu": "50m", "memory": "64Mi"},

@@ -13,7 +13,7 @@ from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.overlay import keep_off, merged
-from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources import identity, installed, storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -66,7 +66,7 @@ class Pods:
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
-                **identity.of_pod(self.job.spec.runtime),
+                **identity.of_pod(self.settings.runtime_of(self.job.spec.runtime)),
                 **pod,
             },
         }
@@ -84,13 +84,16 @@ class Pods:
         return {
             "name": name,
             **self.image,
-            "env": environment(self.job, {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
+            "env": environment(
+                self.job, self.settings, {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}
+            ),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save_now}; wait"]}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},
                 {"name": "job", "mountPath": names.JOB_FOLDER, "readOnly": True},
+                *installed.mounts(self.settings),
                 *storage.of_container(self.mounts),
             ],
         }
@@ -101,6 +104,7 @@ class Pods:
             {"name": "scratch", "emptyDir": {}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
             {"name": "job", "configMap": {"name": self.config_map}},
+            *installed.volumes(self.settings),
             *storage.of_pod(self.mounts),
         ]
 
@@ -115,10 +119,10 @@ def image_of(job: Job, settings: Settings) -> dict[str, str]:
     return {"image": job.spec.runtime.image or settings.trainer_image, "imagePullPolicy": settings.image_pull_policy}
 
 
-def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Variables of a container: ours, and the user's, which come first where both name one."""
+def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables of a container: ours, and those of installation and user, which come first where both name one."""
     users: dict[str, dict[str, Any]] = {}
-    for variable in job.spec.runtime.env:
+    for variable in settings.runtime_of(job.spec.runtime).env:
         secret = variable.secret
         value = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}} if secret else {}
         users[variable.name] = {"name": variable.name, **(value or {"value": variable.value or ""})}
@@ -132,6 +136,7 @@ def environment(job: Job, ours: Mapping[str, str]) -> list[dict[str, Any]]:
         "RAY_memory_monitor_refresh_ms": "0",
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
         "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",
+        **installed.variables(settings),
     }
     return [
         *({"name": name, "value": value} for name, value in {**always, **ours}.items() if name not in users),

@@ -19,7 +19,7 @@ from tests.helm.test_the_chart_renders_what_its_values_say import ALL_ON, NAMESP
 from tests.helm.test_the_operator_gets_no_more_rights_than_it_uses import LEASES, NEEDED, NODES
 
 REVIEW = "/apis/authorization.k8s.io/v1/{}"
-UNKNOWN_HERE = {"PodMonitor"}
+UNKNOWN_HERE = {"PodMonitor", "ServiceMonitor"}
 """Kinds of the Prometheus operator, which the test cluster has not."""
 FORBIDDEN = {
     "read a secret": ("", "secrets", "get"),
@@ -97,13 +97,15 @@ def operator(server: Cluster, account_in: str, folder: Path) -> Iterator[str]:
     config, log = folder / "config.yaml", folder / "operator.log"
     config.write_text(server.expect("GET", maps)["data"]["config.yaml"])
     kubeconfig = server.kubeconfig(server.token(account_in, chart.RELEASE))
-    (port,) = free_ports(1)
+    port, probes_port = free_ports(2)
     command = [sys.executable, "-m", "rlhf_operator", "--config", config, "--kubeconfig", kubeconfig, "--port", port]
+    command += ["--probes-port", probes_port]
     with log.open("wb") as sink:
         process = subprocess.Popen([str(word) for word in command], stdout=sink, stderr=sink)
     try:
         address = f"http://127.0.0.1:{port}"
-        server.until(lambda: process.poll() is not None or answers(f"{address}/readyz"), 60, "the operator is ready")
+        ready = f"http://127.0.0.1:{probes_port}/readyz"
+        server.until(lambda: process.poll() is not None or answers(ready), 60, "the operator is ready")
         assert process.poll() is None, log.read_text()
         yield address
         process.terminate()

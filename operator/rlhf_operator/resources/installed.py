@@ -1,0 +1,38 @@
+"""What the installation gives every pod of a job besides what the job asks for: authorities, and a cache of models."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rlhf_operator.settings import Settings
+
+CA_FOLDER: Final = "/rlhf/ca"
+CA_FILE: Final = "ca.crt"
+MODELS_FOLDER: Final = "/rlhf/models"
+CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """Where libraries look for them: OpenSSL and httpx, requests and botocore; the hub's client."""
+    authorities = f"{CA_FOLDER}/{CA_FILE}"
+    return {
+        **({"SSL_CERT_FILE": authorities, "REQUESTS_CA_BUNDLE": authorities} if settings.ca_bundle else {}),
+        **({"HF_HUB_CACHE": MODELS_FOLDER} if settings.model_cache else {}),
+    }
+
+
+def volumes(settings: Settings) -> list[dict[str, Any]]:
+    """Of a pod."""
+    found: list[dict[str, Any]] = []
+    if bundle := settings.ca_bundle:
+        items = [{"key": bundle.key, "path": CA_FILE}]
+        found.append({"name": CA_VOLUME, "configMap": {"name": bundle.config_map, "items": items}})
+    if settings.model_cache:
+        found.append({"name": MODELS_VOLUME, **settings.model_cache})
+    return found
+
+
+def mounts(settings: Settings) -> list[dict[str, Any]]:
+    """Of a container."""
+    ca = [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}] if settings.ca_bundle else []
+    return [*ca, *([{"name": MODELS_VOLUME, "mountPath": MODELS_FOLDER}] if settings.model_cache else [])]

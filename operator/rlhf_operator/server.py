@@ -1,0 +1,119 @@
+"""What the operator is asked: /metrics on one port, over TLS where there is a certificate; the probes on another.
+
+The kubelet has no certificate to show, so the probes are never served over TLS; they say one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from rlhf_api.problems import Problem, SpecError
+
+logger = logging.getLogger(__name__)
+
+METRICS_PORT: Final = 9090
+PROBES_PORT: Final = 8081
+RENEW_SECONDS: Final = 60.0
+"""Between two readings of the certificate, which is renewed in place while the operator runs."""
+
+
+class Tls:
+    """TLS with tls.crt and tls.key of a folder, as a Secret of type kubernetes.io/tls has them."""
+
+    def __init__(self, folder: Path, *, asks_clients: bool = False) -> None:
+        """asks_clients: whoever connects must show a certificate by an authority in ca.crt. SpecError without files."""
+        self._folder, self._asks_clients = folder, asks_clients
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if asks_clients:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            self.load()
+        except OSError as error:
+            names = "tls.crt, tls.key and ca.crt" if asks_clients else "tls.crt and tls.key"
+            raise SpecError([Problem(str(folder), f"has no {names} for TLS of the metrics: {error}")]) from None
+
+    def load(self) -> None:
+        """Reads the files, for the connections from now on; OSError if they do not fit together."""
+        self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+        if self._asks_clients:
+            self.context.load_verify_locations(self._folder / "ca.crt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Where the operator is asked, on all addresses."""
+
+    metrics: int = METRICS_PORT
+    probes: int = PROBES_PORT
+    tls: Tls | None = None
+    """Of the metrics; None: they are served in plain text."""
+
+
+class Server:
+    """GET /metrics; /healthz and /readyz, answered by the event loop that reconciles: no answer is an answer, too.
+
+    `unhealthy` and `unready` say in a sentence why not, or None.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]
+    ) -> None:
+
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        async def healthz(_: web.Request) -> web.Response:
+            return _answer(unhealthy())
+
+        async def readyz(_: web.Request) -> web.Response:
+            return _answer(unready())
+
+        self._metrics = _runner(web.get("/metrics", metrics))
+        self._probes = _runner(web.get("/healthz", healthz), web.get("/readyz", readyz))
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def start(self, ports: Ports) -> None:
+        """Serves from now on; OSError where a port is taken."""
+        for runner in (self._metrics, self._probes):
+            await runner.setup()
+        context = ports.tls.context if ports.tls else None
+        await web.TCPSite(self._metrics, port=ports.metrics, ssl_context=context).start()
+        await web.TCPSite(self._probes, port=ports.probes).start()
+        if ports.tls:
+            self._renewal = asyncio.create_task(_renew(ports.tls))
+
+    async def stop(self) -> None:
+        """Closes the ports."""
+        if self._renewal:
+            self._renewal.cancel()
+        for runner in (self._metrics, self._probes):
+            await runner.cleanup()
+
+
+async def _renew(tls: Tls) -> None:
+    while True:
+        await asyncio.sleep(RENEW_SECONDS)
+        try:
+            tls.load()
+        except OSError as error:
+            logger.warning("the certificate of the metrics cannot be read anew: %s", error)
+
+
+def _runner(*routes: web.RouteDef) -> web.AppRunner:
+    application = web.Application()
+    application.router.add_routes(routes)
+    return web.AppRunner(application, access_log=None)
+
+
+def _answer(problem: str | None) -> web.Response:
+    return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")
