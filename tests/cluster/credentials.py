@@ -50,19 +50,24 @@ def kubeconfig(server: str, token: str, authority: bytes | None = None) -> str:
 def _certificates(pki: Path) -> None:
     """A CA, the server's certificate, its client certificate for kubelets, and the key of service accounts."""
     pki.mkdir()
-    for name in ("ca", "apiserver", "kubelet-client", "sa"):
-        _key(pki / f"{name}.key")
-    authority = ["-key", pki / "ca.key", "-subj", "/CN=test-ca", "-days", DAYS, "-out", pki / "ca.crt"]
-    output_of("openssl", "req", "-x509", "-new", *authority)
-    _sign(pki, "apiserver", "/CN=kube-apiserver", "subjectAltName=" + ",".join(SERVER_NAMES))
-    _sign(pki, "kubelet-client", "/O=system:masters/CN=apiserver-kubelet-client", "extendedKeyUsage=clientAuth")
+    make_authority(pki)
+    sign(pki, "apiserver", "/CN=kube-apiserver", "subjectAltName=" + ",".join(SERVER_NAMES))
+    sign(pki, "kubelet-client", "/O=system:masters/CN=apiserver-kubelet-client", "extendedKeyUsage=clientAuth")
+    _key(pki / "sa.key")
 
 
-def _key(path: Path) -> None:
-    output_of("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
+def make_authority(pki: Path) -> None:
+    """ca.key and ca.crt."""
+    _key(pki / "ca.key")
+    output_of(
+        "openssl", "req", "-x509", "-new", "-key", pki / "ca.key", "-subj", "/CN=test-ca", "-days", DAYS,
+        "-out", pki / "ca.crt",
+    )  # fmt: skip
 
 
-def _sign(pki: Path, name: str, subject: str, extension: str) -> None:
+def sign(pki: Path, name: str, subject: str, extension: str) -> None:
+    """NAME.key and NAME.crt, by the authority of the folder."""
+    _key(pki / f"{name}.key")
     request, extensions = pki / f"{name}.csr", pki / f"{name}.ext"
     output_of("openssl", "req", "-new", "-key", pki / f"{name}.key", "-subj", subject, "-out", request)
     extensions.write_text(extension)
@@ -70,3 +75,7 @@ def _sign(pki: Path, name: str, subject: str, extension: str) -> None:
     output_of(
         "openssl", "x509", "-req", "-in", request, *authority, "-extfile", extensions, "-out", pki / f"{name}.crt"
     )
+
+
+def _key(path: Path) -> None:
+    output_of("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
