@@ -162,3 +162,15 @@ def test_null_is_what_is_empty_and_nothing_else(helm: Helm) -> None:
 def at(path: str) -> Any:
     """A default by its path."""
     return functools.reduce(operator.getitem, path.strip("/").split("/"), DEFAULTS)
+
+
+def told() -> dict[str, str]:
+    """Each value that the README lists -> its default there, empty where that is told in words."""
+    rows = [line.split(" | ") for line in (CHART / "README.md").read_text().splitlines() if line.startswith("| `")]
+    return {name.strip("| `"): default.strip("`") if default.startswith("`") else "" for name, default, *_ in rows}
+
+
+def test_the_readme_lists_every_value_with_its_default() -> None:
+    assert set(told()) == {path.strip("/").replace("/", ".") for path in leaves(SCHEMA) - OF_PARENTS}
+    given = {path: yaml.safe_load(default) for path, default in told().items() if default}
+    assert given == {path: at(path.replace(".", "/")) for path in given}

@@ -1,6 +1,8 @@
 """The start of the operator's program: what its port answers meanwhile, and how it ends."""
 
 import asyncio
+import json
+import logging
 import os
 import signal
 import socket
@@ -77,3 +79,21 @@ def test_a_size_that_no_pod_can_have_is_refused_with_its_path(tmp_path: Path, wr
     with pytest.raises(SpecError) as refused:
         Settings.read(config)
     assert f"{config}: {told}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("level", "told"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_the_log_begins_at_its_level_and_a_line_of_it_is_json(
+    level: str, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main._log("json", level)
+    for each in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger("rlhf_operator.any"), each)("said %s", each)
+    logging.getLogger("kopf.objects").info("of every event")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["message"] for line in lines] == [f"said {each}" for each in ("debug", "info", "warning", "error")][
+        -told:
+    ]
+    assert {"time", "level", "logger"} <= lines[0].keys()
+    main._log("text", "info")
+    logging.getLogger("rlhf_operator.any").info("said")
+    assert "INFO    rlhf_operator.any: said" in capsys.readouterr().err

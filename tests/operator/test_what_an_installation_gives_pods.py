@@ -55,7 +55,10 @@ def test_what_a_job_says_comes_first() -> None:
     own = {
         "imagePullSecrets": ["mine"],
         "serviceAccountName": "me",
-        "env": [{"name": "HTTPS_PROXY", "value": "http://other:1"}, {"name": "HF_HUB_CACHE", "value": "/rlhf/output/h"}],
+        "env": [
+            {"name": "HTTPS_PROXY", "value": "http://other:1"},
+            {"name": "HF_HUB_CACHE", "value": "/rlhf/output/h"},
+        ],
     }
     for pod in pods(GIVEN, **own).values():
         assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("me", [{"name": "mine"}])

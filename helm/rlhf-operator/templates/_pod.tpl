@@ -43,7 +43,14 @@ scheme: https
 tlsConfig:
   {{- $server := printf "%s-metrics.%s.svc" (include "rlhf-operator.fullname" $) $.Release.Namespace }}
   {{- $ca := dict "secret" (dict "name" .secretName "key" "ca.crt") }}
-  {{- merge (deepCopy (default dict .monitor)) (dict "ca" $ca "serverName" $server) | toYaml | nindent 2 }}
+  {{- range $field, $value := dict "ca" $ca "serverName" $server }}
+  {{- if not (hasKey (default dict $.Values.metrics.tls.monitor) $field) }}
+  {{ $field }}: {{ toJson $value }}
+  {{- end }}
+  {{- end }}
+  {{- with .monitor }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

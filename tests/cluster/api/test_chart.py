@@ -140,7 +140,9 @@ def test_the_server_takes_every_object(api_server: Cluster, namespace: str, helm
     assert said.count("server dry run") == len(manifests)
 
 
-def test_the_operators_pod_is_let_into_a_restricted_namespace(api_server: Cluster, namespace: str, helm: Helm) -> None:
+def test_the_pods_of_the_chart_are_let_into_a_restricted_namespace(
+    api_server: Cluster, namespace: str, helm: Helm
+) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     api_server.expect("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
     manifests = of_this_namespace(helm.template(), namespace)
@@ -149,7 +151,8 @@ def test_the_operators_pod_is_let_into_a_restricted_namespace(api_server: Cluste
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] = {**template["metadata"], "name": "operator"}
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
-    api_server.expect("POST", path, pod)
+    for let_in in (pod, the(manifests, "Pod")):
+        api_server.expect("POST", path, let_in)
     pod["spec"]["containers"][0]["securityContext"] = {}
     status, answer = api_server.request("POST", path, pod)
     assert status == 403, "the namespace is not restricted"
@@ -159,6 +162,7 @@ def test_the_operators_pod_is_let_into_a_restricted_namespace(api_server: Cluste
 def test_the_notes_say_what_is_run_and_that_kuberay_is_there(api_server: Cluster, release: str) -> None:
     notes = api_server.helm("get", "notes", chart.RELEASE, "--namespace", release)
     assert "it runs the jobs of all namespaces" in notes
+    assert f"\n  helm test {chart.RELEASE} --namespace {release}\n" in notes
     assert "WARNING" not in notes
 
 

@@ -141,11 +141,17 @@ def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
     def leads(process: OperatorProcess) -> bool:
         return leader() == f"operator-{process.port}"
 
+    def tells_alone(process: OperatorProcess, other: OperatorProcess) -> bool:
+        """Whether of two replicas one has the series of jobs, so that a sum counts each job once."""
+        shown = [each.metric("rlhf_job_info") for each in (process, other)]
+        return shown == [1, 0] and other.metric("rlhf_operator_leader") == 0
+
     with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as first:
         rlhf_server.until(lambda: leads(first), SECONDS, "the first leads")
         with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as second:
             lives.apply(small_job("one", namespace))
             lives.train("one")
+            assert tells_alone(first, second)
             first.send(signal.SIGSTOP)
             lives.fail("one")
             rlhf_server.until(lambda: leads(second), SECONDS, "the second leads")
@@ -153,8 +159,10 @@ def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
             first.send(signal.SIGCONT)
             rlhf_server.until(lambda: ANEW in first.log(), SECONDS, "the first has noticed that it leads no more")
             first.wait_until_ready()
+            assert tells_alone(second, first)
             second.kill()
             rlhf_server.until(lambda: leads(first), SECONDS, "the first leads again")
+            rlhf_server.until(lambda: tells_alone(first, second), SECONDS, "its series are there again")
             final = lives.succeed("one", 2)
             assert has_failed_once(final)
             assert lives.jobs.status("one") == final
