@@ -62,8 +62,8 @@ def pki(pods_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_helm_test_passes(pods_cluster: Cluster, pki: Path) -> None:
-    assert pki
+@pytest.mark.usefixtures("pki")
+def test_helm_test_passes(pods_cluster: Cluster) -> None:
     said = pods_cluster.helm("test", chart.RELEASE, "--namespace", chart.NAMESPACE, "--logs", "--timeout", "120s")
     assert "/readyz: ok\n" in said
     assert "the API server knows RLHFJobs; besides them the cluster offers: kuberay, nodes" in said
@@ -76,9 +76,11 @@ def test_a_scrape_over_tls_needs_a_certificate(pods_cluster: Cluster, pki: Path)
 
     async def scraped() -> str:
         url = f"https://{address}:9090/metrics"
-        async with aiohttp.ClientSession() as session:
-            async with session.get(url, ssl=context, server_hostname=SERVER) as answer:
-                return await answer.text()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(url, ssl=context, server_hostname=SERVER) as answer,
+        ):
+            return await answer.text()
 
     with pytest.raises((aiohttp.ClientError, OSError)):
         asyncio.run(scraped())
@@ -86,8 +88,8 @@ def test_a_scrape_over_tls_needs_a_certificate(pods_cluster: Cluster, pki: Path)
     assert "\nrlhf_operator_leader 1.0\n" in asyncio.run(scraped())
 
 
-def test_a_model_on_a_claim_is_mapped_by_its_config(pods_cluster: Cluster, pods_namespace: str, pki: Path) -> None:
-    assert pki
+@pytest.mark.usefixtures("pki")
+def test_a_model_on_a_claim_is_mapped_by_its_config(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.offer_volumes(2)
     pods_cluster.expect("PATCH", f"/api/v1/namespaces/{pods_namespace}", RESTRICTED)
     pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
@@ -102,8 +104,12 @@ def test_a_model_on_a_claim_is_mapped_by_its_config(pods_cluster: Cluster, pods_
     (mapped,) = (each for each in found["conditions"] if each["type"] == "Mapped")
     assert mapped["reason"] == "Mapped"
     assert found["mapping"]["predictedStepSeconds"] > 0
-    golden_path.until(pods_cluster, pods_namespace, SFT, golden_path.step, 300)
-    head = golden_path.head(pods_cluster, pods_namespace, SFT)
+
+    def running() -> list[str]:
+        heads = golden_path.pods(pods_cluster, pods_namespace, SFT, golden_path.HEAD)
+        return [each["metadata"]["name"] for each in heads if each["status"]["phase"] == "Running"]
+
+    (head,) = pods_cluster.until(running, 120, "the head pod runs")
     script = 'test -w "$HF_HUB_CACHE" && head -1 "$SSL_CERT_FILE"'
     said = pods_cluster.kubectl("exec", "--namespace", pods_namespace, head, "-c", "ray-head", "--", "sh", "-c", script)
     assert said == "-----BEGIN CERTIFICATE-----\n"
