@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> str | None:
     except urllib.error.HTTPError as error:
         return f"{options.url}: {error.code}: {error.read().decode(errors='replace').strip()}"
     except OSError as error:
-        return f"{options.url}: {error}"
+        return f"{options.url}: {getattr(error, 'reason', error)}"
     except (SpecError, NoClusterError, ApiError) as error:
         return str(error)
     sys.stdout.write(f"the API server knows RLHFJobs; besides them the cluster offers: {offered}\n")
