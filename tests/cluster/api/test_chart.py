@@ -138,6 +138,8 @@ def of_this_namespace(manifests: list[Manifest], namespace: str) -> list[Manifes
 @pytest.mark.parametrize("values", [{}, ALL_ON, NAMESPACED], ids=["defaults", "all on", "namespaced"])
 def test_the_server_takes_every_object(api_server: Cluster, namespace: str, helm: Helm, values: Values) -> None:
     manifests = of_this_namespace(helm.template(values), namespace)
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    api_server.expect("POST", accounts, the(manifests, "ServiceAccount"))  # a pod is refused without it, tried or not
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     said = api_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
     assert said.count("server dry run") == len(manifests)
