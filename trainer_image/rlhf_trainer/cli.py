@@ -6,23 +6,19 @@ import io
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 
-from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.errors import reason_of, user_error
-from rlhf_trainer.outputs.display import silence
+from rlhf_trainer.ending import ending, exit_code_of, exits
+from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
-from rlhf_trainer.run_folder.attempt import VARIABLE, write_exit
+from rlhf_trainer.run_folder.attempt import write_exit
 
-P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
@@ -33,16 +29,6 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all documents, or of one."),
 ]
-
-
-def exits(command: Callable[P, None]) -> Callable[P, None]:
-    """Mark a command that ends the process with the exit code of its error."""
-
-    @wraps(command)
-    def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
-        sys.exit(exit_code_of(lambda: command(*arguments, **options), debug=bool(options.get("debug"))))
-
-    return run_and_exit
 
 
 @app.callback()
@@ -303,41 +289,6 @@ def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
 def run_folder(file: Path, output: Path | None) -> Path:
     """Where a run of the manifest leaves what it makes."""
     return output or Path("runs") / file.stem
-
-
-def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
-    """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
-    return ending(work, debug=debug)[0]
-
-
-def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
-    """As `exit_code_of`, with what was said; in a pod, where nobody can ask for it, a defect has its traceback too."""
-    try:
-        work()
-    except (Exception, Stopped) as raised:  # noqa: BLE001 the last one that can tell the user
-        error = user_error(raised)
-        code = getattr(error, "exit_code", None)
-        is_defect = code in (None, ExitCode.INTERNAL)
-        is_shown = debug or (is_defect and VARIABLE in os.environ)
-        shown = traceback.format_exc().splitlines() if is_shown else []
-        if code is None:
-            first = (str(error).strip().splitlines() or [""])[0]
-            hint = "" if is_shown else " (--debug shows the traceback)"
-            tell([*shown, f"internal error: {type(error).__name__}: {first}{hint}"])
-            return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
-        lines = str(error).splitlines()
-        tell([*shown, *(f"error: {line}" for line in lines)])
-        return int(code), "; ".join(lines)
-    return int(ExitCode.OK), ""
-
-
-def tell(lines: Sequence[str]) -> None:
-    """Lines on stderr; nobody may be there to read them, as when the terminal was closed."""
-    try:
-        for line in lines:
-            typer.echo(line, err=True)
-    except OSError:
-        silence(sys.stderr)
 
 
 def main() -> None:
