@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
     Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
@@ -31,12 +32,23 @@ Sets = Annotated[
 ]
 
 
+def show_version(asked: bool) -> None:
+    """Print the version of the distribution, and end."""
+    if asked:
+        typer.echo(f"rlhf {version('rlhf-operator')}")
+        raise typer.Exit
+
+
 @app.callback()
-def about() -> None:
+def about(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """RLHF of language models: one manifest, on this machine or on a cluster."""
 
 
-@app.command()
+@app.command(epilog="Example: rlhf run examples/01-helpful-ppo.yaml --output runs/first")
 def run(
     file: File,
     output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
@@ -80,7 +92,7 @@ def run(
     sys.exit(code)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf generate runs/first/helpful-ppo/model prompts.jsonl --samples 4")
 def generate(
     model: Annotated[str, typer.Argument(help="Folder, or hf:// and other URI, of a language model.")],
     data: Annotated[str, typer.Argument(help="File or folder, or hf:// and other URI, of the prompts.")],
@@ -102,7 +114,7 @@ def generate(
     run(output / "generate.yaml", output, sets=sets, debug=debug)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf validate job.yaml --deep")
 @exits
 def validate(
     file: File,
@@ -123,7 +135,7 @@ def validate(
         typer.echo(sentence)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf plan job.yaml --nodes 16 --gpus-per-node 8 --gpu a100-80g")
 @exits
 def plan(
     file: File,
@@ -184,7 +196,7 @@ def plan(
     tell_plan(jobs_of(file, sets, output), run_folder(file, output), options)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf checkpoints runs/first")
 @exits
 def checkpoints(run_dir: RunDir) -> None:
     """List the checkpoints of a run: step, size, age, whether each is whole, and which is the best."""
@@ -193,7 +205,7 @@ def checkpoints(run_dir: RunDir) -> None:
     show_checkpoints(run_dir)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf export runs/first/helpful-ppo/checkpoints/step-000010 model")
 @exits
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
@@ -206,7 +218,7 @@ def export(
     typer.echo(folder)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf save-now runs/first")
 @exits
 def save_now(
     run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one below runs/ in use.")] = None,
@@ -217,7 +229,34 @@ def save_now(
     typer.echo(save(run_dir))
 
 
-@app.command()
+@app.command(epilog="Example: rlhf top runs/first")
+@exits
+def top(
+    run_dirs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN_DIR", help="Folders of runs; default all below runs/.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")] = False,
+) -> None:
+    """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
+    from rlhf_trainer.run_folder.top import show_jobs
+
+    show_jobs(run_dirs or [], once=once)
+
+
+@app.command(epilog="Example: rlhf logs runs/first helpful-ppo --follow")
+@exits
+def logs(
+    run_dir: RunDir,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of its jobs; default all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+) -> None:
+    """Show what happened in a run, in order of time: events, failures, and of a hang the stacks of its ranks."""
+    from rlhf_trainer.run_folder.logs import show_logs
+
+    show_logs(run_dir, job=job, follow=follow)
+
+
+@app.command(epilog="Example: rlhf samples runs/first --best 5")
 @exits
 def samples(
     run_dir: RunDir,
@@ -232,7 +271,7 @@ def samples(
     show_samples(run_dir, job=job, step=step, count=best or worst, best=best is not None)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf data job.yaml --job helpful-sft")
 @exits
 def data(
     file: File,
@@ -246,7 +285,7 @@ def data(
     tell_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
 
 
-@app.command()
+@app.command(epilog="Example: rlhf report runs/first")
 @exits
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that `rlhf run` has written.")],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.cli import ending
+from rlhf_trainer.ending import ending
 from rlhf_trainer.run_folder.attempt import Attempt, read_exit
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT

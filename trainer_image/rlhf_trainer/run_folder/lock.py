@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Final
+from typing import IO, Final
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import (
@@ -32,6 +32,8 @@ from rlhf_trainer.run_folder.attempt import (
 )
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+LOOK_SECONDS: Final = 0.1
+"""Longer than `is_running` holds a lock."""
 SETTLE_SECONDS: Final = 1.0
 """An older attempt that looked at the mark just before it changed has written by then."""
 
@@ -51,7 +53,7 @@ def only_run_in(output: Path) -> Iterator[None]:
         raise EnvironmentProblem(f"--output {output}: cannot be written: {error.strerror}") from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError:
             raise EnvironmentProblem(f"--output {output}: another rlhf run is using this folder") from None
         except OSError as error:
@@ -63,6 +65,15 @@ def only_run_in(output: Path) -> Iterator[None]:
                 older.unlink(missing_ok=True)
         with marked(output):
             yield
+
+
+def _lock(lock: IO[str]) -> None:
+    """Lock a file, or raise BlockingIOError; who only asks whether it is locked (`is_running`) is in nobody's way."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(LOOK_SECONDS)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_running(output: Path) -> bool:

@@ -1,0 +1,66 @@
+"""`rlhf top`: how the jobs of run folders are doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rlhf_api.problems import Problem, SpecError
+from rlhf_api.status import Status
+from rlhf_planning.job_table import JobLine, show
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run_folder.attempt import STATUS, owner, read_object
+from rlhf_trainer.run_folder.folder import JOB_FILE, read_job
+from rlhf_trainer.run_folder.lock import is_running
+
+RUNS = Path("runs")
+DIED = "Died"
+"""Instead of Running, where no process of the run is there any more."""
+
+
+def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
+    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for what is no run folder."""
+    for folder in folders:
+        if not any(folder.glob(f"*/{JOB_FILE}")):
+            raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])
+    nothing = "no job has begun in a folder below runs/; name other run folders: rlhf top RUN_DIR"
+    show(lambda: list(_jobs(folders or sorted(RUNS.glob("*")))), nothing, once=once)
+
+
+def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
+    """The jobs of each folder in the order in which they began."""
+    for folder in folders:
+        files = sorted(folder.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
+        for file in files:
+            status = read_status(file.parent)
+            yield JobLine(
+                name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
+                algorithm=_algorithm(file, file.stat().st_mtime),
+                phase=DIED if _has_died(folder, status) else status.phase,
+                status=status,
+                began=status.start_time,
+            )
+
+
+def read_status(job_folder: Path) -> Status:
+    """What a job says of itself; one that says nothing that can be read is Pending."""
+    try:
+        return Status.model_validate(read_object(job_folder / STATUS), by_alias=True, by_name=False)
+    except ValidationError:
+        return Status()
+
+
+def _has_died(folder: Path, status: Status) -> bool:
+    """Whether a run of this machine that its status still shows as Running is gone; of pods nothing can be said."""
+    return status.phase == "Running" and owner(folder) is None and not is_running(folder)
+
+
+@lru_cache(maxsize=1024)
+def _algorithm(file: Path, _changed: float) -> str:
+    try:
+        return read_job(file).spec.algorithm.name
+    except (EnvironmentProblem, SpecError):
+        return "?"
