@@ -1,0 +1,1 @@
+"""`kubectl rlhf`: RLHFJobs of a cluster, asked and told through kubectl itself, with its user's rights."""

@@ -1,0 +1,221 @@
+"""The plugin's command line: `kubectl rlhf --help` lists the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.problems import SpecError
+from rlhf_kubectl.jobs import events_of, head_of, line_of, listed, named, pods_of
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_operator import names
+from rlhf_operator.snapshot import ObservedJob
+from rlhf_planning.job_table import show
+from rlhf_planning.numbers import size_text
+
+P = ParamSpec("P")
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of an RLHFJob.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Of the job; default that of the current context.")
+]
+Context = Annotated[str | None, typer.Option("--context", help="Of the kubeconfig; default the current one.")]
+Image = Annotated[
+    str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
+]
+ENDED = ("Succeeded", "Failed")
+
+
+def exits(command: Callable[P, None]) -> Callable[P, None]:
+    """Mark a command whose errors are sentences on stderr, and that ends with their exit code."""
+
+    @wraps(command)
+    def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*arguments, **options)
+        except (KubectlError, SpecError) as error:
+            for line in str(error).splitlines():
+                typer.echo(f"error: {line}", err=True)
+            sys.exit(int(error.exit_code))
+        except KeyboardInterrupt:
+            sys.exit(int(ExitCode.SIGINT))
+
+    return run_and_exit
+
+
+def show_version(asked: bool) -> None:
+    """Print the version of the distribution, and end."""
+    if asked:
+        typer.echo(f"kubectl-rlhf {version('rlhf-operator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """RLHFJobs of a Kubernetes cluster: how they are doing, what they wait for, what they have made."""
+
+
+@app.command(epilog="Example: kubectl rlhf top -A")
+@exits
+def top(
+    namespace: Namespace = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")] = False,
+    context: Context = None,
+) -> None:
+    """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
+    kubectl = Kubectl(context, namespace)
+    nothing = "no RLHFJob in any namespace" if everywhere else f"no RLHFJob in namespace {kubectl.namespace}"
+    show(
+        lambda: [line_of(job, everywhere=everywhere) for job in listed(kubectl, everywhere=everywhere)],
+        nothing,
+        once=once,
+    )
+
+
+@app.command(epilog="Example: kubectl rlhf why helpful-ppo")
+@exits
+def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Say what a job waits for, since when and what to do; of a failed one what failed, and where."""
+    from rlhf_kubectl.why import why as sentences
+
+    kubectl = Kubectl(context, namespace)
+    found = named(kubectl, job)
+    pods = pods_of(kubectl, found)
+    for sentence in sentences(found, pods, events_of(kubectl, found, pods), datetime.now(UTC)):
+        typer.echo(sentence)
+
+
+@app.command(epilog="Example: kubectl rlhf logs helpful-ppo --follow")
+@exits
+def logs(
+    job: JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; default the latest.")] = None,
+    image: Image = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show the trainer's log: of the running attempt, or of an earlier one, which is on the job's claim."""
+    kubectl = Kubectl(context, namespace)
+    found = named(kubectl, job)
+    latest = found.status.attempt
+    if latest is None or (attempt or 0) > latest:
+        had = f"has had {latest or 'no'} attempt{'s' * (latest != 1)}"
+        raise KubectlError(f"{job} {had}; kubectl rlhf why {job} says what it waits for", ExitCode.SPEC)
+    head, wanted = head_of(found, pods_of(kubectl, found)), attempt or latest
+    where = f"--namespace={found.namespace}"
+    log = f"driver-a{wanted}.log"
+    if head and wanted == latest:
+        kubectl.stream(
+            "logs", where, head.name, f"--container={names.LOG_CONTAINER}", *(["--follow"] if follow else [])
+        )
+    elif head:
+        inside = (where, head.name, f"--container={names.LOG_CONTAINER}", "--", "cat", f"{names.OUTPUT_FOLDER}/{log}")
+        kubectl.stream("exec", *inside)
+    else:
+        from rlhf_kubectl.files import show as show_file
+
+        show_file(kubectl, found, log, image)
+
+
+@app.command(epilog="Example: kubectl rlhf suspend helpful-ppo")
+@exits
+def suspend(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Have a job save a checkpoint and give its slots back."""
+    _set_suspend(Kubectl(context, namespace), job, suspended=True)
+
+
+@app.command(epilog="Example: kubectl rlhf resume helpful-ppo")
+@exits
+def resume(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Have a suspended job go on from its checkpoint."""
+    _set_suspend(Kubectl(context, namespace), job, suspended=False)
+
+
+def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
+    job = named(kubectl, name)
+    if job.status.phase in ENDED:
+        raise KubectlError(f"{name} has ended, it is {job.status.phase}", ExitCode.SPEC)
+    if bool(job.spec.get("suspend")) == suspended:
+        typer.echo(f"{name} is {'suspended' if suspended else 'not suspended'} already; nothing was changed")
+        return
+    patch = json.dumps({"spec": {"suspend": suspended}})
+    kubectl.run(
+        "patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", "--type=merge", f"--patch={patch}"
+    )
+    then = "its pods save a checkpoint and end" if suspended else "it goes on from its checkpoint"
+    typer.echo(f"{name}: {then}; kubectl rlhf why {name} says how far that is")
+
+
+@app.command(epilog="Example: kubectl rlhf save-now helpful-ppo")
+@exits
+def save_now(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Have a running job save a checkpoint after its current step, and wait for it."""
+    kubectl = Kubectl(context, namespace)
+    found = named(kubectl, job)
+    head = _running_head(kubectl, found)
+    words = (head, f"--container={names.HEAD_CONTAINER}", "--", "rlhf", "save-now", names.OUTPUT_FOLDER)
+    kubectl.stream("exec", f"--namespace={found.namespace}", *words)
+
+
+def _running_head(kubectl: Kubectl, job: ObservedJob) -> str:
+    head = head_of(job, pods_of(kubectl, job))
+    if head is None or head.phase != "Running" or job.status.phase in ENDED:
+        message = f"{job.name} has no head pod that runs, it is {job.status.phase}; kubectl rlhf why {job.name}"
+        raise KubectlError(message, ExitCode.SPEC)
+    return head.name
+
+
+@app.command(epilog="Example: kubectl rlhf plan job.yaml")
+@exits
+def plan(
+    what: Annotated[str, typer.Argument(metavar="FILE|JOB", help="Manifest, or name of an RLHFJob.")],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Say where the models of a job would live on the nodes that this cluster has now."""
+    from rlhf_kubectl.plan import plan as tell  # the mapper: half a second that the others do not need
+
+    answers = tell(Kubectl(context, namespace), what)
+    if without := [name for name, answer in answers if answer.mapping is None]:
+        raise KubectlError(f"there is no place for {', '.join(without)}")
+
+
+@app.command(epilog="Example: kubectl rlhf fetch helpful-ppo ./model")
+@exits
+def fetch(
+    job: JobName,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model, or the data set.")],
+    image: Image = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Copy what a job has made off its claim, by a pod that mounts it and is gone afterwards."""
+    from rlhf_kubectl.files import fetch as copy
+
+    kubectl = Kubectl(context, namespace)
+    files, size = copy(kubectl, named(kubectl, job), folder, image)
+    typer.echo(f"{folder}: {files} files, {size_text(size)}")
+
+
+def main() -> None:
+    """Entry point of `kubectl-rlhf`, which kubectl finds on PATH."""
+    app(prog_name="kubectl rlhf")
+
+
+if __name__ == "__main__":
+    main()

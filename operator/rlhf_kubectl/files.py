@@ -1,0 +1,159 @@
+"""Files of a job's claim: copied or shown by a pod that mounts it, read-only, and is gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from rich.console import Console
+from rich.progress import wrap_file
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_kubectl.installation import image_of, parsed
+from rlhf_kubectl.kubectl import Kubectl, KubectlError, require
+from rlhf_kubectl.why import complaint
+from rlhf_operator.cluster import parse, raw
+from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.resources import identity
+from rlhf_operator.resources.storage import PVC, Place, run_folder
+from rlhf_operator.snapshot import ObservedJob
+
+CLAIM: Final = "/claim"
+CONTAINER: Final = "files"
+LONGEST: Final = 86400
+"""Seconds after which Kubernetes ends such a pod, should nobody."""
+PATIENCE: Final = 300.0
+"""Seconds in which it must run."""
+POLL_SECONDS: Final = 0.5
+SIZES: Final = 'cd "$1" && find . -type f -exec stat -c "%s %n" {} +'
+
+
+def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -> tuple[int, int]:
+    """Copy what a job has made into a new folder: (files, bytes). KubectlError where there is nothing or it breaks off.
+
+    The folder appears when all files are there and as large as on the claim.
+    """
+    output = job.status.output.uri if job.status.output else ""
+    if not output.startswith(PVC):
+        message = f"{job.name} has made nothing yet, it is {job.status.phase}; kubectl rlhf why {job.name}"
+        raise KubectlError(message, ExitCode.SPEC)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise KubectlError(f"{folder}: is there already and not empty; name a new folder", ExitCode.SPEC)
+    place = Place.of(output)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    with reader(kubectl, job, place.claim, image) as pod:
+        _copy(kubectl, pod, job, f"{CLAIM}/{place.path}", unfinished)
+    unfinished.rename(folder)
+    sizes = _sizes_here(folder)
+    return len(sizes), sum(sizes.values())
+
+
+def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> None:
+    """Print a file of a job's run folder to stdout."""
+    place = run_folder(parsed(job))
+    with reader(kubectl, job, place.claim, image) as pod:
+        path = "/".join(part for part in (CLAIM, place.path, file) if part)
+        kubectl.stream("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--", "cat", path)
+
+
+@contextmanager
+def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
+    """Name of a pod that runs meanwhile and has the claim."""
+    used = image or image_of(kubectl, job)
+    if not used:
+        raise KubectlError("the image of the job's pods is not known here: name one with sh and tar by --image")
+    pods = PODS.path(job.namespace)
+    pod = raw.text(kubectl.create(pods, manifest(job, claim, used)), "metadata", "name")
+    try:
+        print(f"pod {pod} mounts {claim}", file=sys.stderr)  # noqa: T201 so that a user knows what it waits for
+        _wait(kubectl, f"{pods}/{pod}")
+        yield pod
+    finally:
+        kubectl.delete(f"{pods}/{pod}?gracePeriodSeconds=0")
+
+
+def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
+    """A pod that waits, with the claim and none of the user's rights."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{job.name[:40]}-files-",
+            "labels": {"app.kubernetes.io/managed-by": "kubectl-rlhf"},
+            "ownerReferences": [identity.owner(job)],
+        },
+        "spec": {
+            **identity.of_pod(parsed(job).spec.runtime),
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LONGEST,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": image,
+                    "command": ["sleep", str(LONGEST)],
+                    "resources": {
+                        "requests": {"cpu": "50m", "memory": "32Mi"},
+                        "limits": {"cpu": "1", "memory": "256Mi"},
+                    },
+                    "securityContext": identity.of_container(),
+                    "volumeMounts": [{"name": "claim", "mountPath": CLAIM, "readOnly": True}],
+                }
+            ],
+            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+def _wait(kubectl: Kubectl, path: str) -> None:
+    """Until the pod runs. KubectlError with what keeps it from that."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        pod = parse.pod(kubectl.get(path))
+        if pod.ready:
+            return
+        hindered = complaint(pod, datetime.now(UTC))
+        if pod.phase == "Failed" or time.monotonic() > end:
+            raise KubectlError(hindered or f"pod {pod.name} does not run")
+        time.sleep(POLL_SECONDS)
+
+
+def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Path) -> None:
+    """Copy a folder of a pod as one stream; KubectlError where a file is not as large as there."""
+    inside = ("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--")
+    listed = kubectl.run(*inside, "sh", "-c", SIZES, "sh", source).decode().splitlines()
+    sizes = {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in listed)}
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    with kubectl.start(*inside, "tar", "-C", source, "-cf", "-", ".") as process:
+        broken = _unpack(cast("IO[bytes]", process.stdout), target, sum(sizes.values()))
+        _, said = process.communicate()
+    require(process.returncode, said)
+    there = _sizes_here(target)
+    wrong = sorted(path for path in sizes if there.get(path) != sizes[path])
+    if broken or wrong:
+        what = f"{wrong[0]} has {there.get(wrong[0], 0):,} of {sizes[wrong[0]]:,} bytes" if wrong else broken
+        raise KubectlError(f"the copy broke off: {what}; {target} is not whole")
+
+
+def _unpack(stream: IO[bytes], target: Path, total: int) -> str:
+    """Write the files of a tar stream; why it could not be read to its end, or nothing."""
+    console = Console(stderr=True)
+    shown = wrap_file(cast("Any", stream), total, description="copying", console=console, transient=True)
+    with shown as watched:
+        try:
+            with tarfile.open(fileobj=cast("IO[bytes]", watched), mode="r|") as files:
+                files.extractall(target, filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            return str(error) or "the stream ended early"
+    return ""
+
+
+def _sizes_here(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}

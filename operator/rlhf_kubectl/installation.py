@@ -1,0 +1,48 @@
+"""How the operator of a cluster was installed, as far as the user may see it."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.job import Job
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import SpecError
+from rlhf_kubectl.kubectl import Kubectl
+from rlhf_operator.cluster import raw
+from rlhf_operator.cluster.resources import CONFIG_MAPS
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import ObservedJob
+
+CONFIG = "config.yaml"
+SELECTOR = "?labelSelector=app.kubernetes.io/name%3Drlhf-operator"
+
+
+def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
+    """The settings of the operator that looks after a namespace; None where the user may not read them, or has none."""
+    found = kubectl.find(CONFIG_MAPS.path() + SELECTOR) or {}
+    for each in found.get("items") or []:
+        try:
+            (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
+            settings = Settings.model_validate(document, by_alias=True, by_name=False)
+        except (ValueError, ValidationError):  # of another version
+            continue
+        if not settings.namespaces or namespace in settings.namespaces:
+            return settings
+    return None
+
+
+def parsed(job: ObservedJob) -> Job:
+    """A job of the cluster with its defaults. SpecError where it breaks a rule."""
+    metadata = {"name": job.name, "namespace": job.namespace}
+    return Job.parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)})
+
+
+def image_of(kubectl: Kubectl, job: ObservedJob) -> str:
+    """The image of a job's pods; empty where the user may not know it."""
+    try:
+        own = parsed(job).spec.runtime.image
+    except SpecError:
+        own = None
+    settings = None if own else settings_of(kubectl, job.namespace)
+    return own or (settings.trainer_image if settings else "")

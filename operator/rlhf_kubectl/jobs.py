@@ -1,0 +1,95 @@
+"""RLHFJobs of a cluster as it shows them now, and what belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.problems import suggestion
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_operator import names
+from rlhf_operator.cluster import parse, raw
+from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS
+from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod
+from rlhf_planning.job_table import JobLine
+
+NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (helm/rlhf-operator)"
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event about a job or a pod of it."""
+
+    time: str
+    """RFC 3339."""
+    is_warning: bool
+    reason: str
+    note: str
+    about: str
+    """Name of the object."""
+
+
+def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
+    """The jobs of the namespace, or of all, the oldest first."""
+    try:
+        found = kubectl.get(JOBS.path(None if everywhere else kubectl.namespace))
+    except KubectlError as error:
+        if error.reason != "NotFound":
+            raise
+        raise KubectlError(NO_RLHFJOBS) from None
+    return sorted((parse.job(each) for each in found.get("items") or []), key=lambda job: (job.created, job.name))
+
+
+def named(kubectl: Kubectl, name: str) -> ObservedJob:
+    """A job; where there is none of this name, KubectlError with the nearest name."""
+    jobs = listed(kubectl)
+    found = [job for job in jobs if job.name == name]
+    if not found:
+        near = suggestion(name, [job.name for job in jobs])
+        message = f"there is no RLHFJob {name} in namespace {kubectl.namespace}: {near}"
+        raise KubectlError(message, ExitCode.SPEC, "NotFound")
+    return found[0]
+
+
+def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:
+    """Its pods that are there; none where the user may not see them."""
+    selector = f"?labelSelector={names.MANAGED_BY}%3D{names.OPERATOR},{names.JOB_UID}%3D{job.uid}"
+    found = kubectl.find(PODS.path(job.namespace) + selector) or {}
+    return [parse.pod(each) for each in found.get("items") or []]
+
+
+def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None:
+    """The head pod of its current attempt, if it has begun to run."""
+    heads = (pod for pod in pods if (pod.role, pod.attempt) == (names.CONTROLLER, job.status.attempt))
+    return next((pod for pod in heads if pod.phase != "Pending"), None)
+
+
+def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[Told]:
+    """What is told about the job and its pods, the oldest first."""
+    found = kubectl.find(EVENTS.path(job.namespace)) or {}
+    wanted = {job.uid, *(pod.uid for pod in pods)}
+    told = [_told(each) for each in found.get("items") or [] if raw.text(each, "regarding", "uid") in wanted]
+    return sorted(told, key=lambda each: each.time)
+
+
+def _told(document: Document) -> Told:
+    when, note = parse.complaint(document)
+    return Told(
+        time=when,
+        is_warning=raw.text(document, "type") == "Warning",
+        reason=raw.text(document, "reason"),
+        note=note,
+        about=raw.text(document, "regarding", "name"),
+    )
+
+
+def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
+    """A job in the table of `top`."""
+    return JobLine(
+        name=f"{job.namespace}/{job.name}" if everywhere else job.name,
+        algorithm=raw.text(job.spec, "algorithm", "name"),
+        phase=job.status.phase,
+        status=job.status,
+        began=job.created.isoformat(),
+    )

@@ -1,0 +1,189 @@
+"""What a job waits for, since when, and what to do, in sentences; of a failed one what failed. Pure: it asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Final, cast
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.run_policy import Reason
+from rlhf_api.status import Condition, Failure, Status
+from rlhf_kubectl.jobs import Told
+from rlhf_kubectl.remedies import CONDITIONS, FAILURES
+from rlhf_operator import names
+from rlhf_operator.conditions import found
+from rlhf_operator.reconcile.context import EXPLAINING_CONDITIONS
+from rlhf_operator.snapshot import ObservedJob, ObservedPod
+from rlhf_operator.times import parsed, since
+from rlhf_planning.numbers import duration
+
+ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons for which a container waits in every pod for a while."""
+MOST_PODS: Final = 4
+WORTH_TELLING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
+"""Reasons of conditions that are True and still of interest."""
+OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
+
+
+def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime) -> list[str]:
+    """Sentences about a job, from what it is to what to do about it."""
+    said = list(dict.fromkeys(_sentences(job, pods, events, now)))
+    return [sentence(text) for text in said if text.strip()]
+
+
+def _sentences(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime) -> Iterator[str]:
+    status, name = job.status, job.name
+    if job.deleting:
+        yield f"{name} is being deleted; it is gone when its pods have ended"
+        return
+    if not status.conditions:
+        yield f"No operator has looked at {name} in the {_ago(job.created, now)} since it was created"
+        yield f"See whether one runs and watches namespace {job.namespace}: {OPERATORS}"
+        return
+    match status.phase:
+        case "Succeeded":
+            yield from _succeeded(name, status, now)
+        case "Failed":
+            yield from _failed(job, now)
+        case "Running":
+            yield from _running(name, status, now)
+        case _:
+            yield from _waiting(name, status, pods, events, now)
+    if status.phase not in ("Succeeded", "Failed") and (status.observed_generation or 0) < job.generation:
+        yield "The operator has not acted on the latest change of the spec yet"
+
+
+def _succeeded(name: str, status: Status, now: datetime) -> Iterator[str]:
+    where = f"; what it made is {status.output.uri}" if status.output else ""
+    yield f"{name} succeeded {_ago(parsed(status.completion_time), now)} ago{where}"
+    yield f"`kubectl rlhf fetch {name} DIR` copies it"
+
+
+def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
+    name, status = job.name, job.status
+    failed = found(status.conditions, "Failed")
+    when = _ago(parsed(status.completion_time), now)
+    yield f"{name} failed {when} ago ({failed.reason})" if failed else f"{name} failed {when} ago"
+    failure = status.last_failure
+    is_of_attempt = failed is None or failed.reason in (*FAILURES, "BackoffLimitExceeded", "FailureRule")
+    if failed and not (is_of_attempt and failure):
+        yield failed.message
+    if failed:
+        yield CONDITIONS.get(("Failed", failed.reason), "")
+    if failure and is_of_attempt:
+        yield from _failure(name, failure, now)
+    attempts = [f"{each.attempt} {each.reason or each.outcome}" for each in status.attempts]
+    if len(attempts) > 1:
+        yield f"Its attempts: {', '.join(attempts)}"
+    ready = found(status.conditions, "ClusterReady")
+    if ready and ready.reason == "Kept":
+        yield f"Its pods were kept. {CONDITIONS['ClusterReady', 'Kept']}"
+    saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
+    yield f"When that is put right, delete the job and create it again with this name{saved}"
+
+
+def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
+    """What happened in an attempt, where, and what to do."""
+    attempt = f"Attempt {failure.attempt}" if failure.attempt else "An attempt"
+    code = f", exit code {failure.exit_code}{_meaning(failure.exit_code)}" if failure.exit_code is not None else ""
+    rule = f", by its rule {failure.rule}" if failure.rule else ""
+    yield f"{attempt} failed {_ago(parsed(failure.time), now)} ago: {failure.reason}{code}{rule}"
+    if failure.pod:
+        yield f"To blame is pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}"
+    yield f"It said: {failure.message}"
+    yield FAILURES.get(cast("Reason", failure.reason), "")
+    number = f" --attempt {failure.attempt}" if failure.attempt else ""
+    yield f"Its log: `kubectl rlhf logs {name}{number}`"
+
+
+def _meaning(code: int) -> str:
+    known = {int(each): each.name.lower().replace("_", " ") for each in ExitCode}
+    return f" ({known[code]})" if code in known else ""
+
+
+def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
+    progress = status.progress
+    if progress and progress.step:
+        last = f", the last one {_ago(parsed(progress.last_step_time), now)} ago" if progress.last_step_time else ""
+        left = f"; about {duration(progress.remaining_seconds)} are left" if progress.remaining_seconds else ""
+        yield f"{name} trains and waits for nothing: step {progress.step} of {progress.total_steps}{last}{left}"
+    else:
+        yield f"{name} trains and has not made a step yet"
+    if status.checkpoint:
+        saved = status.checkpoint
+        yield f"Step {saved.step} was saved {_ago(parsed(saved.time), now)} ago"
+    for kind in ("Training", "Stalled"):
+        each = found(status.conditions, kind)
+        if each and (kind, each.status) in (("Training", "Unknown"), ("Stalled", "True")):
+            yield from _told(name, each)
+    for each in status.conditions:
+        if each.reason in WORTH_TELLING:
+            yield from _told(name, each)
+
+
+def _waiting(
+    name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime
+) -> Iterator[str]:
+    condition = _explaining(status)
+    if condition is None:
+        yield f"{name} is {status.phase}"
+        return
+    for_so_long = _ago(parsed(condition.last_transition_time), now)
+    yield f"{name} is {status.phase} and has been waiting for {for_so_long} ({condition.type}: {condition.reason})"
+    yield condition.message
+    if status.phase == "Restarting" and status.last_failure:
+        yield from _failure(name, status.last_failure, now)
+    if (ahead := parsed(status.next_attempt_time)) and ahead > now:
+        yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
+    complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
+    yield from complaints[:MOST_PODS]
+    if len(complaints) > MOST_PODS:
+        yield f"{len(complaints) - MOST_PODS} more of its pods are not ready"
+    if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
+        last = warned[-1]
+        yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
+    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
+
+
+def _explaining(status: Status) -> Condition | None:
+    """The condition that says why the phase is what it is; see `phase_of`."""
+    given = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
+    there = [each for each in given if each]
+    awaited = "True" if status.phase == "Suspended" else "False"
+    return next((each for each in there if each.status == awaited), there[0] if there else None)
+
+
+def _told(name: str, condition: Condition) -> Iterator[str]:
+    yield condition.message
+    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
+
+
+def complaint(pod: ObservedPod, now: datetime) -> str:
+    """What keeps a pod from running, or from going; empty where nothing does."""
+    which = {names.CONTROLLER: "Head pod", names.WORKER: "Worker pod"}.get(pod.role, "Pod")
+    pod_is = f"{which} {pod.name}"
+    if pod.deleting_since:
+        return f"{pod_is} was told to end {_ago(pod.deleting_since, now)} ago and is still there"
+    if pod.unschedulable:
+        return f"{pod_is} has no node: {pod.unschedulable}"
+    for each in pod.containers:
+        if each.waiting_reason not in ON_THEIR_WAY:
+            said = f": {each.waiting_message}" if each.waiting_message else ""
+            return f"{pod_is}: its container {each.name} waits, {each.waiting_reason}{said}"
+    if pod.phase == "Failed":
+        return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
+    if pod.node and not pod.ready and pod.phase == "Pending":
+        return f"{pod_is} starts on node {pod.node} since {_ago(pod.scheduled or pod.created, now)}"
+    return ""
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    """How long ago something was; whole seconds, for that is what the API server tells."""
+    return duration(max(round(since(moment, now)), 1)) if moment else "some time"
+
+
+def sentence(text: str) -> str:
+    """Words with a full stop."""
+    text = text.strip()
+    return text if text.endswith((".", "`")) else f"{text}."

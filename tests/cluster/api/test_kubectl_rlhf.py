@@ -1,0 +1,127 @@
+"""`kubectl rlhf` on a real API server, with the operator; pods and trainers are played."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf_api import kubectl_yaml
+from tests.cluster.client import Cluster
+from tests.cluster.conftest import fresh_namespace
+from tests.cluster.lifecycle import example
+from tests.cluster.plugin import rlhf, told
+from tests.cluster.settings import ROOT
+from tests.cluster.stage import Lives, small_job, stage
+
+PLAYED, BROKEN, READER = "played", "broken", "helpful-ppo"
+
+
+@pytest.fixture(scope="module")
+def lives(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    """A job that makes steps, one that has failed for good, and one that waits for another that is not there."""
+    for namespace in fresh_namespace(rlhf_server):
+        with stage(rlhf_server, namespace, tmp_path_factory.mktemp("operator")) as (lives, _):
+            ppo = example(1, namespace)[2]
+            assert ppo["metadata"]["name"] == READER
+            lives.apply(small_job(PLAYED, namespace), small_job(BROKEN, namespace, backoffLimit=0), ppo)
+            lives.train(PLAYED)
+            lives.train(BROKEN)
+            lives.fail(BROKEN)
+            lives.jobs.wait_for(BROKEN, "Failed")
+            lives.jobs.wait_for(READER, "Pending")
+            yield lives
+
+
+def ask(lives: Lives, command: str, *words: object) -> str:
+    return told(lives.jobs.server, command, *words, "-n", lives.jobs.namespace)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_top_shows_the_jobs(lives: Lives, columns: int) -> None:
+    shown = told(lives.jobs.server, "top", "-n", lives.jobs.namespace, columns=columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+    assert set(rows) == {PLAYED, BROKEN, READER}
+    assert "Running" in rows[PLAYED]
+    assert "3/10" in rows[PLAYED]
+    assert "loss 0.25" in rows[PLAYED]
+    assert "Failed" in rows[BROKEN]
+
+
+def test_top_of_all_namespaces_names_them(lives: Lives) -> None:
+    assert f"{lives.jobs.namespace}/{PLAYED}" in told(lives.jobs.server, "top", "-A", columns=140)
+
+
+def test_why_explains_each_job(lives: Lives) -> None:
+    running = ask(lives, "why", PLAYED)
+    assert "step 3 of 10" in running
+    assert "Step 2 was saved" in running
+    failed = ask(lives, "why", BROKEN)
+    assert "Internal, exit code 1 (internal)" in failed
+    assert "It said: played." in failed
+    assert "it goes on from step 2" in failed
+    waiting = ask(lives, "why", READER)
+    assert "is Pending" in waiting
+    assert "InputsReady: InputMissing" in waiting
+    assert "Create the job that it reads" in waiting
+
+
+def test_a_job_is_suspended_and_resumed(lives: Lives) -> None:
+    assert "save a checkpoint" in ask(lives, "suspend", PLAYED)
+    lives.jobs.wait_for(PLAYED, "Suspended")
+    assert f"kubectl rlhf resume {PLAYED}" in ask(lives, "why", PLAYED)
+    assert "nothing was changed" in ask(lives, "suspend", PLAYED)
+    ask(lives, "resume", PLAYED)
+    lives.train(PLAYED, 2)
+    assert "Running" in ask(lives, "top")
+
+
+def test_plan_says_what_the_operator_says(lives: Lives, tmp_path: Path) -> None:
+    mapped = lives.jobs.condition(PLAYED, "Mapped")
+    assert mapped["message"] in ask(lives, "plan", PLAYED)
+    (tmp_path / "job.yaml").write_text(kubectl_yaml.write(small_job("new", lives.jobs.namespace)))
+    shown = ask(lives, "plan", tmp_path / "job.yaml")
+    assert shown.startswith("new: Mapped")
+    assert "actor" in shown
+    done = rlhf(lives.jobs.server, "plan", ROOT / "README.md", "-n", lives.jobs.namespace)
+    assert (done.returncode, done.stderr[:7]) == (2, "error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("why", "plaied"), 2, f"did you mean {PLAYED}?"),
+        (("logs", READER), 2, f"{READER} has had no attempts"),
+        (("logs", BROKEN, "--attempt", 2), 2, f"{BROKEN} has had 1 attempt;"),
+        (("save-now", READER), 2, "no head pod that runs"),
+        (("fetch", BROKEN, "model"), 2, f"{BROKEN} has made nothing yet"),
+        (("suspend", BROKEN), 2, f"{BROKEN} has ended"),
+        (("top", "--context", "nowhere"), 4, "nowhere"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_sentence(lives: Lives, words: tuple[object, ...], code: int, sentence: str) -> None:
+    done = rlhf(lives.jobs.server, *words, "-n", lives.jobs.namespace)
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert sentence in line
+    assert not done.stdout
+
+
+def test_who_may_not_look_is_told_so(lives: Lives) -> None:
+    server = lives.jobs.server
+    done = rlhf(server, "top", "-n", lives.jobs.namespace, KUBECONFIG=str(server.kubeconfig("dev")))
+    assert done.returncode == 4
+    assert "cannot list resource" in done.stderr
+
+
+def test_no_cluster_is_one_sentence(lives: Lives, tmp_path: Path) -> None:
+    config = (
+        lives.jobs.server.kubeconfig("admin").read_text().replace(lives.jobs.server.settings.url, "https://127.0.0.1:1")
+    )
+    (tmp_path / "config").write_text(config)
+    done = rlhf(lives.jobs.server, "why", PLAYED, KUBECONFIG=str(tmp_path / "config"))
+    assert done.returncode == 4
+    assert "error: kubectl: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
