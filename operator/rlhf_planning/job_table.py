@@ -21,6 +21,7 @@ from rlhf_planning.numbers import between, number
 REFRESH_SECONDS: Final = 2.0
 WIDE: Final = 100
 """Columns of a terminal that has room for the algorithm and wider gaps."""
+SHORTEST_NAME: Final = 8
 NOTHING: Final = "-"
 STYLES: Final = {"Running": "green", "Succeeded": "dim", "Failed": "bold red", "Died": "bold red", "Stopped": "yellow"}
 """Phase -> its style."""
@@ -59,8 +60,9 @@ def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool) -> 
 def table(lines: Sequence[JobLine], width: int) -> Table:
     """The table in so many columns; below WIDE it leaves the algorithm out, and long names end with an ellipsis."""
     wide = width >= WIDE
-    made = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
-    made.add_column("JOB", no_wrap=True, overflow="ellipsis", min_width=8)
+    gap = 2 if wide else 1
+    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+    made.add_column("JOB", no_wrap=True, overflow="ellipsis")
     if wide:
         made.add_column("ALGORITHM", no_wrap=True)
     made.add_column("PHASE", no_wrap=True)
@@ -70,6 +72,8 @@ def table(lines: Sequence[JobLine], width: int) -> Table:
     for line in lines:
         first = [Text(line.name), Text(line.algorithm)][: 1 + wide]
         made.add_row(*first, Text(line.phase, style=STYLES.get(line.phase, "")), *cells(line, now))
+    of_others = (max(len(str(cell)) for cell in (column.header, *column.cells)) for column in made.columns[1:])
+    made.columns[0].max_width = max(width - sum(each + gap for each in of_others), SHORTEST_NAME)
     return made
 
 

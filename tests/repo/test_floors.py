@@ -14,6 +14,7 @@ PACKAGES = {
     "rlhf_api": "crds",
     "rlhf_mapper": "operator",
     "rlhf_planning": "operator",
+    "rlhf_kubectl": "operator",
     "rlhf_trainer": "trainer_image",
     "rlhf_examples": "examples",
 }
@@ -56,6 +57,11 @@ BREACHES = {
         "rlhf_trainer/algorithms/ppo.py",
         "import rlhf_trainer.workers.actor",
         "an algorithm names no runtime",
+    ),
+    "the plugin imports the client": (
+        "rlhf_kubectl/kubectl.py",
+        "import kubernetes",
+        "kubectl's plugin needs the light part only",
     ),
     "an example imports the trainer": (
         "rlhf_examples/planted.py",

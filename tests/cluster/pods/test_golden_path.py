@@ -14,6 +14,7 @@ import pytest
 from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
+from tests.cluster.plugin import told
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -35,6 +36,8 @@ class Chain:
     """The status of each."""
     log: str
     """What `kubectl logs` shows of PPO in its first step."""
+    asked: dict[str, str]
+    """What commands of `kubectl rlhf` say of PPO then."""
 
     def folder(self, name: str) -> Path:
         """A job's folder on its claim."""
@@ -65,9 +68,15 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)
     golden_path.until(pods_cluster, NAMESPACE, PPO, golden_path.step, 600)
     log = pods_cluster.logs(NAMESPACE, golden_path.head(pods_cluster, NAMESPACE, PPO), golden_path.DRIVER_LOG)
+    asked = {command: ask(pods_cluster, command, PPO) for command in ("why", "logs", "save-now")}
     ended[PPO] = golden_path.succeeded(pods_cluster, NAMESPACE, PPO)
-    yield Chain(pods_cluster, ended, log)
+    yield Chain(pods_cluster, ended, log, asked)
     pods_cluster.drop_namespace(NAMESPACE)
+
+
+def ask(cluster: Cluster, command: str, *words: object) -> str:
+    """What `kubectl rlhf COMMAND` prints."""
+    return told(cluster, command, *words, "-n", NAMESPACE)
 
 
 def has_three_addresses(cluster: Cluster, name: str) -> bool:
@@ -155,6 +164,33 @@ def test_the_log_of_each_attempt_is_kept_on_the_claim(chain: Chain) -> None:
     for attempt in (1, 2):
         log = (chain.folder(SFT).parent / f"driver-a{attempt}.log").read_text()
         assert f"/{STEPS[SFT]}" in log
+
+
+def test_the_plugin_shows_and_saves_a_running_job(chain: Chain) -> None:
+    assert f"step 1 of {STEPS[PPO]}" in chain.asked["why"]
+    assert f"1/{STEPS[PPO]}" in chain.asked["logs"]
+    assert "is saved" in chain.asked["save-now"]
+
+
+def test_the_plugin_shows_finished_jobs(chain: Chain) -> None:
+    shown = ask(chain.cluster, "top")
+    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
+        [name, "Succeeded", f"{STEPS[name]}/{STEPS[name]}"] for name in NAMES
+    ]
+    assert f"pvc://{PPO}-output/{PPO}/model" in ask(chain.cluster, "why", PPO)
+
+
+def test_the_plugin_shows_the_log_of_an_earlier_attempt(chain: Chain) -> None:
+    assert ask(chain.cluster, "logs", SFT, "--attempt", 1) == (chain.folder(SFT).parent / "driver-a1.log").read_text()
+
+
+def test_the_plugin_copies_the_model(chain: Chain, tmp_path: Path) -> None:
+    said = ask(chain.cluster, "fetch", PPO, tmp_path / "model")
+    claim, here = chain.folder(PPO) / "model", tmp_path / "model"
+    names = sorted(path.name for path in claim.iterdir())
+    assert names == sorted(path.name for path in here.iterdir())
+    assert all((claim / name).read_bytes() == (here / name).read_bytes() for name in names)
+    assert f"{len(names)} files" in said
 
 
 def test_nothing_runs_any_more(chain: Chain) -> None:
