@@ -48,9 +48,12 @@ def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -
         raise KubectlError(f"{folder}: is there already and not empty; name a new folder", ExitCode.SPEC)
     place = Place.of(output)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    with reader(kubectl, job, place.claim, image) as pod:
-        _copy(kubectl, pod, job, f"{CLAIM}/{place.path}", unfinished)
-    unfinished.rename(folder)
+    try:
+        with reader(kubectl, job, place.claim, image) as pod:
+            _copy(kubectl, pod, job, f"{CLAIM}/{place.path}", unfinished)
+        unfinished.rename(folder)
+    except OSError as error:
+        raise KubectlError(f"{error.filename or unfinished}: cannot be written: {error.strerror}") from None
     sizes = _sizes_here(folder)
     return len(sizes), sum(sizes.values())
 

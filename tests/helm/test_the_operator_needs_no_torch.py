@@ -74,6 +74,7 @@ def test_nothing_of_the_trainer_comes_along(programs: Path) -> None:
 
 def test_the_operator_starts(programs: Path) -> None:
     assert "--config" in must(programs / "rlhf-operator", "--help")
+    assert "fetch" in must(programs / "kubectl-rlhf", "--help")
     must(programs / "python", "-c", "import rlhf_operator.main")
 
 

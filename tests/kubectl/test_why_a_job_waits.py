@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from rlhf_api.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
 from rlhf_kubectl.jobs import Told
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
@@ -166,9 +167,10 @@ def test_a_job_between_two_attempts_says_what_failed_and_when_it_goes_on() -> No
 
 
 def test_a_job_that_failed_for_good_lists_its_attempts_and_how_it_goes_on() -> None:
+    reasons: tuple[Reason, ...] = ("Hang", "OutOfMemory")
     attempts = tuple(
         Attempt(attempt=number, start_time=BEFORE, slots=2, outcome="Failed", reason=reason)
-        for number, reason in ((1, "Hang"), (2, "OutOfMemory"))
+        for number, reason in enumerate(reasons, start=1)
     )
     failed = status(
         condition("Failed", "True", "BackoffLimitExceeded", "2 attempts failed"),
