@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
+from typer.completion import completion_init
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
@@ -24,7 +26,18 @@ from rlhf_planning.numbers import size_text
 
 P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of an RLHFJob.")]
+
+
+def job_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The jobs whose names begin so, for the shell; none where the cluster does not answer."""
+    kubectl = Kubectl(context.params.get("context"), context.params.get("namespace"))
+    try:
+        return [job.name for job in listed(kubectl) if job.name.startswith(incomplete)]
+    except KubectlError:
+        return []
+
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of an RLHFJob.", autocompletion=job_names)]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Of the job; default that of the current context.")
 ]
@@ -32,6 +45,8 @@ Context = Annotated[str | None, typer.Option("--context", help="Of the kubeconfi
 Image = Annotated[
     str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
 ]
+FILES, NO_FILES = ":0", ":4"
+"""kubectl's last line of candidates: whether files may stand there, too."""
 ENDED = ("Succeeded", "Failed")
 
 
@@ -215,6 +230,18 @@ def fetch(
 def main() -> None:
     """Entry point of `kubectl-rlhf`, which kubectl finds on PATH."""
     app(prog_name="kubectl rlhf")
+
+
+def complete() -> None:
+    """Entry point of `kubectl_complete-rlhf`, which kubectl's own shell completion asks: a candidate a line."""
+    words = sys.argv[1:]
+    asked = {"COMP_WORDS": " ".join(["kubectl-rlhf", *words]), "COMP_CWORD": str(len(words))}
+    completion_init()  # typer's own shell completion, of which this uses the list for bash
+    os.environ.update({"_KUBECTL_RLHF_COMPLETE": "complete_bash", **asked})
+    try:
+        app(prog_name="kubectl-rlhf")
+    finally:
+        typer.echo(NO_FILES if not words[-1:] or words[-1].startswith("-") or len(words) == 1 else FILES)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,14 @@ SECONDS = 300
 
 def rlhf(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:
     """What `kubectl rlhf WORDS` did, in a terminal's width of so many columns."""
+    return kubectl(cluster, "rlhf", *words, columns=columns, **variables)
+
+
+def kubectl(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What kubectl did, with the plugin on its PATH."""
     path = f"{cluster.programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
     environment = {**os.environ, **cluster.environment(), "PATH": path, "COLUMNS": str(columns), **variables}
-    command = ["kubectl", "rlhf", *map(str, words)]
+    command = ["kubectl", *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer import Typer
@@ -71,6 +72,12 @@ def test_help_and_version_need_nothing_heavy(module: str, program: str) -> None:
     assert done.returncode == 0, done.stderr
     shown = CliRunner().invoke(PROGRAMS[program.replace("-", " ")], ["--version"])
     assert re.fullmatch(rf"{program} \d+\.\d+\.\d+\n", shown.output)
+
+
+def test_kubectl_can_complete_commands_of_the_plugin() -> None:
+    program = Path(sys.executable).with_name("kubectl_complete-rlhf")
+    done = subprocess.run([program, "s"], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["suspend", "save-now", ":4"], done.stderr
 
 
 def test_shells_can_complete_commands() -> None:

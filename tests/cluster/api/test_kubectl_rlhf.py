@@ -9,7 +9,7 @@ from rlhf_api import kubectl_yaml
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import example
-from tests.cluster.plugin import rlhf, told
+from tests.cluster.plugin import kubectl, rlhf, told
 from tests.cluster.settings import ROOT
 from tests.cluster.stage import Lives, small_job, stage
 
@@ -85,6 +85,11 @@ def test_plan_says_what_the_operator_says(lives: Lives, tmp_path: Path) -> None:
     assert "actor" in shown
     done = rlhf(lives.jobs.server, "plan", ROOT / "README.md", "-n", lives.jobs.namespace)
     assert (done.returncode, done.stderr[:7]) == (2, "error: ")
+
+
+def test_kubectl_completes_names_of_jobs(lives: Lives) -> None:
+    done = kubectl(lives.jobs.server, "__complete", "rlhf", "why", "-n", lives.jobs.namespace, "pl")
+    assert done.stdout.splitlines()[0] == PLAYED, done.stderr
 
 
 @pytest.mark.parametrize(
