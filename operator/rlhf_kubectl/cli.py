@@ -98,6 +98,7 @@ def top(
         lambda: [line_of(job, everywhere=everywhere) for job in listed(kubectl, everywhere=everywhere)],
         nothing,
         once=once,
+        passing=KubectlError,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -43,18 +43,25 @@ class JobLine:
     """RFC 3339."""
 
 
-def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool) -> None:
-    """Print the table, again and again in a terminal until Ctrl-C, or once; `nothing`: what is said of no jobs."""
+def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
+    """Print the table, again and again in a terminal until Ctrl-C, or once; `nothing`: what is said of no jobs.
+
+    passing: the kind of error that may pass: after the first table it is told below the last one.
+    """
     console = Console(highlight=False)
-    lines = read()
+    lines, trouble = read(), ""
     if once or not sys.stdout.isatty():
         console.print(table(lines, console.width) if lines else nothing)
         return
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(table(lines, console.width) if lines else Text(nothing), refresh=True)
+            shown = table(lines, console.width) if lines else Text(nothing)
+            live.update(Group(shown, Text(trouble, style="red")), refresh=True)
             time.sleep(REFRESH_SECONDS)
-            lines = read()
+            try:
+                lines, trouble = read(), ""
+            except passing as error:
+                trouble = f"not up to date: {error}"
 
 
 def table(lines: Sequence[JobLine], width: int) -> Table:

@@ -1,6 +1,7 @@
 """`rlhf top` and `rlhf logs` show what jobs do and what failed, and change nothing."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -73,6 +74,28 @@ def test_names_too_long_for_the_terminal_are_cut_and_nothing_else(run: Path) -> 
     assert shown.count("Running    7/40") + shown.count("Running   7/40") == 2
     assert "first/a-very-long-" in shown
     assert shown.count("…") == 2
+
+
+def test_in_a_terminal_the_table_follows_the_job_until_ctrl_c(run: Path) -> None:
+    main, side = pty.openpty()
+    command = [sys.executable, "-m", "rlhf_trainer.cli", "top", str(run)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=environment) as watching:
+        os.close(side)
+        until(main, "7/40")
+        JobFolder(run, PPO).record({**ppo_record(8), "time/step": 3.0}, total_steps=40, stage="PPO")
+        until(main, "8/40")
+        watching.send_signal(signal.SIGINT)
+        until(main, "\x1b[?1049l")  # the screen of before is back
+        assert watching.wait(30) == 0
+    os.close(main)
+
+
+def until(terminal: int, text: str) -> None:
+    """Read what a terminal shows until a text comes."""
+    seen = ""
+    while text not in seen:
+        seen += os.read(terminal, 1 << 16).decode(errors="replace")
 
 
 def test_a_run_whose_process_is_gone_has_died(run: Path) -> None:

@@ -27,7 +27,7 @@ def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
         if not any(folder.glob(f"*/{JOB_FILE}")):
             raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])
     nothing = "no job has begun in a folder below runs/; name other run folders: rlhf top RUN_DIR"
-    show(lambda: list(_jobs(folders or sorted(RUNS.glob("*")))), nothing, once=once)
+    show(lambda: list(_jobs(folders or sorted(RUNS.glob("*")))), nothing, once=once, passing=OSError)
 
 
 def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
