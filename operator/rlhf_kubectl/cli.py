@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
-from typer.completion import completion_init
+from typer._completion_classes import completion_init
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
