@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import suggestion
@@ -43,13 +44,11 @@ def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
 
 def named(kubectl: Kubectl, name: str) -> ObservedJob:
     """A job; where there is none of this name, KubectlError with the nearest name."""
-    jobs = listed(kubectl)
-    found = [job for job in jobs if job.name == name]
-    if not found:
-        near = suggestion(name, [job.name for job in jobs])
-        message = f"there is no RLHFJob {name} in namespace {kubectl.namespace}: {near}"
-        raise KubectlError(message, ExitCode.SPEC, "NotFound")
-    return found[0]
+    if found := kubectl.find(JOBS.path(kubectl.namespace, quote(name, safe=""))):
+        return parse.job(found)
+    near = suggestion(name, [job.name for job in listed(kubectl)])
+    message = f"there is no RLHFJob {name} in namespace {kubectl.namespace}: {near}"
+    raise KubectlError(message, ExitCode.SPEC, "NotFound")
 
 
 def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:

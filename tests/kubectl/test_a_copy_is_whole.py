@@ -28,7 +28,7 @@ if words[0] == "exec":
 elif words[0] in ("create", "delete"):
     print(json.dumps({{"metadata": {{"name": "ppo-files-x"}}}}))
 elif words[0] == "get":
-    found = answers["pod"] if "/pods/" in words[-1] else answers["jobs"]
+    found = answers["pod"] if "/pods/" in words[-1] else answers["job"]
     print(json.dumps(found))
 else:
     sys.exit("error: not played: " + " ".join(words))
@@ -54,7 +54,7 @@ class Played:
             "training": {"totalSteps": 1, "batchSize": 1},
         }
         job = {"metadata": {"name": "ppo", "namespace": "team", "uid": "u"}, "spec": spec, "status": status}
-        self.answers: dict[str, Any] = {"claim": str(claim), "bytes": WHOLE, "pod": READY, "jobs": {"items": [job]}}
+        self.answers: dict[str, Any] = {"claim": str(claim), "bytes": WHOLE, "pod": READY, "job": job}
 
     def fetch(self, to: str = "model") -> tuple[int, str]:
         """(exit code, what was said) of the command."""
