@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from rlhf_kubectl.cli import app
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require
 
 PLAYED = """#!{python}
-import json, os, subprocess, sys
+import json, subprocess, sys, time
 from pathlib import Path
 folder, words = Path({folder!r}), [word for word in sys.argv[1:] if not word.startswith("--request-timeout")]
 answers = json.loads((folder / "answers.json").read_text())
@@ -24,6 +28,8 @@ with (folder / "calls").open("a") as calls:
 if words[0] == "exec":
     inside = [answers["claim"] if word == "/claim/ppo/model" else word for word in words[words.index("--") + 1:]]
     out = subprocess.run(inside, stdout=subprocess.PIPE).stdout
+    if inside[0] == "tar" and answers["bytes"] < 0:
+        time.sleep(60)
     sys.stdout.buffer.write(out[: answers["bytes"]] if inside[0] == "tar" else out)
 elif words[0] in ("create", "delete"):
     print(json.dumps({{"metadata": {{"name": "ppo-files-x"}}}}))
@@ -34,7 +40,8 @@ else:
     sys.exit("error: not played: " + " ".join(words))
 """
 READY = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-WHOLE = 10**9
+WHOLE, HANGS = 10**9, -1
+"""Bytes that a stream has at most; the second never ends."""
 
 
 class Played:
@@ -98,6 +105,21 @@ def test_a_stream_that_breaks_off_leaves_no_folder_and_no_pod(played: Played, se
     assert played.calls[-1].startswith("delete --raw")
     played.answers["bytes"] = WHOLE
     assert played.fetch()[0] == 0
+
+
+def test_ctrl_c_takes_the_pod_away(played: Played) -> None:
+    played.answers["bytes"] = HANGS
+    (played.folder / "answers.json").write_text(json.dumps(played.answers))
+    (played.folder / "calls").touch()
+    command = [sys.executable, "-m", "rlhf_kubectl.cli", "fetch", "ppo", str(played.folder / "model"), "--image", "b"]
+    with subprocess.Popen([*command, "-n", "team"], stderr=subprocess.PIPE, start_new_session=True) as copying:
+        while not any("tar" in call for call in played.calls):
+            assert copying.poll() is None
+            time.sleep(0.05)
+        os.killpg(copying.pid, signal.SIGINT)  # as a terminal does
+        assert copying.wait(30) == 130
+    assert played.calls[-1].startswith("delete --raw")
+    assert not (played.folder / "model").exists()
 
 
 def test_a_pod_that_cannot_start_says_why(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
