@@ -10,7 +10,7 @@ import yaml
 
 from rlhf_mapper.calibration import Compared, compare_phases
 from rlhf_planning.numbers import between
-from rlhf_trainer.report import held_out, metrics, rollouts
+from rlhf_trainer.report import held_out, metrics, rollouts_page
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
 from rlhf_trainer.report.template import rendered
 
@@ -26,11 +26,11 @@ def write_report(folder: Path) -> Path:
     """
     with reading_and_writing(folder):
         run = read_run(folder)
-        path, rollouts_path = folder / REPORT, folder / rollouts.PAGE
+        path, rollouts_path = folder / REPORT, folder / rollouts_page.PAGE
         kept = {job.name: job.rollouts for job in run.jobs if job.rollouts.rows}
         rollouts_path.unlink(missing_ok=True)
         if kept:
-            rollouts_path.write_text(rollouts.render(run.name, kept), encoding="utf-8")
+            rollouts_path.write_text(rollouts_page.render(run.name, kept), encoding="utf-8")
         path.write_text(render(run), encoding="utf-8", errors="replace")  # a lone surrogate cannot be encoded
     return path
 

@@ -1,24 +1,19 @@
-"""`rollouts.html`: responses that a run learned from, with filters; a page of its own, for it holds many texts."""
+"""Reads responses that a run learned from: as many as a page can show, of all steps."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlhf_planning.numbers import shortened
-from rlhf_trainer.report.template import rendered, script
-from rlhf_trainer.run_folder.rollouts import NUMBERS, parsed
+from rlhf_trainer.run_folder.rollouts import parsed
 
 T = TypeVar("T")
 Place = tuple[int, int]
 """Step, and row in it."""
-PAGE = "rollouts.html"
-MOST_ROWS, MOST_CHARACTERS = 1000, 2000
+MOST_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -65,32 +60,6 @@ def evenly(places: Collection[Place], most: int) -> list[Place]:
     return sorted(chosen)
 
 
-def render(name: str, jobs: Mapping[str, Rollouts]) -> str:
-    """The page about the jobs of a run. Its only script is ours, which shows texts as texts."""
-    rows = [_row(job, row) for job, found in jobs.items() for row in found.rows]
-    return rendered("rollouts.html", {"name": name, "jobs": jobs, "data": {"rows": rows}, **script("rollouts.js")})
-
-
 def _spread(items: Sequence[T], most: int) -> list[T]:
     count = min(len(items), most)
     return [items[index * len(items) // count] for index in range(count)]
-
-
-def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page holds of a row; a number that is not finite is null, for JSON knows none."""
-    parts, columns = row.get("reward_parts"), row.get("columns")
-    return {
-        "job": job,
-        "step": row["step"],
-        "row": row["row"],
-        "finished": bool(row.get("finished")),
-        "prompt": shortened(row["prompt"], MOST_CHARACTERS),
-        "response": shortened(row["response"], MOST_CHARACTERS),
-        "columns": shortened(json.dumps(columns, ensure_ascii=False), MOST_CHARACTERS) if columns else "",
-        "parts": {str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
-        **{name: _number(row.get(name)) for name in NUMBERS},
-    }
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
