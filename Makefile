@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers mlflow-server accept lock clean
+.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers mlflow-server accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -100,6 +100,10 @@ format: install ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+docs: install ## Build the site of docs/ into site/; a broken link or a page without a place fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "site/index.html; $(BIN)/python -m http.server --directory site shows it with its search"
+
 generate: install ## Write the CRD, the chart's copy and version, and docs/api-reference.md anew from crds/rlhf_api and pyproject.toml
 	$(BIN)/python -m rlhf_api.crd
 
@@ -139,5 +143,5 @@ lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml
 		--custom-compile-command "make lock" --output-file $(LOCK)
 
 clean: ## Delete caches and build files (.venv and runs stay)
-	rm -rf build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf build site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name .venv -prune -o \( -name '*.egg-info' -o -name __pycache__ \) -type d -exec rm -rf {} +

@@ -306,6 +306,23 @@ def report(
         typer.echo(write_report(folders[0]))
 
 
+@app.command("import", epilog="Example: rlhf import run_grpo.sh --from verl --output job.yaml")
+@exits
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration (YAML) or script of the project.")],
+    project: Annotated[str, typer.Option("--from", metavar="verl|openrlhf|trl", help="The project.")],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Manifest to write; default stdout.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Algorithm of a TRL file that does not tell its trainer.")
+    ] = None,
+) -> None:
+    """Write the manifest that another project's configuration comes to, and what became of each of its keys."""
+    from rlhf_trainer.importers.command import import_file
+
+    for text, is_manifest in import_file(file, project, output=output, algorithm=algorithm):
+        typer.echo(text, nl=not is_manifest, err=not is_manifest)
+
+
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
     """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
     from rlhf_trainer.run_folder.folder import load_with_finished

@@ -1,0 +1,291 @@
+"""`rlhf import`: realistic configurations become valid manifests, and each of their keys is told of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.job import Job
+from rlhf_trainer.cli import app
+from rlhf_trainer.importers.command import PROJECTS, imported
+from rlhf_trainer.importers.hydra import read_values
+from rlhf_trainer.importers.shell import flags, words
+from rlhf_trainer.importers.table import Draft
+
+VERL = """
+set -x
+DATA=/data/gsm8k
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$DATA/train.parquet \\
+    data.val_files="['/data/gsm8k/test.parquet','/data/math/test.parquet']" \\
+    data.train_batch_size=256 data.max_prompt_length=512 data.max_response_length=1024 \\
+    data.filter_overlong_prompts=True \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 `# a peak` \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \\
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
+    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=True \\
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    +actor_rollout_ref.rollout.made_up=7 \\
+    custom_reward_function.path=rewards/mine.py custom_reward_function.name=score \\
+    trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.save_freq=20 trainer.test_freq=-1 \\
+    trainer.experiment_name='Qwen2.5_7B GRPO' made.up=1 $@
+"""
+VERL_YAML = """
+defaults: [ppo_trainer, _self_]
+algorithm: {adv_estimator: gae, lam: 0.95, use_kl_in_reward: true}
+algorithm.kl_ctrl: {type: adaptive, kl_coef: 0.02, target_kl: 6}
+data: {train_files: [/d/a.parquet, /d/b.parquet], max_prompt_length: 100, train_batch_size: 64, truncation: left}
+actor_rollout_ref:
+  model: {path: org/sft, lora_rank: 32}
+  actor: {ppo_mini_batch_size: 32, optim: {lr: 2e-6, lr_warmup_steps_ratio: 0.1}, clip_ratio_c: 3.0}
+  rollout: {n: "${made.by}", prompt_length: "${data.max_prompt_length}"}
+made: {by: 2}
+critic: {model: {path: org/sft}, cliprange_value: 0.5, optim: {lr: 1e-5}}
+reward_model: {enable: true, model: {path: org/rm}}
+trainer: {total_training_steps: 200}
+"""
+OPENRLHF = """
+ACTOR_ARGS=(
+   --actor.model_name_or_path meta-llama/Llama-3.1-8B-Instruct   # instruct
+   --actor.adam.lr 5e-7
+   --actor.adam.betas 0.9 0.95
+   --actor.num_nodes 2
+   --actor.num_gpus_per_node 8
+)
+ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_ppo_ray \\
+   ${ACTOR_ARGS[@]} \\
+   --reward.model_name_or_path org/rm --critic.adam.lr 9e-6 \\
+   --rollout.batch_size 256 --rollout.n_samples_per_prompt 4 --train.batch_size 128 \\
+   --data.prompt_dataset org/prompts --data.input_key messages --data.apply_chat_template \\
+   --data.max_len 3072 --rollout.max_new_tokens 2048 \\
+   --algo.kl.init_coef 0.01 --reward.normalize_enable --actor.eps_clip_low_high 0.2 0.3 \\
+   --ds.zero_stage 3 --vllm.num_engines 8 --ckpt.save_steps -1 --made.up 3
+"""
+OPENRLHF_OLD = """
+deepspeed --module openrlhf.cli.train_dpo --pretrain org/sft --dataset org/pairs --beta 0.05 --learning_rate 5e-7 \\
+   --max_len 2048 --train_batch_size 64 --lr_warmup_ratio 0.1 --zero_stage 3 --bf16
+"""
+OPENRLHF_SFT = """
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_sft --data.dataset data/train.jsonl --data.input_key question --data.output_key answer \\
+   --train.batch_size 64 --model.model_name_or_path ./base --adam.lr 5e-6 --ds.lora.rank 16
+EOF
+deepspeed --module $training_commands
+"""
+TRL = """
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+dataset_name: trl-lib/DeepMath-103K
+reward_funcs: [accuracy_reward, think_format_reward, my.rewards.brief]
+reward_weights: [1.0, 0.5, 0.1]
+learning_rate: 1.0e-5
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+max_steps: 400
+num_generations: 8
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 4
+beta: 0.001
+epsilon_high: 0.28
+scale_rewards: none
+loss_type: dr_grpo
+use_vllm: true
+use_peft: true
+bf16: true
+eval_strategy: steps
+eval_steps: 50
+made_up: 1
+"""
+TRL_SCRIPT = """
+trl dpo --model_name_or_path org/sft --dataset_name org/pairs --beta 0.2 --loss_type ipo --max_length 1024 \\
+  --per_device_train_batch_size 4 --lr_scheduler_type constant --report_to none
+"""
+CONFIGURATIONS = {
+    "verl script": ("verl", VERL),
+    "verl YAML": ("verl", VERL_YAML),
+    "OpenRLHF PPO": ("openrlhf", OPENRLHF),
+    "OpenRLHF DPO of 0.9": ("openrlhf", OPENRLHF_OLD),
+    "OpenRLHF SFT": ("openrlhf", OPENRLHF_SFT),
+    "TRL GRPO": ("trl", TRL),
+    "TRL DPO": ("trl", TRL_SCRIPT),
+}
+
+
+def draft_of(name: str) -> Draft:
+    project, text = CONFIGURATIONS[name]
+    return imported(text, project, source="FILE")
+
+
+def fields(draft: Draft, *paths: str) -> dict[str, Any]:
+    return {path: draft.get(path) for path in paths}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_manifest_is_valid(name: str) -> None:
+    Job.parse(draft_of(name).document())
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_each_key_is_in_exactly_one_list(name: str) -> None:
+    project, text = CONFIGURATIONS[name]
+    draft = draft_of(name)
+    told = [*draft.mapped, *draft.not_needed, *draft.lost, *draft.unknown]
+    assert sorted(told) == sorted(PROJECTS[project].read(text, "FILE"))
+
+
+def test_a_verl_script_keeps_its_mathematics() -> None:
+    draft = draft_of("verl script")
+    assert draft.name == "qwen2-5-7b-grpo"
+    assert draft.spec["algorithm"] == {
+        "name": "GRPO",
+        "aggregation": "SequenceMean",
+        "kl": {"coefficient": 0.001, "applyTo": "Loss", "estimator": "K3"},
+    }
+    assert draft.spec["training"] == {"promptBatchSize": 256, "miniBatchSize": 320, "totalEpochs": 30}
+    assert draft.spec["rollout"] == {"samplesPerPrompt": 5}
+    assert fields(draft, "models.actor.optimizer.learningRate", "models.actor.optimizer.betas") == {
+        "models.actor.optimizer.learningRate": 1e-6,
+        "models.actor.optimizer.betas": [0.9, 0.999],
+    }
+    assert draft.get("models.actor.offload") == "Parameters"
+    assert draft.get("models.reward.entrypoint") == "mine:score"
+    assert draft.get("data.train.uri") == "file:///data/gsm8k/train.parquet"
+    assert [each["name"] for each in draft.get("evaluation.data.sets")] == ["gsm8k_test", "math_test"]
+    assert draft.spec["resources"] == {"nodes": 2, "slotsPerNode": 8}
+    assert draft.unknown == ["made.up"]
+    assert "actor_rollout_ref.rollout.made_up" in draft.not_needed
+
+
+def test_a_verl_file_says_what_is_lost() -> None:
+    draft = draft_of("verl YAML")
+    assert draft.get("algorithm.kl") == {
+        "coefficient": 0.02,
+        "applyTo": "Reward",
+        "controller": "Adaptive",
+        "target": 6,
+        "horizon": 10000,
+        "estimator": "K1",
+    }
+    assert draft.get("training.totalSteps") == 200
+    assert draft.get("training.totalEpochs") is None
+    assert draft.get("training.miniBatchSize") == 64, "verl counts prompts, and n is 2"
+    assert draft.get("models.actor.optimizer.warmupSteps") == 20
+    assert draft.get("models.reward.uri") == "hf://org/rm"
+    assert "actor_rollout_ref.actor.clip_ratio_c" in draft.lost
+    assert any("no LoRA" in check for check in draft.checks)
+    assert any("never cut" in check for check in draft.checks)
+
+
+def test_an_interpolation_of_hydra_is_the_value_that_it_names() -> None:
+    values = read_values("a: {b: 3}\nc: '${a.b}'\nd: '${oc.select:a.x,5}'\ne: '${.b}'\nf: '???'", "FILE")
+    assert values == {"a.b": 3, "c": 3, "d": 5, "e": None, "f": None}
+
+
+def test_an_openrlhf_script_keeps_its_mathematics() -> None:
+    draft = draft_of("OpenRLHF PPO")
+    assert draft.spec["algorithm"] == {
+        "name": "PPO",
+        "discount": 1.0,
+        "gaeLambda": 1.0,
+        "clipRange": 0.2,
+        "clipRangeHigh": 0.3,
+        "valueClipRange": 0.5,
+        "aggregation": "TokenMean",
+        "kl": {"coefficient": 0.01, "applyTo": "Reward", "estimator": "K1"},
+        "rewards": {"normalization": "Running", "clip": 10},
+    }
+    assert draft.get("models.critic.uri") == "hf://org/rm", "OpenRLHF starts the critic from the reward model"
+    expected = {"promptBatchSize": 256, "miniBatchSize": 128, "updateEpochs": 1, "totalEpochs": 1, "seed": 42}
+    assert draft.spec["training"] == expected
+    assert fields(draft, "data.maxPromptTokens", "data.maxResponseTokens") == {
+        "data.maxPromptTokens": 1024,
+        "data.maxResponseTokens": 2048,
+    }
+    assert draft.unknown == ["made.up"]
+
+
+def test_flags_of_older_openrlhf_are_known() -> None:
+    draft = draft_of("OpenRLHF DPO of 0.9")
+    assert draft.spec["algorithm"] == {"name": "DPO", "beta": 0.05}
+    assert draft.get("models.actor.optimizer.learningRate") == 5e-7
+    assert draft.unknown == ["bf16"]
+
+
+def test_a_trl_file_keeps_its_mathematics() -> None:
+    draft = draft_of("TRL GRPO")
+    assert fields(draft, "algorithm.aggregation", "algorithm.normalizeByStd", "algorithm.clipRangeHigh") == {
+        "algorithm.aggregation": "FixedLength",
+        "algorithm.normalizeByStd": False,
+        "algorithm.clipRangeHigh": 0.28,
+    }
+    assert draft.get("training.promptBatchSize") == 8, "16 responses, 4 at a time, of 8 to a prompt"
+    assert draft.get("training.miniBatchSize") == 64
+    assert draft.get("models.actor.optimizer.warmupSteps") == 40
+    assert [part["weight"] for part in draft.get("models.reward.sum")] == [1.0, 0.5, 0.1]
+    assert draft.get("models.reward.sum")[2]["reward"] == {"entrypoint": "my.rewards:brief"}
+    assert draft.unknown == ["made_up"]
+
+
+def test_a_loss_that_is_not_here_is_said() -> None:
+    assert any("no loss ipo" in check for check in draft_of("TRL DPO").checks)
+
+
+def test_the_command_writes_a_manifest_that_validate_takes(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(VERL)
+    output = tmp_path / "job.yaml"
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "run.sh"), "--from", "verl", "--output", str(output)])
+    assert done.exit_code == 0
+    assert done.stdout == ""
+    assert "unknown: made.up" in done.stderr.splitlines()
+    assert "# - made.up" in output.read_text().splitlines()
+    assert CliRunner().invoke(app, ["validate", str(output)]).stdout.startswith("ok\n")
+
+
+@pytest.mark.parametrize(
+    ("project", "text", "sentence"),
+    [
+        (
+            "verl",
+            "python -m verl.trainer.main_ppo algorithm.adv_estimator=gpg",
+            "adv_estimator gpg is no algorithm here",
+        ),
+        ("verl", "a: [1", "line 1: cannot be read"),
+        (
+            "verl",
+            "python -m verl.trainer.main_ppo data.train_batch_size=many",
+            'spec.training.promptBatchSize: is "many"',
+        ),
+        ("openrlhf", "echo hello", "it calls no openrlhf.cli.train_... program"),
+        (
+            "openrlhf",
+            "python -m openrlhf.cli.train_kto --a 'b",
+            "cannot be read as a shell script: No closing quotation",
+        ),
+        ("trl", "model_name_or_path: a/b", "say --algorithm"),
+        ("trl", "trl kto --beta 1", "trl kto is no algorithm here"),
+        ("trl", "reward_funcs: [accuracy_reward]", "the manifest is not valid yet:"),
+        ("other", "a: 1", "--from: there is no other"),
+    ],
+)
+def test_what_cannot_be_imported_is_told(project: str, text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "file"), "--from", project])
+    assert done.exit_code == ExitCode.SPEC
+    assert sentence in done.stderr
+
+
+def test_words_of_a_script_know_its_variables_and_arrays() -> None:
+    script = (
+        'A=1\nexport B="x y"\nC=(\n  --c $A # no\n  # --not-there\n)\nrun ${C[@]} --b "$B" --d=${D_THAT_IS_NOT_SET:-7}\n'
+    )
+    assert words(script, "FILE") == ["run", "--c", "1", "--b", "x y", "--d=7"]
+    assert flags(["--c", "1", "--on", "--d=7", "--e", "0.9", "0.95"]) == {"c": 1, "on": True, "d": 7, "e": [0.9, 0.95]}

@@ -1,0 +1,127 @@
+"""`rlhf import`: reads another project's configuration and writes a manifest that says what became of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_api.kubectl_yaml import write
+from rlhf_api.problems import SpecError, printable
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.importers import hydra, openrlhf, trl, verl
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, fill
+
+
+@dataclass(frozen=True)
+class Project:
+    """How to read one project's configurations."""
+
+    read: Callable[[str, str], dict[str, Any]]
+    algorithm: Callable[[Mapping[str, Any], str | None], dict[str, Any]]
+    table: Callable[[str], Table]
+    defaults: Callable[[str], Mapping[str, Any]]
+    combine: Callable[[Draft, Mapping[str, Any]], None]
+
+
+PROJECTS = {
+    "verl": Project(hydra.read_values, verl.algorithm, lambda _: verl.TABLE, lambda _: verl.DEFAULTS, verl.combine),
+    "openrlhf": Project(
+        openrlhf.read_values,
+        openrlhf.algorithm,
+        openrlhf.table_of,
+        lambda name: openrlhf.DEFAULTS if name in openrlhf.OFFLINE.values() else openrlhf.RL_DEFAULTS,
+        openrlhf.combine,
+    ),
+    "trl": Project(
+        trl.read_values,
+        trl.algorithm,
+        trl.table_of,
+        lambda name: {**trl.DEFAULTS, **trl.OF_PROGRAM[name]},
+        trl.combine,
+    ),
+}
+
+
+def imported(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
+    """The manifest that a configuration of a project comes to. Raises ConfigError where it is none."""
+    its = PROJECTS[project]
+    try:
+        given = its.read(text, source)
+        if not given:
+            raise NoCounterpartError(f"it has no key of {project}")
+        draft = Draft()
+        first = its.algorithm({**its.defaults("GRPO"), **given} if project == "verl" else given, algorithm)
+        draft.spec["algorithm"] = first
+        defaults = its.defaults(draft.algorithm)
+        fill(draft, its.table(draft.algorithm), given, defaults)
+        its.combine(draft, {**defaults, **given})
+    except NoCounterpartError as why:
+        raise ConfigError(f"{source}: {why}") from None
+    except SpecError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise ConfigError(f"{source}: a value is not what {project} takes: {error}") from None
+    return draft
+
+
+def problems(draft: Draft) -> list[str]:
+    """What `rlhf validate` says of the manifest."""
+    try:
+        Job.parse(draft.document())
+    except SpecError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def told(draft: Draft, source: str, project: str) -> str:
+    """The manifest, below comments that say what became of each key."""
+    lines = [f"Imported from {source} ({project}) by `rlhf import`; it is a draft: read it before it runs."]
+    parts: tuple[tuple[str, Mapping[str, str]], ...] = (
+        ("Check:", dict.fromkeys(draft.checks, "")),
+        ("No counterpart here, and training differs without it:", draft.lost),
+        ("Unknown, and nowhere in this manifest:", dict.fromkeys(draft.unknown, "")),
+        ("Not needed here:", draft.not_needed),
+        ("Mapped:", {key: f"spec.{path}" for key, path in draft.mapped.items()}),
+    )
+    for title, entries in parts:
+        if entries:
+            lines += ["", title, *(f"- {key}: {why}" if why else f"- {key}" for key, why in entries.items())]
+    comments = (f"# {printable(line)}".rstrip() for line in lines)
+    return "\n".join([*comments, write(draft.document()).rstrip() + "\n"])
+
+
+def import_file(file: Path, project: str, *, output: Path | None, algorithm: str | None) -> Iterator[tuple[str, bool]]:
+    """Write the manifest to `output`, or yield it with True; then yield sentences about what to look at, with False.
+
+    Raises ConfigError if the file cannot be read or the manifest is not valid, after it was written.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if project not in PROJECTS:
+        raise ConfigError(f"--from: there is no {project}; expected {', '.join(PROJECTS)}")
+    draft = imported(text, project, source=str(file), algorithm=algorithm)
+    manifest = told(draft, file.name, project)
+    if output:
+        try:
+            output.write_text(manifest)
+        except OSError as error:
+            raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
+    else:
+        yield manifest, True
+    sentences = [
+        *(f"check: {each}" for each in draft.checks),
+        *(f"no counterpart: {key}: {why}" for key, why in draft.lost.items()),
+        *(f"unknown: {key}" for key in draft.unknown),
+        (
+            f"{len(draft.mapped)} keys mapped, {len(draft.not_needed)} not needed, "
+            f"{len(draft.lost)} without counterpart, {len(draft.unknown)} unknown"
+        ),
+    ]
+    yield from ((sentence, False) for sentence in sentences)
+    if found := problems(draft):
+        raise ConfigError("\n".join(["the manifest is not valid yet:", *found]))

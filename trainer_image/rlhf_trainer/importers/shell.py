@@ -1,0 +1,77 @@
+"""The words of a shell script, with the variables that it sets itself; nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from rlhf_api.kubectl_yaml import read
+from rlhf_api.problems import SpecError
+from rlhf_trainer.errors import ConfigError
+
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\}|\{(\w+)\[[@*]\]\})")
+ASSIGNED = re.compile(r"(?:export +)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+HERE_DOCUMENT = re.compile(r"read [^\n]*?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?\n(.*?)^\s*\2\s*$", re.DOTALL | re.MULTILINE)
+
+
+def words(script: str, source: str) -> list[str]:
+    """The words of all commands in a script, in order. Raises ConfigError where a quote is not closed."""
+    script = HERE_DOCUMENT.sub(lambda found: f"{found[1]}=({found[3]})", script.replace("\\\n", " "))
+    known: dict[str, str] = {}
+    found: list[str] = []
+    for line in _statements(script):
+        assigned = ASSIGNED.fullmatch(line.strip())
+        try:
+            if assigned and "." not in assigned[1]:
+                known[assigned[1]] = " ".join(_split(assigned[2].strip().removeprefix("(").removesuffix(")"), known))
+            else:
+                found += _split(line, known)
+        except ValueError as error:
+            raise ConfigError(f"{source}: cannot be read as a shell script: {error} in {line.strip()[:60]!r}") from None
+    return found
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Lines, and arrays of several lines as one; comments are gone."""
+    gathered: list[str] = []
+    for line in script.splitlines():
+        bare = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        gathered.append(bare)
+        begins = re.match(r"\s*\w+=\(", gathered[0])
+        if not begins or bare.endswith(")"):
+            yield " ".join(gathered)
+            gathered = []
+    yield " ".join(gathered)
+
+
+def _split(text: str, known: dict[str, str]) -> list[str]:
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2] or found[4]
+        return known.get(name, os.environ.get(name, found[3] or found[0]))
+
+    return shlex.split(VARIABLE.sub(value, text))
+
+
+def scalar(text: str) -> Any:
+    """A word as YAML reads it: a number, a boolean, a list or text."""
+    try:
+        return read(text, "")[0]
+    except (SpecError, IndexError):
+        return text
+
+
+def flags(script: list[str]) -> dict[str, Any]:
+    """`--name value ...` of all words: without a value true, with several a list; `--name=value` too."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in script:
+        if re.match(r"--[A-Za-z]", word):
+            name, is_set, value = word[2:].partition("=")
+            found[name] = [value] if is_set else []
+        elif name:
+            found[name].append(word)
+    values = {name: [scalar(word) for word in listed] for name, listed in found.items()}
+    return {name: True if not listed else listed[0] if len(listed) == 1 else listed for name, listed in values.items()}
