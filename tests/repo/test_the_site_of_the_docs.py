@@ -91,6 +91,12 @@ def new_pages() -> list[Path]:
     return [*pages, *(ROOT / "docs" / name for name in ("index.md", "how-to.md", "migration.md")), ROOT / "README.md"]
 
 
+def test_the_readme_is_short_and_narrow() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    assert not [line for line in lines if len(line) > 100]
+
+
 @pytest.mark.parametrize("page", new_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_are_commands_of_a_shell(page: Path) -> None:
     """test_docs_name_what_exists.py holds their names and flags to what there is."""

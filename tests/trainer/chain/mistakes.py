@@ -521,30 +521,10 @@ BY_A_FAULT: dict[str, Mistake] = {
 MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS, **BY_A_FAULT}
 
 
-def table() -> str:
-    """docs/troubleshooting.md."""
-    head = """\
-# Troubleshooting
-
-Each mistake ends a run with one sentence on stderr, `error: ...`, and the exit code of its kind; `--debug` shows the
-traceback too. The same sentence stands in `status.json` and `events.log` of the job. `…` stands for what differs.
-The tests in `tests/trainer/chain` make every row of this table happen, the last ones as [faults](faults.md), and
-write it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
-
-| what happened | exit code | the sentence | what to do |
-|---|---|---|---|
-"""
-    rows = [
-        f"| {name} | {int(mistake.code)} | `{mistake.sentence}` | {mistake.remedy} |\n"
-        for name, mistake in MISTAKES.items()
-    ]
-    return head + "".join(rows)
-
-
 KINDS = {
-    SPEC: "the manifest",
+    SPEC: "the manifest or the command",
     DATA: "data or model",
-    ENVIRONMENT: "device, disk, Ray",
+    ENVIRONMENT: "device, disk, Ray or a service",
     ExitCode.OUT_OF_MEMORY: "memory",
     ExitCode.NUMERICS: "numbers",
     ExitCode.USER_CODE: "your function",
@@ -552,14 +532,39 @@ KINDS = {
 }
 
 
-def summary() -> str:
-    """The table of the README: the same list, a row an exit code."""
-    rows = ["| exit code | kind | such as |\n|---|---|---|\n", "| 0 | | done |\n"]
-    for code, kind in KINDS.items():
-        names = "; ".join(name for name, mistake in MISTAKES.items() if mistake.code == code)
-        rows.append(f"| {int(code)} | {kind} | {names} |\n")
-    return "".join([*rows, "| 130, 143 | stopped | SIGINT; SIGTERM, SIGHUP |\n"])
+def page() -> str:
+    """docs/troubleshooting.md: a table for each exit code."""
+    kinds = "".join(f"| {int(code)} | {kind} | [mistakes](#exit-code-{int(code)}) |\n" for code, kind in KINDS.items())
+    head = f"""\
+# Troubleshooting
+
+Each mistake ends a run with one sentence on stderr, `error: ...`, and the exit code of its kind. The
+same sentence stands in `status.json` and `events.log` of the job. `--debug` shows the traceback too.
+Where to look first is told in [a run that fails](tutorials/failing-run.md).
+
+| exit code | what it is about | |
+|---|---|---|
+| 0 | nothing: it is done | |
+| 1 | a defect of ours: please report it | |
+{kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
+| 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
+
+In the sentences `…` stands for what differs. The tests in `tests/trainer/chain` make every row happen, and
+write this page: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. What processes,
+memory and disk may do to a run is under [faults](faults.md).
+"""
+    return head + "".join(map(_table, KINDS))
+
+
+def _table(code: ExitCode) -> str:
+    rows = (
+        f"| {name} | `{mistake.sentence}` | {mistake.remedy} |\n"
+        for name, mistake in MISTAKES.items()
+        if mistake.code == code
+    )
+    columns = "| what happened | the sentence | what to do |\n|---|---|---|\n"
+    return f"\n## Exit code {int(code)}\n\n{KINDS[code].capitalize()}.\n\n{columns}{''.join(rows)}"
 
 
 if __name__ == "__main__":
-    print(table(), end="")  # noqa: T201 it is what this is for
+    print(page(), end="")  # noqa: T201 it is what this is for

@@ -14,7 +14,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.cli import app
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
-from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, summary, table
+from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, page
 
 
 def written(mistake: Mistake, folder: Path) -> tuple[Path, list[str]]:
@@ -116,9 +116,14 @@ def test_a_manifest_is_checked_against_the_run_folder_that_run_would_take(
     assert CliRunner().invoke(app, ["validate", "job.yaml", *sets]).stdout == "ok\n"
 
 
-def test_the_troubleshooting_page_and_the_readmes_table_are_this_list() -> None:
-    assert (ROOT / "docs" / "troubleshooting.md").read_text() == table()
-    assert summary() in (ROOT / "README.md").read_text()
+def test_the_troubleshooting_page_is_this_list() -> None:
+    assert (ROOT / "docs" / "troubleshooting.md").read_text() == page()
+
+
+def test_every_mistake_is_on_the_page_under_its_exit_code() -> None:
+    tables = dict(part.split("\n", 1) for part in page().split("## Exit code ")[1:])
+    for name, mistake in MISTAKES.items():
+        assert f"| {name} | `{mistake.sentence}`" in tables[str(int(mistake.code))]
 
 
 def test_a_sentence_is_matched_from_end_to_end() -> None:
