@@ -284,8 +284,6 @@ def test_what_cannot_be_imported_is_told(project: str, text: str, sentence: str,
 
 
 def test_words_of_a_script_know_its_variables_and_arrays() -> None:
-    script = (
-        'A=1\nexport B="x y"\nC=(\n  --c $A # no\n  # --not-there\n)\nrun ${C[@]} --b "$B" --d=${D_THAT_IS_NOT_SET:-7}\n'
-    )
+    script = 'A=1\nexport B="x y"\nC=(\n  --c $A # no\n  # --off\n)\nrun ${C[@]} --b "$B" --d=${D_THAT_IS_NOT_SET:-7}\n'
     assert words(script, "FILE") == ["run", "--c", "1", "--b", "x y", "--d=7"]
     assert flags(["--c", "1", "--on", "--d=7", "--e", "0.9", "0.95"]) == {"c": 1, "on": True, "d": 7, "e": [0.9, 0.95]}
