@@ -549,9 +549,9 @@ Where to look first is told in [a run that fails](tutorials/failing-run.md).
 {kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
 | 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
 
-In the sentences `…` stands for what differs. The tests in `tests/trainer/chain` make every row happen, and
-write this page: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. What processes,
-memory and disk may do to a run is under [faults](faults.md).
+In the sentences `…` stands for what differs. The tests in `tests/trainer/chain` make every row
+happen, and write this page: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
+What processes, memory and disk may do to a run is under [faults](faults.md).
 """
     return head + "".join(map(_table, KINDS))
 
