@@ -114,6 +114,9 @@ _COMMON: Table = {
     "ds.ring_attn_size": Read("models"),
     "ds.load_in_4bit": Lost("weights are not quantised"),
     **all_of(("ds.*", "zero_stage", "adam_offload", "packing_samples", "attn_implementation", "param_dtype"), ENGINE),
+    "logger.tensorboard_dir": To("outputs.tensorboard", lambda _: True),
+    "logger.wandb.project": To("outputs.wandb.project"),
+    "logger.wandb.key": NotNeeded("the key is WANDB_API_KEY in the environment"),
     **all_of(
         ("logger.*", "use_wandb", "wandb_*", "use_tensorboard"), NotNeeded("docs/metrics.md says what is written")
     ),

@@ -90,7 +90,17 @@ class Draft:
 
     def document(self) -> dict[str, Any]:
         """The manifest."""
-        order = ("algorithm", "models", "data", "rollout", "training", "evaluation", "checkpoint", "resources")
+        order = (
+            "algorithm",
+            "models",
+            "data",
+            "rollout",
+            "training",
+            "evaluation",
+            "outputs",
+            "checkpoint",
+            "resources",
+        )
         spec = {part: self.spec[part] for part in order if part in self.spec}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
 

@@ -115,9 +115,8 @@ _COMMON: Table = {
     ),
     **all_of(("eval_strategy", "eval_steps", "do_eval"), Read("evaluation")),
     **all_of(("eval_*", "metric_for_best_model"), NotNeeded("spec.evaluation says what is measured")),
-    **all_of(
-        ("report_to", "run_name", "logging_*", "log_*", "num_completions_to_print"), NotNeeded("see docs/metrics.md")
-    ),
+    "report_to": Read("outputs"),
+    **all_of(("run_name", "logging_*", "log_*", "num_completions_to_print"), NotNeeded("see docs/metrics.md")),
     **all_of(("push_to_hub", "hub_*"), Lost("a job uploads nothing; its model is in the run folder")),
     **all_of(
         ("deepspeed", "fsdp*", "ddp_*", "accelerator_config", "parallelism_config"), NotNeeded("the mapper places it")
@@ -217,6 +216,10 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     draft.put(f"models.{role}", model | {"optimizer": _optimizer(draft, values)})
     if flag(values.get("use_peft")):
         draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
+    if "tensorboard" in (values.get("report_to") or []):
+        draft.put("outputs.tensorboard", True)
+    if "wandb" in (values.get("report_to") or []):
+        draft.put("outputs.wandb.project", "trl")
     _steps(draft, values, role)
     _data(draft, values)
     if draft.algorithm in RL:

@@ -194,7 +194,7 @@ _TRAINER: Table = {
     "trainer.test_freq": Read("evaluation.everySteps"),
     "trainer.experiment_name": Read("metadata.name"),
     "trainer.rollout_data_dir": To("rollout.keep", lambda _: 1.0),
-    "trainer.logger": NotNeeded("metrics.jsonl and the report are always written; docs/metrics.md says what else is"),
+    **all_of(("trainer.logger", "trainer.project_name"), Read("outputs")),
     **all_of(("trainer.val_before_train", "trainer.balance_batch", "trainer.resume_*"), NotNeeded("is always done")),
     "distillation.enabled": Lost("there is no distillation from a teacher's probabilities"),
     **all_of(("distillation.*", "trainer.v1.*"), NotNeeded("a step waits for its responses; there is no teacher")),
@@ -236,12 +236,21 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
     if values.get(ACTOR + "ulysses_sequence_parallel_size", 1) != 1:
         draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
+    _outputs(draft, values)
     _lengths(draft, values)
     _kl(draft, values)
     _groups(draft, values)
     _data(draft, values)
     _reward(draft, values)
     _offload(draft, values)
+
+
+def _outputs(draft: Draft, values: Mapping[str, Any]) -> None:
+    logger = values.get("trainer.logger") or []
+    if "wandb" in logger:
+        draft.put("outputs.wandb.project", str(values.get("trainer.project_name", "verl_examples")))
+    if "tensorboard" in logger:
+        draft.put("outputs.tensorboard", True)
 
 
 def _lengths(draft: Draft, values: Mapping[str, Any]) -> None:

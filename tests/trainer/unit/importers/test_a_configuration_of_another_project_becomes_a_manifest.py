@@ -38,6 +38,7 @@ python3 -m verl.trainer.main_ppo \\
     +actor_rollout_ref.rollout.made_up=7 \\
     custom_reward_function.path=rewards/mine.py custom_reward_function.name=score \\
     trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.save_freq=20 trainer.test_freq=-1 \\
+    trainer.logger='["console","wandb"]' trainer.project_name=sums \\
     trainer.experiment_name='Qwen2.5_7B GRPO' made.up=1 $@
 """
 VERL_YAML = """
@@ -69,7 +70,7 @@ ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_
    --data.prompt_dataset org/prompts --data.input_key messages --data.apply_chat_template \\
    --data.max_len 3072 --rollout.max_new_tokens 2048 \\
    --algo.kl.init_coef 0.01 --reward.normalize_enable --actor.eps_clip_low_high 0.2 0.3 \\
-   --ds.zero_stage 3 --vllm.num_engines 8 --ckpt.save_steps -1 --made.up 3
+   --logger.wandb.project sums --ds.zero_stage 3 --vllm.num_engines 8 --ckpt.save_steps -1 --made.up 3
 """
 OPENRLHF_OLD = """
 deepspeed --module openrlhf.cli.train_dpo --pretrain org/sft --dataset org/pairs --beta 0.05 --learning_rate 5e-7 \\
@@ -102,6 +103,7 @@ use_vllm: true
 use_peft: true
 bf16: true
 eval_strategy: steps
+report_to: [tensorboard]
 eval_steps: 50
 made_up: 1
 """
@@ -161,6 +163,7 @@ def test_a_verl_script_keeps_its_mathematics() -> None:
     assert draft.get("data.train.uri") == "file:///data/gsm8k/train.parquet"
     assert [each["name"] for each in draft.get("evaluation.data.sets")] == ["gsm8k_test", "math_test"]
     assert draft.spec["resources"] == {"nodes": 2, "slotsPerNode": 8}
+    assert draft.spec["outputs"] == {"wandb": {"project": "sums"}}
     assert draft.unknown == ["made.up"]
     assert "actor_rollout_ref.rollout.made_up" in draft.not_needed
 
@@ -204,6 +207,7 @@ def test_an_openrlhf_script_keeps_its_mathematics() -> None:
         "rewards": {"normalization": "Running", "clip": 10},
     }
     assert draft.get("models.critic.uri") == "hf://org/rm", "OpenRLHF starts the critic from the reward model"
+    assert draft.spec["outputs"] == {"wandb": {"project": "sums"}}
     expected = {"promptBatchSize": 256, "miniBatchSize": 128, "updateEpochs": 1, "totalEpochs": 1, "seed": 42}
     assert draft.spec["training"] == expected
     assert fields(draft, "data.maxPromptTokens", "data.maxResponseTokens") == {
@@ -232,6 +236,7 @@ def test_a_trl_file_keeps_its_mathematics() -> None:
     assert draft.get("models.actor.optimizer.warmupSteps") == 40
     assert [part["weight"] for part in draft.get("models.reward.sum")] == [1.0, 0.5, 0.1]
     assert draft.get("models.reward.sum")[2]["reward"] == {"entrypoint": "my.rewards:brief"}
+    assert draft.spec["outputs"] == {"tensorboard": True}
     assert draft.unknown == ["made_up"]
 
 
