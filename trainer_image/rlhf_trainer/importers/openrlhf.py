@@ -124,7 +124,7 @@ _COMMON: Table = {
         ("local_rank", "use_ms", "address", "runtime-env-json", "module", "include"), NotNeeded("how it is started")
     ),
     "*.gradient_checkpointing_reentrant": NotNeeded("recomputation is not reentrant"),
-    "*.aux_loss_coef": Lost("mixtures of experts are not trained"),
+    "*.aux_loss_coef": Lost("the loss that balances experts is left out"),
 }
 _RL: Table = {
     "algo.advantage.estimator": Read("algorithm"),

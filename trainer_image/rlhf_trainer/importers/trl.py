@@ -127,7 +127,7 @@ _COMMON: Table = {
         ("eos_token", "pad_token", "pad_to_multiple_of", "truncation_mode"),
         NotNeeded("the tokenizer's; nothing is cut"),
     ),
-    "router_aux_loss_coef": NotNeeded("mixtures of experts are not trained"),
+    "router_aux_loss_coef": Lost("the loss that balances experts is left out"),
 }
 _RL_KEYS: Table = {
     "num_generations": To("rollout.samplesPerPrompt"),
