@@ -225,6 +225,8 @@ def _load(address: str, source: DataSource, path: str, **options: Any) -> Opened
             files = (builder.config.data_files or {}).get(source.split, [])
             here = [Path(file) for file in files if Path(file).is_absolute()]
             return OpenedRows(builder.as_dataset(source.split), here)
+    except StopIteration as error:  # of a folder whose files are all empty
+        raise DataError(f"{path}.uri: {source.uri} has no rows") from error
     except ConnectionError as error:
         raise DataError(f"{path}.uri: the Hugging Face Hub cannot be reached for {source.uri}") from error
     except datasets.exceptions.DatasetNotFoundError as error:
