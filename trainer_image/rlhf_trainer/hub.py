@@ -27,7 +27,7 @@ def require_hub(uri: str, field: str, kind: KIND) -> None:
     """
     try:
         from huggingface_hub import constants
-        from huggingface_hub.errors import RepositoryNotFoundError
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(f"{field}: {uri} is on the hub, and huggingface_hub is not installed") from error
     if constants.is_offline_mode():
@@ -38,6 +38,8 @@ def require_hub(uri: str, field: str, kind: KIND) -> None:
             _ask(uri.removeprefix(HUB), kind)
         except RepositoryNotFoundError as error:
             raise DataError(f"{field}: the Hugging Face Hub has no {uri} that this user may read") from error
+        except HFValidationError as error:
+            raise DataError(f"{field}: {uri} is no name on the hub, such as hf://organisation/name") from error
         except Exception as error:  # a proxy's error is of the HTTP client's own kind
             said += f": {one_line(str(error) or type(error).__name__, 200)})"
             if attempt == HUB_TRIES:

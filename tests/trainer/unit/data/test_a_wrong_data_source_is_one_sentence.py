@@ -72,6 +72,9 @@ CASES = {
     "an empty file": Case(
         {"uri": "file://{tmp}/rows.jsonl"}, {"rows.jsonl": ""}, "spec.data.train.uri: {tmp}/rows.jsonl is empty"
     ),
+    "a folder of empty files": Case(
+        {"uri": "file://{tmp}"}, {"a.jsonl": ""}, "spec.data.train.uri: file://{tmp} has no rows"
+    ),
     "no rows in an empty list": Case(
         {"uri": "file://{tmp}/rows.json"},
         {"rows.json": "[]"},
@@ -243,3 +246,9 @@ def test_a_hub_that_does_not_answer_is_told_with_the_number_of_the_try(
         f"{cannot} (try 3 of 3: no answer within 0.2 s); HF_HUB_OFFLINE=1 reads what was fetched before"
     )
     assert wait * 3 + sum(pauses) <= 20
+
+
+def test_a_model_that_cannot_be_on_the_hub_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(DataError, match=r"^spec.x.uri: hf://a/b/c is no name on the hub, such as hf://organisation/"):
+        hub.require_hub("hf://a/b/c", "spec.x.uri", "model")
