@@ -175,3 +175,11 @@ def test_every_filter_that_the_script_reads_is_in_the_form(run: Write) -> None:
     names = {attributes["name"] for tag, attributes in page.elements if tag in ("input", "select")}
     assert names == {*EVERYTHING, "order"}
     assert all(f"wanted.{name}" in SCRIPT.read_text() for name in names)
+
+
+def test_numbers_that_no_browser_can_show_are_left_out(run: Write) -> None:
+    folder = run([rollout(1, 0, reward=10**400, reward_parts={"right": True, "brief": 10**400})])
+    page_of(folder)
+    _, rows = rollouts_page(folder)
+    assert (rows[0]["reward"], rows[0]["parts"]) == (None, {"right": 1.0, "brief": None})
+    assert not isinstance(rows[0]["parts"]["right"], bool), "the script asks for its digits"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,4 +39,4 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
