@@ -187,11 +187,13 @@ def job(name: str, version: int = 1, uid: str = "", phase: str = "", **models: s
 
 def test_a_job_names_its_inputs_and_claims() -> None:
     spec = job("a", actor="job://x", reward="job://y", critic="pvc://c/path")["spec"]
+    spec["data"] = {"train": {"mix": [{"uri": "job://d"}]}, "pretrain": {"uri": "job://p"}}
+    spec["evaluation"] = {"data": {"sets": [{"uri": "job://e"}]}}
     spec["checkpoint"] = {"storage": "pvc://store"}
     arguments = {"table": "pvc://answers/t.json", "teacher": "job://z"}
     spec["models"]["reward"]["sum"] = [{"reward": {"entrypoint": "m:f", "arguments": arguments}}]
     spec["runtime"] = {"env": [{"name": "X", "value": "pvc://nothing/x"}]}
-    assert inputs_of(spec) == {"x", "y"}
+    assert inputs_of(spec) == {"x", "y", "d", "p", "e"}
     assert claims_named(spec) == {"c", "store"}
 
 

@@ -127,6 +127,14 @@ def test_a_reward_model_in_a_sum_gets_its_sizes() -> None:
     assert "parallelism" not in rule["reward"]
 
 
+def test_a_job_reads_the_data_set_where_another_has_written_it() -> None:
+    writer, reader = example_jobs()["right-answers"], example_jobs()["learner"]
+    assert storage.output_uri(writer) == "pvc://right-answers-output/right-answers/data"
+    assert mounted(reader)["/rlhf/inputs/right-answers"] == ("right-answers-output", "", True)
+    train = given(reader)["spec"]["data"]["train"]
+    assert train["uri"] == "file:///rlhf/inputs/right-answers/right-answers/data"
+
+
 def test_a_job_reads_the_claims_of_others_and_writes_its_own() -> None:
     job = example_jobs()[PPO]
     assert mounted(job) == {

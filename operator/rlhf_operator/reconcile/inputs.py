@@ -45,7 +45,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
     """Whether all jobs that this one reads have succeeded; a wrong or failed one fails the job."""
     needed = sorted(inputs_of(ctx.snapshot.job.spec))
     if circle := _circle(ctx, needed):
-        finish.fail(ctx, "InvalidInput", f"spec.models: jobs wait for each other: {circle}")
+        finish.fail(ctx, "InvalidInput", f"spec: jobs wait for each other: {circle}")
         return False
     for name in needed:
         if name != job.name and name not in ctx.snapshot.inputs:
