@@ -157,10 +157,13 @@ class PromptsAsWritten(PromptData):
 
     @register(DP_PROTO, adds=(*PromptLoader.fields, "raw_prompts"), phase="data")
     def load_batch(self, batch: Batch) -> Fields:
-        """The fields of PromptData, and written uint8 [B, C]: see `Reader.prompt`."""
+        """The fields of PromptData, and raw_prompts uint8 [B, C]: see `Reader.prompt`."""
         rows = self.training_rows(batch)
         found = {name: rows[name] for name in PromptLoader.fields}
-        return {**found, "raw_prompts": as_bytes(self.train.prompts(rows["example"]))}
+        try:
+            return {**found, "raw_prompts": as_bytes(self.train.prompts(rows["example"]))}
+        except ValueError as error:
+            raise DataError(f"{self._job.name}: {self.train.path}: in a prompt or its tools {error}") from error
 
 
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")

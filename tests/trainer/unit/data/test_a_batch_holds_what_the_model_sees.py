@@ -1,14 +1,21 @@
 """The tensors of a batch: ids from position 0, padding on the right, masks that cover what they say."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.data import DataSource
+from rlhf_api.spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.workers.data import PromptsAsWritten
+from tests.api.cases import made
 from tests.trainer.unit.data.conftest import spec_of
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
@@ -244,3 +251,19 @@ def test_a_job_may_leave_out_the_chat_template(write: Write, chat: PreTrainedTok
     never = spec_of(100, 100, chat_template="Never")
     loader = PromptLoader(write([{"prompt": "abc"}]), chat, path="x", spec=never)
     assert loader.ordered()["prompt_ids"].tolist() == [ids_of(chat, "abc")]
+
+
+def test_a_prompt_that_json_cannot_hold_is_named(
+    tmp_path: Path, chat: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "hi", "at": datetime(2026, 1, 1)}]}]  # noqa: DTZ001 as in files
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    source, spec = DataSource(uri=f"file://{tmp_path}/rows.parquet"), JobSpec.model_validate(made("Generate")["spec"])
+    data = object.__new__(PromptsAsWritten)
+    data._job = SimpleNamespace(name="g")  # type: ignore[assignment]
+    data.train = PromptLoader(source, chat, path="spec.data.train", spec=spec)
+    monkeypatch.setattr(data, "training_rows", lambda _: data.train.ordered(slice(0, 1)))
+    with pytest.raises(
+        DataError, match=r"^g: spec.data.train: in a prompt or its tools there is a value of type datetime"
+    ):
+        data.load_batch(None)  # type: ignore[arg-type]
