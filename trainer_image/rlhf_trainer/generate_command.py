@@ -32,4 +32,4 @@ def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: 
 
 def uri_of(place: str) -> str:
     """A URI, or the path of a file or folder as one."""
-    return place if "://" in place else f"file://{Path(place).absolute()}"
+    return place if "://" in place else Path(place).absolute().as_uri()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from rlhf_api.algorithms import Writing
 from rlhf_api.chain import in_order
@@ -14,10 +15,14 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.algorithms.generate import Generate
 from rlhf_trainer.data.order import Order
-from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.generate_command import uri_of
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
-from rlhf_trainer.workers.responses import require_free_names, rows_of
+from rlhf_trainer.workers.responses import ResponseWriter, require_finite, require_free_names, rows_of
+from rlhf_trainer.workers.retokenized import with_prompts
 from tests.api.cases import made
 
 
@@ -91,13 +96,63 @@ def test_a_job_comes_after_those_that_write_its_data() -> None:
         in_order([writes, job("SFT", "sft", "models.actor.uri=job://g")], {})
 
 
+def test_a_reward_model_of_another_vocabulary_reads_the_prompts() -> None:
+    require_free_names(with_prompts(job("Generate", "g")))
+    with pytest.raises(ConfigError, match="prompt is a column of what Generate writes"):
+        require_free_names(job("Generate", "g", "data.train.promptKey=question", "data.train.columns=[prompt]"))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_ends_the_job(reward: float) -> None:
+    require_finite({"response": "no reward is asked for"})
+    with pytest.raises(
+        NumericsError, match=r"^spec.models.reward: gives (nan|inf) to a response: the model is broken$"
+    ):
+        require_finite(response("a", reward))
+
+
+def writer(file: Path) -> ResponseWriter:
+    found = object.__new__(ResponseWriter)
+    found._file = file
+    return found
+
+
+def test_rows_after_a_checkpoint_go_also_if_there_were_none_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    file = tmp_path / "responses.jsonl"
+    writer(file).set_counters(counters={"bytes": 0, "sums": {}})
+    assert not file.exists()
+    file.write_text("later\n")
+    writer(file).set_counters(counters={"bytes": 0, "sums": {}})
+    assert file.read_text() == ""
+    with pytest.raises(EnvironmentProblem, match="has 0 bytes, but 9 were written up to the checkpoint"):
+        writer(file).set_counters(counters={"bytes": 9, "sums": {}})
+
+
+def test_a_path_becomes_an_address_that_leads_back_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "a%20b #1.jsonl"
+    file.touch()
+    assert local_path(uri_of(str(file))) == file
+    assert uri_of("hf://a/b") == "hf://a/b"
+
+
+def begun(output: Path, name: str) -> JobFolder:
+    folder = JobFolder(output, job("Generate", name))
+    folder.begin(None, inputs={})
+    return folder
+
+
 def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}")
-    (tmp_path / "g" / "data").mkdir(parents=True)
-    assert not is_written(reads, tmp_path)
+    begun(tmp_path, "g").succeed()
+    written = begun(tmp_path, "h")
+    assert not is_written(reads, tmp_path), "not all of its rows are there"
     with pytest.raises(DataError, match=r"^rl: spec.evaluation.data.uri: job://h has not been written; run its job"):
         with_written_data(reads, tmp_path)
-    (tmp_path / "h" / "data").mkdir(parents=True)
+    written.succeed()
+    assert is_written(reads, tmp_path)
     found = with_written_data(reads, tmp_path).spec
     assert found.data.train.sources("")[""].uri == (tmp_path / "g" / "data").as_uri()
     assert found.evaluation

@@ -9,12 +9,14 @@ from rlhf_api.data import DataSource, SourceChange
 from rlhf_api.job import Job
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.run_folder.folder import finished_jobs
 
 
 def with_written_data(job: Job, output: Path) -> Job:
-    """The job with data sets that lie in the run folder instead of job://; DataError for one that is not there yet."""
+    """The job with data sets that lie in the run folder instead of job://; DataError for one that is not whole yet."""
+    finished = finished_jobs(output)
     for field, name in data_from_jobs(job).items():
-        if not _folder(output, name).is_dir():
+        if name not in finished:
             raise DataError(f"{job.name}: {field}.uri: {SCHEME}{name} has not been written; run its job first")
 
     def here(source: DataSource) -> DataSource:
@@ -26,8 +28,8 @@ def with_written_data(job: Job, output: Path) -> Job:
 
 
 def is_written(job: Job, output: Path) -> bool:
-    """Whether every data set that another job writes for this one is there."""
-    return all(_folder(output, name).is_dir() for name in data_from_jobs(job).values())
+    """Whether every data set that another job writes for this one is there: one that is begun may lack rows."""
+    return finished_jobs(output).keys() >= set(data_from_jobs(job).values())
 
 
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:

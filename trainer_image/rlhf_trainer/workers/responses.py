@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from rlhf_api.algorithms import Algorithm, Writing
 from rlhf_api.job import Job
 from rlhf_api.verifiers import RewardVerifier
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -23,6 +24,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.save import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.retokenized import prompt_key
 from rlhf_trainer.workers.samples import from_bytes, sample_of
 
 FILE = "responses.jsonl"
@@ -56,6 +58,8 @@ class ResponseWriter:
         if parts is None:
             return
         found = sorted((each for part in parts for each in part), key=lambda each: int(each[0]))
+        for _, row in found:
+            require_finite(row)
         groups = [[row for _, row in group] for _, group in groupby(found, lambda each: each[0] // self._group)]
         rows = [row for group in groups for row in rows_of(self._algorithm, group)]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
@@ -78,14 +82,15 @@ class ResponseWriter:
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Go back to what `counters` gave: rows of later steps go. EnvironmentProblem if earlier ones are lost."""
         self._bytes, self._sums = counters["bytes"], defaultdict(float, counters["sums"])
-        if dist.get_rank() > 0 or not self._bytes:
+        if dist.get_rank() > 0:
             return
         there = self._file.stat().st_size if self._file.exists() else 0
         if there < self._bytes:
             lost = f"has {there} bytes, but {self._bytes} were written up to the checkpoint; --restart begins again"
             raise EnvironmentProblem(f"{self._file}: {lost}")
-        with disk_errors("data set", self._file):
-            os.truncate(self._file, self._bytes)
+        if there:
+            with disk_errors("data set", self._file):
+                os.truncate(self._file, self._bytes)
 
     @register(ONE_TO_ALL)
     def summary(self) -> dict[str, float]:
@@ -135,8 +140,18 @@ def asked_of(algorithm: Algorithm) -> Writing:
 def require_free_names(job: Job) -> None:
     """ConfigError for a column of the data that would have the name of another of the data set."""
     own = OWN_OF_PAIRS if asked_of(job.spec.algorithm).rows == "Pairs" else OWN
-    if taken := sorted(own.intersection(job.spec.columns(job.spec.data.train))):
+    train = job.spec.data.train
+    if all(prompt_key(source) == "prompt" for source in train.sources("").values()):
+        own = own - {"prompt"}  # what is written under this name is that column
+    if taken := sorted(own.intersection(job.spec.columns(train))):
         raise ConfigError(f"{job.name}: spec.data.train.columns: {taken[0]} is a column of what Generate writes")
+
+
+def require_finite(row: Row) -> None:
+    """NumericsError for a reward that is no number: JSON knows none, and the best of a prompt would be any."""
+    reward = row.get("reward", 0.0)
+    if not math.isfinite(reward):
+        raise NumericsError(f"spec.models.reward: gives {reward} to a response: the model is broken")
 
 
 def rows_of(asked: Writing, group: Sequence[Row]) -> list[Row]:

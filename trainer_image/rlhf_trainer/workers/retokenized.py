@@ -89,14 +89,14 @@ def with_prompts(job: Job) -> Job:
 
 
 def _with_prompt(source: DataSource) -> DataSource:
-    return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, _prompt_key(source)]))})
+    return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, prompt_key(source)]))})
 
 
-def _prompt_key(source: DataSource) -> str:
+def prompt_key(source: DataSource) -> str:
     return source.messages_key or source.prompt_key
 
 
 def _prompt_keys(spec: JobSpec) -> list[str]:
     read = [spec.data.train, *([spec.evaluation.data] if spec.evaluation else [])]
     sources = [source for data in read for source in data.sources("").values()]
-    return list(dict.fromkeys(map(_prompt_key, sources)))
+    return list(dict.fromkeys(map(prompt_key, sources)))
