@@ -124,7 +124,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     jobs = load_with_finished(output, file, overrides)
     job = job_of(program, jobs, file)
     require_no_cluster([job])
-    job = with_written_data(job, output)
+    running = with_written_data(job, output)
     if JobFolder(output, job).newest_checkpoint():
         problem = "has checkpoints of `rlhf run`, which go on from there; use another --output"
         raise SpecError([Problem(str(output / job.name), problem)])
@@ -138,7 +138,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     try:
         if recorder.rank > 0:
             require_ready(job, jobs, output)
-            run_rank(job, folders, None, layout=layout, made=folder.made.resolve())
+            run_rank(running, folders, None, layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
         with only_run_in(output), opened(OutputOptions(), output, display.warn) as outputs:
@@ -146,7 +146,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             publisher = Publisher(job, folder, display, outputs)
             with publisher.recording_the_end():
                 require_ready(job, jobs, output)
-                summary = run_rank(job, folders, publisher, layout=layout, made=folder.made.resolve())
+                summary = run_rank(running, folders, publisher, layout=layout, made=folder.made.resolve())
                 add_to_summary(output, job.name, summary)
     finally:
         dist.destroy_process_group()

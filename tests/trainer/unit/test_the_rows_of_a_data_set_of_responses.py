@@ -11,8 +11,10 @@ import torch.distributed as dist
 
 from rlhf_api.algorithms import Writing
 from rlhf_api.chain import in_order
+from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_trainer import spmd
 from rlhf_trainer.algorithms.generate import Generate
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
@@ -21,6 +23,7 @@ from rlhf_trainer.generate_command import uri_of
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
+from rlhf_trainer.training import distributed
 from rlhf_trainer.workers.responses import ResponseWriter, require_finite, require_free_names, rows_of
 from rlhf_trainer.workers.retokenized import with_prompts
 from tests.api.cases import made
@@ -157,3 +160,26 @@ def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     assert found.data.train.sources("")[""].uri == (tmp_path / "g" / "data").as_uri()
     assert found.evaluation
     assert found.evaluation.data.sources("")[""].uri == (tmp_path / "h" / "data").as_uri()
+
+
+def test_torchrun_notes_the_job_as_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path, "g").succeed()
+    model = "package://rlhf_examples/arithmetic/model"
+    reads = job("SFT", "sft", "data.train.uri=job://g", f"models.actor.uri={model}")
+    (tmp_path / "sft.yaml").write_text(dump(reads))
+    trained: list[str] = []
+
+    def run_rank(running: Job, *_: object, **__: object) -> dict[str, Any]:
+        trained.extend(source.uri for source in running.spec.data.train.sources("").values())
+        return {}
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(spmd, "run_rank", run_rank)
+    monkeypatch.setattr(spmd, "require_ready", lambda *_: None)
+    monkeypatch.setattr(distributed, "start", lambda *_: 0)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    spmd.run_program("sft", tmp_path / "sft.yaml", tmp_path, [])
+    assert trained == [(tmp_path / "g" / "data").as_uri()]
+    assert "uri: job://g" in (tmp_path / "sft" / "job.yaml").read_text(), (
+        "else rlhf run takes it for another experiment"
+    )
