@@ -66,8 +66,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 }
 NOT_SCORING = ("Granite", "OLMoE")
 """transformers has no sequence classifier of them."""
-NOT_GENERATING = ("OLMo 2", "Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
-"""How vLLM lays out their weights is not known here, so that they are not updated."""
+NOT_GENERATING = ("OLMo 2", "Mixtral")
+"""vLLM generates with them by another path, or under other names: their weights are not updated."""
 PIPELINE = ("Llama", "Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Mistral", "Qwen2", "Qwen3")
 """Layers may be on several ranks."""
 TENSOR = (*PIPELINE, "Gemma 2", "Gemma 3 (text)", "Granite")

@@ -43,7 +43,8 @@ def cut(weights: dict[str, Tensor], holds: dict[str, TensorSlice]) -> Iterator[t
         for start in reversed(range(part.starts[0], part.stops[0], max(height, 1))):
             rows = part.cut(0, start, start + height)
             middle = (part.starts[-1] + part.stops[-1]) // 2
-            halves = [rows.cut(1, 0, middle), rows.cut(1, middle, part.stops[-1])] if len(part.shape) > 1 else [rows]
+            last = len(part.shape) - 1
+            halves = [rows.cut(last, 0, middle), rows.cut(last, middle, part.stops[-1])] if last else [rows]
             for piece in halves:
                 yield name, piece, weights[name][piece.within(TensorSlice.whole(tuple(weights[name].shape)))]
 

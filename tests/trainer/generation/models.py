@@ -14,6 +14,9 @@ FAMILIES = {
     "qwen2 tied": ("qwen2", True),
     "qwen3": ("qwen3", False),
 }
+MIXTURES = {"qwen3 moe": ("qwen3_moe", False)}
+"""They are not cut. Their experts are narrower than vLLM packs them."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 """name: (model type, tied embeddings)"""
 VOCABULARY = 450
 """No multiple of 64 times any t_g: vLLM pads it, with t_g = 4 on the last rank only."""
@@ -21,7 +24,7 @@ VOCABULARY = 450
 
 def save_config(folder: Path, family: str) -> str:
     """A model's folder without weights: 4 heads, 2 of keys and values, so that t_g = 4 keeps each twice."""
-    kind, tied = FAMILIES[family]
+    kind, tied = (FAMILIES | MIXTURES)[family]
     config = AutoConfig.for_model(
         kind,
         vocab_size=VOCABULARY,
@@ -37,6 +40,7 @@ def save_config(folder: Path, family: str) -> str:
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
+        **(EXPERTS if family in MIXTURES else {}),
     )
     config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(folder)

@@ -1,6 +1,8 @@
 """A vLLM with another layout is refused before it generates, and an update that does not come whole names its gap."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +154,21 @@ def test_another_layout_than_ours_is_refused_at_the_start(answers: Any, mutation
     for said, _ in answers[1]:
         assert said[mutation.__name__].startswith("vLLM ")
         assert MUTATIONS[mutation] in said[mutation.__name__]
+
+
+def refusal_of_experts(folder: str) -> str:
+    from rlhf_trainer.generation import weight_layout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_layout, "PLAIN", set())
+        with pytest.raises(EnvironmentProblem) as refused:
+            build(folder, [[0]])
+    return str(refused.value)
+
+
+def test_experts_of_a_kernel_that_is_not_known_are_refused_at_the_start(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    (said,) = vllm_ranks(1, refusal_of_experts, save_config(tmp_path, "qwen3 moe"))
+    assert re.match(r"vLLM \S+ keeps model\.layers\.0\.mlp\.experts\.\w+ in a RoutedExperts, and this trainer", said)
 
 
 @pytest.mark.parametrize("change", UPDATES, ids=lambda change: change.__name__)

@@ -72,6 +72,7 @@ NORMAL = {
     "llama 1-4-1, t_g 2": ("llama", ParallelSizes(data=1, tensor=4, generation_tensor=2), ()),
     "qwen2 tied 1-2-1, t_g 1": ("qwen2 tied", ParallelSizes(data=1, tensor=2, generation_tensor=1), ()),
     "qwen3 2-1-1, p_g 2": ("qwen3", ParallelSizes(data=1, pipeline=2), (2, 1)),
+    "qwen3 moe 1-1-1": ("qwen3 moe", ParallelSizes(data=1), ()),
 }
 SLOW = {
     **{

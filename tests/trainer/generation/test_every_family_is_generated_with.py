@@ -36,7 +36,13 @@ def generate(first: str, second: str) -> tuple[list[Any], list[Any]]:
     )
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NOT_GENERATING])
+GENERATING = [family for family in FAMILIES if family not in NOT_GENERATING]
+SLOW = ("Qwen2-MoE", "OLMoE")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW)) for family in GENERATING]
+)
 def test_responses_are_those_of_the_weights(family: str, tmp_path: Path, vllm_ranks: RunRanks) -> None:
     first, second = (save_tiny(tmp_path / str(seed), seed=seed, config=made(family)) for seed in (1, 2))
     ((greedy, sampled),) = vllm_ranks(1, generate, first, second)

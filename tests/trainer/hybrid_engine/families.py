@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -14,7 +14,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.1,
 }
-CLASSES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CLASSES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
 
 
 def config(family: str = "llama", *, tied: bool = True, vocabulary: int = 256, **changed: Any) -> PreTrainedConfig:

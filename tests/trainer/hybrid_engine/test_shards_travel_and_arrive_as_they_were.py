@@ -32,6 +32,7 @@ TIED = describe(config("qwen2", tied=True))
 ODD = describe(config("qwen2", tied=False, vocabulary=250, num_key_value_heads=1, intermediate_size=56))
 
 FEW_WORDS = describe(config("llama", tied=True, vocabulary=70))
+EXPERTS = describe(config("qwen3_moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=24))
 
 
 def layout(p: int, t: int, d: int, p_g: int, t_g: int) -> ParallelSizes:
@@ -80,6 +81,7 @@ def moved(model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes
 
 CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
     "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2, 8),
+    "1-1-2 sharded, three experts": (EXPERTS, layout(1, 1, 2, 1, 1), 2, 8),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1, 8),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1, 8),
     "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1, 8),

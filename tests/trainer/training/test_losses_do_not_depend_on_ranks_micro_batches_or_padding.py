@@ -3,6 +3,7 @@
 With epsilon 1 and learning rate 1, the first step of AdamW is the gradient itself, nearly: equal weights mean equal
 """
 
+import copy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM
 
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -25,6 +27,7 @@ from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, Prefere
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
+from tests.trainer.families import FAMILIES as MODELS
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
@@ -279,6 +282,20 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_every_family_learns_the_same_in_every_layout(learnt: tuple[str, Any], layout: ParallelSizes) -> None:
     folder, whole = learnt
     require_same(named(layout), measured("SFT", folder, layout=layout, budget=40), whole)
+
+
+MIXTURES = ("Qwen3-MoE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Mixtral", "Qwen2-MoE", "OLMoE")))
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_learns_the_same_on_two_ranks_and_every_expert_learns(family: str, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", seed=3, config=copy.deepcopy(MODELS[family]))
+    one = measured("SFT", folder, share=False)
+    require_same("two ranks", measured("SFT", folder, ranks=2, budget=40, recompute=True), one)
+    before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    for name, weight in one[1].items():
+        moved = (weight - before[name]).abs()
+        assert moved.amax(tuple(range(1, moved.ndim)) if ".experts." in name else ()).min() > 1e-4, name
 
 
 def test_an_update_moves_the_weights(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-GENERATED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2")
+GENERATED = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
+    *("qwen2_moe", "qwen3_moe", "olmoe"),
+)
 """Their `model_type`; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with each."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.generation.checksum import bit_sum
-from rlhf_trainer.generation.weight_layout import ParameterLocation, locations_of
+from rlhf_trainer.generation.weight_layout import ParameterLocation, linear_size, locations_of, stacks_in
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
@@ -96,11 +97,17 @@ class _WeightUpdate:
 
 
 def _make_room(module: Any, attributes: Iterable[str]) -> None:
-    """Make sure that there are plain tensors to write to; on CPU they replace a linear layer's packed weight."""
-    if not (current_platform.is_cpu() and isinstance(module, LinearBase)):
+    """Make sure that there are plain tensors to write to; on CPU they replace packed weights."""
+    if not current_platform.is_cpu():
+        return
+    if isinstance(module, RoutedExperts):
+        for attribute, stack in stacks_in(module).items():
+            fresh = torch.empty(stack, dtype=module.params_dtype)
+            setattr(module, attribute, nn.Parameter(fresh, requires_grad=False))
+    if not isinstance(module, LinearBase):
         return
     module.cpu_linear = None
-    rows, columns = module.output_size_per_partition, module.input_size_per_partition
+    rows, columns = linear_size(module)
     for attribute in attributes:
         shape = (rows, columns) if attribute == "weight" else (rows,)
         fresh = torch.empty(shape, dtype=module.params_dtype)
@@ -108,9 +115,11 @@ def _make_room(module: Any, attributes: Iterable[str]) -> None:
 
 
 def _pack(module: Any, model: nn.Module) -> None:
-    """Make the packed copies of linear layers and of the head, which vLLM's CPU kernels read."""
+    """Make the packed copies of linear layers, of experts and of the head, which vLLM's CPU kernels read."""
     if isinstance(module, LinearBase):
         module.quant_method.process_weights_after_loading(module)
+    elif isinstance(module, RoutedExperts):
+        module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
     elif isinstance(module, VocabParallelEmbedding):
         module.cpu_linear = None  # an embedding is looked up; only as a head is it multiplied with
         heads: list[Any] = [each for each in model.modules() if isinstance(each, ParallelLMHead)] or [module]

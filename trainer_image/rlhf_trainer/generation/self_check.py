@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -61,10 +62,10 @@ def check(model: Any) -> None:
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A random byte for each row xor one for each column, by the name: uint8, exact in every dtype of a weight."""
+    """A random byte for each index of each dim, xor of all, by the name: uint8, exact in every dtype of a weight."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
-    return axes[0] if len(axes) == 1 else axes[0][:, None] ^ axes[1][None, :]
+    return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))
 
 
 def _checked_locations(locations: dict[str, ParameterLocation]) -> dict[str, ParameterLocation]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import LinearBase
 
+from rlhf_trainer.generation.weight_layout import linear_size
+
 FreedStorages = list[tuple[torch.UntypedStorage, int]]
 """(storage, bytes that it had)."""
 
 
 def bytes_held(model: nn.Module, caches: Iterable[Tensor]) -> int:
-    """Bytes of the KV cache and of the weights, with the packed copies of linear layers and of the head."""
+    """Bytes of the KV cache and of the weights, with the packed copies of linear layers and of the head.
+
+    Experts have no copy: packed, they stand in the place of the plain parameters.
+    """
     plain = sum(storage.nbytes() for storage in _storages([*model.parameters(), *caches]))
     return plain + sum(map(_packed_bytes, model.modules()))
 
@@ -55,4 +61,4 @@ def _packed_bytes(module: Any) -> int:
         return int(module.weight.nbytes)
     if module.weight.numel():  # vLLM could not pack it
         return 0
-    return int(module.output_size_per_partition * module.input_size_per_partition * module.params_dtype.itemsize)
+    return prod(linear_size(module)) * int(module.params_dtype.itemsize)

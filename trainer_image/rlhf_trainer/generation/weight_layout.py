@@ -8,13 +8,24 @@ from typing import Any
 
 import vllm
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
-from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.tensor_slice import TensorSlice
 
+EXPERTS: Mapping[str, str] = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+"""Stacks of experts in vLLM -> in transformers, of the same shape."""
+PLAIN = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
+"""Kernels that read the stacks as they are; the CPU's are packed anew after each update."""
 TRANSPOSED = ("c_attn", "c_proj", "c_fc")
 """Modules of GPT-2 whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
 
@@ -25,7 +36,7 @@ class ParameterLocation:
 
     module: nn.Module
     attribute: str
-    """`weight` or `bias` of the module."""
+    """`weight` or `bias` of the module, or one of `EXPERTS`."""
     row: int
     """First row in the module's own tensor."""
     shape: tuple[int, ...]
@@ -83,6 +94,12 @@ def _locations_in(
     if not attributes:
         return
     parent, dot, leaf = path.rpartition(".")
+    if isinstance(module, RoutedExperts) and (stacks := stacks_in(module)):
+        for attribute, shape in stacks.items():
+            whole = TensorSlice.whole(shape)
+            location = ParameterLocation(module=module, attribute=attribute, row=0, shape=shape, shard=whole)
+            yield f"{parent}.{EXPERTS[attribute]}", location
+        return
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
     if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # it is one parameter of Hugging Face as well
@@ -106,6 +123,21 @@ def _locations_in(
         row += rows.stop - rows.start
 
 
+def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
+    """The shapes, before they are packed, of what a module keeps of its experts; {} if that is not known."""
+    if getattr(module.quant_method, "unquantized_backend", None) not in PLAIN:
+        return {}
+    config = module.moe_config
+    experts, hidden, width = module.local_num_experts, module.hidden_size, config.intermediate_size_per_partition
+    return {"w13_weight": (experts, 2 * width, hidden), "w2_weight": (experts, hidden, width)}
+
+
+def linear_size(module: Any) -> tuple[int, int]:
+    """(rows, columns) of a linear layer's weight on this rank, also where vLLM has packed it; a router is whole."""
+    rows = getattr(module, "output_size_per_partition", module.output_size)
+    return int(rows), int(getattr(module, "input_size_per_partition", module.input_size))
+
+
 def row_ranges(module: Any) -> list[RowRange]:
     """The rows that a module keeps of each Hugging Face parameter in it, one below the other; [] if not known."""
     if isinstance(module, QKVParallelLinear):
@@ -120,7 +152,7 @@ def row_ranges(module: Any) -> list[RowRange]:
     if isinstance(module, VocabParallelEmbedding):
         there = module.shard_indices
         return [RowRange(there.org_vocab_start_index, there.org_vocab_end_index, module.org_vocab_size)]
-    if isinstance(module, RowParallelLinear):
+    if isinstance(module, RowParallelLinear | ReplicatedLinear):
         return [RowRange.shard(module.output_size, 0, 1)]
     if isinstance(module, RMSNorm | GemmaRMSNorm | LayerNorm | nn.LayerNorm | nn.Embedding):
         return [RowRange.shard(len(module.weight), 0, 1)]

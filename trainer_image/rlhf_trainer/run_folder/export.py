@@ -37,5 +37,5 @@ def export(uri: str, folder: Path) -> None:
         with storage_errors(uri):
             files, path = open_storage(saved)
             files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
-        config = PreTrainedConfig.from_pretrained(unfinished)
+        config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)

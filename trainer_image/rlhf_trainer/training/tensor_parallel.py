@@ -67,14 +67,13 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) ->
     """Why a model cannot be cut into so many stages and shards, as `pipeline is 3, ...`; empty if it can."""
     if pipeline > 1 and config.model_type not in CUT:
         return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
-    shape = architecture_of(config.to_dict())
     if tensor > 1:
-        if shape.experts > 1:
-            return f"tensor is {tensor}, but the model ({config.model_type}) is a mixture of experts, which is not cut"
         styles = plan_of(config)
+        if styles and architecture_of(config.to_dict()).experts > 1:
+            return f"tensor is {tensor}, but the model ({config.model_type}) is a mixture of experts, which is not cut"
         unknown = sorted({style for style in styles.values() if style not in STYLES})
         if not styles or unknown:
             what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
             return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
-    wrong = shape.cannot_be_cut(pipeline=pipeline, tensor=tensor)
+    wrong = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
     return " ".join(wrong) if wrong else ""
