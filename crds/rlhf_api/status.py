@@ -190,6 +190,9 @@ class MappedPlacement(Spec):
     sizes: Annotated[tuple[MappedSizes, ...], Field(strict=False, description="How each model is cut.")]
     gpu_memory_utilization: Annotated[float | None, Field(gt=0, lt=1, description="Of generation, as mapped.")] = None
     micro_batch_tokens: Annotated[int | None, Field(ge=1, description="Of one forward pass, as mapped.")] = None
+    price_per_hour: Annotated[
+        float | None, Field(ge=0, description="Of all GPUs, in the currency of the prices; unset where one has none.")
+    ] = None
     predicted_step_seconds: Annotated[float | None, Field(gt=0, description="Unset where shapes are unknown.")] = None
     predicted_tokens_per_second: Annotated[float | None, Field(gt=0, description="The same in tokens.")] = None
     measured_step_seconds: Annotated[

@@ -16,15 +16,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from rlhf_api.spec import Checkpoint
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.spent import ENDED, WITH_PODS, Spent
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
 """Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-ENDED: Final = ("Succeeded", "Failed")
-WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 JOB_LABELS: Final = ("namespace", "name")
 Instrument = TypeVar("Instrument")
 
@@ -138,6 +138,17 @@ def _checkpoint_age(job: ObservedJob, now: datetime) -> Iterator[Sample]:
     return _value(_age(checkpoint.time, now) if checkpoint and job.status.phase not in ENDED else None)
 
 
+def _checkpoint_interval(job: ObservedJob, _: datetime) -> Iterator[Sample]:
+    asked = job.spec.get("checkpoint")
+    minutes = asked.get("everyMinutes") if isinstance(asked, Mapping) else None
+    return _value(60.0 * (minutes if isinstance(minutes, int | float) else Checkpoint().every_minutes))
+
+
+def _conditions(job: ObservedJob, _: datetime) -> Iterator[Sample]:
+    found = {(each.type, each.status, each.reason) for each in job.status.conditions}  # users may write one twice
+    return ((each, 1.0) for each in sorted(found))
+
+
 def _age(timestamp: str | None, now: datetime) -> float | None:
     """Seconds since a timestamp; None if it cannot be read: users may write a status too."""
     moment = parsed(timestamp)
@@ -183,18 +194,62 @@ JOB_METRICS = (
         "Time since the newest whole checkpoint, until the job ends.",
         _checkpoint_age,
     ),
+    JobMetric(
+        "rlhf_job_checkpoint_interval_seconds",
+        "seconds",
+        "Age at which the next checkpoint is due, at the end of a step (spec.checkpoint.everyMinutes).",
+        _checkpoint_interval,
+    ),
+    JobMetric(
+        "rlhf_job_condition",
+        "1",
+        "1 for each condition of the status as it is now.",
+        _conditions,
+        ("condition", "status", "reason"),
+    ),
 )
+
+
+def spent_metrics(spent: Spent) -> tuple[JobMetric, ...]:
+    """The rows of what jobs have spent; they begin at 0 when this replica begins to lead."""
+    return (
+        JobMetric(
+            "rlhf_job_phase_seconds_total",
+            "seconds",
+            "Time in each phase; between two scrapes a job counts as it was at the first.",
+            lambda job, _: (((phase,), seconds) for phase, seconds in spent.of(job).seconds.items()),
+            ("phase",),
+            kind="counter",
+        ),
+        JobMetric(
+            "rlhf_job_gpu_seconds_total",
+            "GPU-seconds",
+            "The same times the GPUs of the job's mapping; while Queued or Restarting it waits for them.",
+            lambda job, _: (((phase,), seconds) for phase, seconds in spent.of(job).gpu_seconds.items()),
+            ("phase",),
+            kind="counter",
+        ),
+        JobMetric(
+            "rlhf_job_cost_total",
+            "currency",
+            "Price of the GPU-seconds with pods, where all of its GPUs have one (cluster.nodeGroups of the chart).",
+            lambda job, _: _value(spent.of(job).cost),
+            kind="counter",
+        ),
+    )
 
 
 class JobCollector(Collector):
     """The series of the jobs that there are now."""
 
     def __init__(self, jobs: Callable[[], Iterable[ObservedJob]], now: Callable[[], datetime]) -> None:
-        self._jobs, self._now = jobs, now
+        self._jobs, self._now, self._spent = jobs, now, Spent()
+        self._metrics = (*JOB_METRICS, *spent_metrics(self._spent))
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         jobs, now = list(self._jobs()), self._now()
-        for metric in JOB_METRICS:
+        self._spent.look(jobs, now)
+        for metric in self._metrics:
             made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = made(metric.name, metric.meaning, labels=(*JOB_LABELS, *metric.own_labels))
             for job in jobs:

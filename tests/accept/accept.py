@@ -125,7 +125,7 @@ def largest_difference(mine: list[dict[str, float]], theirs: list[dict[str, floa
         abs(record[name] - value) / max(abs(value), 1e-12)
         for record, other in zip(mine, theirs, strict=False)
         for name, value in other.items()
-        if not name.startswith(("time/", "tokens_per_second"))
+        if not name.startswith(("time/", "tokens_per_second", "mfu", "busy/", "idle/", "memory_"))
     )
 
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.hardware import CPU_SLOT, figures_of
-from rlhf_trainer.run.machine import gpus_here
+from rlhf_trainer.device import gpus_here
 from rlhf_trainer.training.distributed import device_here
 from tests.gpu.device_bytes import DeviceBytes, randomise
 from tests.gpu.rung import Rung, main

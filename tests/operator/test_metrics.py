@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import pytest
@@ -12,13 +12,14 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Phase, Status
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics, spent_metrics
 from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.spent import Spent
 from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "phase": "Running",
     "attempt": 2,
     "failedAttempts": 1,
@@ -34,10 +35,11 @@ WHOLE = {
         "pools": [{"name": "all", "models": ["actor"], "nodes": 2, "slotsPerNode": 8}],
         "sizes": [],
         "predictedStepSeconds": 11.0,
+        "pricePerHour": 36.0,
     },
 }
 RECONCILE = "rlhf_operator_reconcile_duration_seconds"
-QUEUED = {
+QUEUED: dict[str, Any] = {
     "phase": "Queued",
     "conditions": [
         {
@@ -196,6 +198,44 @@ def test_a_job_that_has_ended_holds_no_gpus_and_its_checkpoint_does_not_age() ->
     assert values(families["rlhf_job_step"]) == {("over", "team"): 7}
 
 
+def seconds_of(spent: Spent, full: ObservedJob) -> dict[str, dict[tuple[str, ...], float]]:
+    return {metric.name: dict(metric.samples(full, NOW)) for metric in spent_metrics(spent)}
+
+
+def test_a_job_is_charged_for_the_time_with_pods() -> None:
+    spent, moment = Spent(), NOW
+    for phase, seconds in [("Queued", 60), ("Provisioning", 30), ("Running", 100), ("Succeeded", 500)]:
+        spent.look([job("full", {**WHOLE, "phase": phase})], moment)
+        moment += timedelta(seconds=seconds)
+    spent.look([full := job("full", {**WHOLE, "phase": "Succeeded"})], moment)
+    assert seconds_of(spent, full) == {
+        "rlhf_job_phase_seconds_total": {("Queued",): 60, ("Provisioning",): 30, ("Running",): 100},
+        "rlhf_job_gpu_seconds_total": {("Queued",): 960, ("Provisioning",): 480, ("Running",): 1600},
+        "rlhf_job_cost_total": {(): pytest.approx(36 * 130 / 3600)},
+    }
+
+
+def test_a_job_without_prices_has_no_cost_and_one_that_is_made_anew_begins_at_nothing() -> None:
+    spent = Spent()
+    mapping = {name: value for name, value in WHOLE["mapping"].items() if name != "pricePerHour"}
+    unpriced = job("full", {**WHOLE, "mapping": mapping})
+    spent.look([unpriced], NOW)
+    spent.look([unpriced], NOW + timedelta(seconds=5))
+    assert seconds_of(spent, unpriced)["rlhf_job_cost_total"] == {}
+    spent.look([], NOW + timedelta(seconds=10))
+    spent.look([unpriced], NOW + timedelta(seconds=20))
+    assert seconds_of(spent, unpriced)["rlhf_job_phase_seconds_total"] == {("Running",): 0}
+
+
+def test_conditions_and_the_interval_of_checkpoints_are_shown() -> None:
+    twice = {**QUEUED, "conditions": QUEUED["conditions"] * 2}
+    families = scraped(
+        metrics_of([job("a", twice, {"checkpoint": {"everyMinutes": 2}}), job("b", spec={"checkpoint": 1})])
+    )
+    assert values(families["rlhf_job_condition"]) == {("QuotaReserved", "a", "team", "Pending", "False"): 1}
+    assert values(families["rlhf_job_checkpoint_interval_seconds"]) == {("a", "team"): 120, ("b", "team"): 600}
+
+
 def test_the_series_of_a_deleted_job_vanish() -> None:
     jobs = [job("one", WHOLE), job("two", WHOLE)]
     metrics = metrics_of(jobs)
@@ -282,6 +322,7 @@ def test_the_documentation_names_exactly_what_is_exported() -> None:
     metrics = metrics_of([job("full", WHOLE), job("waiting", QUEUED)])
     metrics.reconciled("done", 0.1)
     metrics.requested("get", "pods", 200)
+    scraped(metrics)  # what is spent has no phase before the second look
     families = scraped(metrics)
     exported = {}
     for name, family in families.items():
@@ -290,4 +331,6 @@ def test_the_documentation_names_exactly_what_is_exported() -> None:
             exported[name] = (family.type, labels, family.documentation)
     rows = documented()
     assert {r[0]: (r[1], tuple(sorted(r[3].split(", "))) if r[3] else (), r[4]) for r in rows} == exported
-    assert [row[:3] for row in rows] == [(m.name, m.kind, m.unit) for m in (*OPERATOR_METRICS, *JOB_METRICS)]
+    expected = [(m.name, m.kind, m.unit) for m in OPERATOR_METRICS]
+    expected += [(m.name, m.kind, m.unit) for m in (*JOB_METRICS, *spent_metrics(Spent()))]
+    assert [row[:3] for row in rows] == expected

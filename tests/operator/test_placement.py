@@ -87,6 +87,17 @@ def test_the_least_price_is_that_of_the_chart(price: float, expected: str) -> No
     assert {pool.gpu for pool in mapped(changed(PPO, fast), there, priced).pools} == {"h100-80g"}
 
 
+def test_a_mapping_says_what_its_gpus_cost_an_hour_where_all_have_a_price() -> None:
+    there = [node("a", gpus=8, product=A100, labels={"type": "a"})]
+    groups = [{"matchLabels": {"type": "a"}, "pricePerGpuHour": 1.5}]
+    priced = Settings.model_validate({"nodeGroups": groups}, by_alias=True, by_name=False)
+    job = changed(PPO, {"resources.slotsPerNode": None})
+    found = mapped(job, there, priced)
+    assert found.price_per_hour == 1.5 * found.gpus
+    assert mapped(job, there).price_per_hour is None
+    assert mapped(changed(PPO, {"resources.device": "CPU"}), there, priced).price_per_hour is None
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -27,9 +27,9 @@ from rlhf_planning.machines import asked_cluster, device_of, this_machine
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_planning.timeline_svg import svg_of as timeline_svg
+from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.run_record import read_run
-from rlhf_trainer.run.machine import gpus_here
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import written
 

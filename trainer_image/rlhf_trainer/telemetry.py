@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat
 
+from rlhf_trainer.device import memory_in_use
+
 TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads."""
 CONTROLLER = "controller"
@@ -112,6 +114,10 @@ class Recorder:
             yield
         finally:
             self._report.spans.append(Span(phase, name or phase, self.rank, start, time.time(), self.pool))
+            if phase not in (TRANSFER, CONTROLLER):
+                used, limit = memory_in_use()
+                self.maximum(f"memory_bytes/{phase}", used)
+                self.maximum("memory_used", used / limit)
 
     def drain(self) -> Report:
         """What was measured since the last call."""
@@ -172,6 +178,33 @@ def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float
     seconds["time/transfer"] = everything - covered(work)
     seconds["time/controller"] = max(0.0, step_seconds - everything)
     return {"time/step": step_seconds, **seconds}
+
+
+def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]:
+    """`busy/<pool>` and `idle/<pool>` of a step: seconds of all slots of a pool in a phase, and in none.
+
+    A slot that waits for fields or for other pools is idle. Ranks under torchrun are in no pool.
+    """
+    seconds: dict[str, float] = {}
+    for pool, rank in sorted(slots_of(spans)):
+        own = (each for each in spans if (each.pool, each.rank) == (pool, rank) and each.phase != TRANSFER)
+        busy = min(covered(own), step_seconds)
+        if pool:
+            seconds[f"busy/{pool}"] = seconds.get(f"busy/{pool}", 0.0) + busy
+            seconds[f"idle/{pool}"] = seconds.get(f"idle/{pool}", 0.0) + step_seconds - busy
+    return seconds
+
+
+def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
+    """`mfu` of a step: the FLOPs of its models by what all slots could have done; none without a known peak."""
+    could = step_seconds * len(slots_of(spans)) * record.get("peak_flops", 0.0)
+    done = sum(value for name, value in record.items() if name.startswith("flops/"))
+    return {"mfu": done / could} if could else {}
+
+
+def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
+    """(pool, rank) of each slot that did anything."""
+    return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}
 
 
 def covered(spans: Iterable[Span]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, cast, get_args
 
@@ -19,7 +20,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, Wanted, have_room, map_auto, map_manual
-from rlhf_operator.placement.capacity import Capacity, capacity_for
+from rlhf_operator.placement.capacity import Capacity, capacity_for, prices_of
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
 from rlhf_operator.settings import Settings
@@ -54,7 +55,7 @@ def map_job(
         capacity = capacity_for(job, snapshot, settings)
         by_hand = job.spec.placement.mode == "Manual"
         answer, why_unpredicted = (map_manual if by_hand else map_auto)(job, capacity, snapshot, settings)
-        mapping = _status_mapping(job, answer, digest)
+        mapping = _status_mapping(job, answer, digest, prices_of(capacity.machines, settings))
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
     except UnknownShapeError as error:
@@ -136,16 +137,21 @@ def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) ->
     return f"{pools}{unseen}; a step is predicted{corrected} to take {answer.prediction.step_seconds:.3g} s"
 
 
-def _status_mapping(job: Job, mapping: DeviceMapping, digest: str) -> MappedPlacement:
-    """`status.mapping`: a mapping without the details that only `rlhf plan` shows; digest: its inputHash."""
+def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:
+    """`status.mapping`: a mapping without the details that only `rlhf plan` shows.
+
+    digest: its inputHash; prices: of a GPU for an hour, by type.
+    """
     prediction = mapping.prediction
     on_gpus = prediction if mapping.device == "GPU" else None
     slots = sum(pool.size for pool in mapping.pools)
+    is_priced = mapping.device == "GPU" and all(pool.gpu in prices for pool in mapping.pools)
     return MappedPlacement(
         input_hash=digest,
         device=mapping.device,
         slots=slots,
         gpus=slots if mapping.device == "GPU" else 0,
+        price_per_hour=sum(pool.size * prices[pool.gpu] for pool in mapping.pools) if is_priced else None,
         pools=tuple(
             MappedPool(
                 name=pool.name,

@@ -207,6 +207,16 @@ def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, setti
     return Cluster(merged(groups))
 
 
+def prices_of(machines: Sequence[MachineGroup], settings: Settings) -> dict[str, float]:
+    """Price of a GPU for an hour by the mapper's name of its type; without those that have none, or several."""
+    found: dict[str, set[float | None]] = {}
+    for group in machines:
+        if gpu := settings.gpu_of(group.product):
+            found.setdefault(gpu.name, set()).add(group.price)
+    only = {name: min(prices, key=str) for name, prices in found.items() if len(prices) == 1}
+    return {name: price for name, price in only.items() if price is not None}
+
+
 def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str:
     """Why nothing can be predicted on machines of which `cluster_of` knows no figures."""
     unknown = sorted({group.product for group in machines if settings.gpu_of(group.product) is None})

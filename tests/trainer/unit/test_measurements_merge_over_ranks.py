@@ -2,7 +2,17 @@
 
 import pytest
 
-from rlhf_trainer.telemetry import CONTROLLER, TRANSFER, Recorder, Span, covered, merge, phase_seconds
+from rlhf_trainer.telemetry import (
+    CONTROLLER,
+    TRANSFER,
+    Recorder,
+    Span,
+    covered,
+    merge,
+    phase_seconds,
+    slot_seconds,
+    utilization,
+)
 
 
 def test_means_are_weighted_over_ranks() -> None:
@@ -52,3 +62,32 @@ def test_controller_and_transfer_get_the_time_in_which_no_model_computes() -> No
     assert seconds == pytest.approx(
         {"time/step": 6.0, "time/generation": 2.0, "time/update": 1.0, "time/transfer": 1.0, "time/controller": 2.0}
     )
+
+
+def test_the_slots_of_a_pool_are_busy_or_idle() -> None:
+    spans = [
+        Span(CONTROLLER, "step 1", 0, 0.0, 10.0),
+        Span("generation", "g", 0, 0.0, 4.0, "left"),
+        Span("update", "u", 0, 3.0, 6.0, "left"),
+        Span(TRANSFER, "u: fetch", 1, 0.0, 10.0, "left"),
+        Span("update", "u", 1, 8.0, 10.0, "left"),
+        Span("scoring", "s", 0, 1.0, 2.0, "right"),
+    ]
+    assert slot_seconds(spans, 10.0) == {"busy/left": 8.0, "idle/left": 12.0, "busy/right": 1.0, "idle/right": 9.0}
+
+
+def test_a_utilization_is_of_all_slots_and_needs_a_known_peak() -> None:
+    spans = [Span("update", "u", rank, 0.0, 1.0, "all") for rank in range(4)]
+    record = {"flops/update": 3e12, "flops/scoring": 1e12, "peak_flops": 1e12}
+    assert utilization(record, spans, 2.0) == {"mfu": 0.5}
+    assert utilization({**record, "peak_flops": 0.0}, spans, 2.0) == {}
+
+
+def test_a_phase_says_how_much_memory_was_in_use_at_its_end() -> None:
+    recorder = Recorder()
+    with recorder.span("update"), recorder.span(TRANSFER):
+        pass
+    maxima = recorder.drain().maxima
+    assert set(maxima) == {"memory_bytes/update", "memory_used"}
+    assert maxima["memory_bytes/update"] > 0
+    assert 0 < maxima["memory_used"] < 1

@@ -74,7 +74,7 @@ class GenerationEngine:
         self._rollout, self._eos_token = rollout, eos_token
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
-        self._measured_bytes = 0
+        self._measured_bytes, self._cache_peak = 0, 0.0
         arguments = engine_arguments(
             config=config,
             rollout=rollout,
@@ -97,6 +97,7 @@ class GenerationEngine:
             )
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
+        self._watch_cache()
         self.sleep()
 
     def held_shards(self) -> dict[str, TensorSlice]:
@@ -140,6 +141,23 @@ class GenerationEngine:
         """
         held: int = self._measured_bytes if self._on_gpu else self._call("bytes_held")
         return held
+
+    def cache_peak(self) -> float:
+        """The largest share of the cache that was in use since the last call."""
+        peak, self._cache_peak = self._cache_peak, 0.0
+        return peak
+
+    def _watch_cache(self) -> None:
+        """After each step that vLLM schedules, look how much of the cache is in use."""
+        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
+        schedule = scheduler.schedule
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            planned = schedule(*arguments, **options)
+            self._cache_peak = max(self._cache_peak, scheduler.kv_cache_manager.usage)
+            return planned
+
+        scheduler.schedule = watched
 
     def close(self) -> None:
         """End the engine; another can start in this process."""

@@ -62,6 +62,38 @@ METRICS = (
         "Prompt and response tokens of the step's batch by its duration, over all ranks.",
     ),
     StepMetric(
+        "mfu",
+        "rlhf_mfu_ratio",
+        "FLOPs of the step's models by what its GPUs could do in that time at their peak; only of known GPUs.",
+    ),
+    StepMetric(
+        "flops/*",
+        "rlhf_model_flops_total",
+        "FLOPs of the models, without what is computed again; of generation those of response tokens.",
+        kind=Counter,
+        part="phase",
+    ),
+    StepMetric(
+        "busy/*",
+        "rlhf_pool_busy_seconds_total",
+        "Time of all slots of a pool in which they were in a phase of a step, added up.",
+        kind=Counter,
+        part="pool",
+    ),
+    StepMetric(
+        "idle/*",
+        "rlhf_pool_idle_seconds_total",
+        "Time of all slots of a pool in which they waited in a step, for other pools or for data, added up.",
+        kind=Counter,
+        part="pool",
+    ),
+    StepMetric(
+        "staleness",
+        "rlhf_staleness_steps",
+        "Policy versions between the weights that sampled the step's responses and those that learn from them, at "
+        "most; 0 where each step learns from its own.",
+    ),
+    StepMetric(
         "policy_version", "rlhf_policy_version", "Steps that trained the weights with which the responses were sampled."
     ),
     StepMetric(
@@ -197,6 +229,22 @@ METRICS = (
         "rlhf_reshard_bytes_total",
         "Bytes of weights that the ranks handed to their generators.",
         kind=Counter,
+    ),
+    StepMetric(
+        "kv_cache_used",
+        "rlhf_kv_cache_used_ratio",
+        "Largest share of the generator's KV cache that was in use during the step.",
+    ),
+    StepMetric(
+        "memory_bytes/*",
+        "rlhf_memory_used_bytes",
+        "Most memory in use at the end of a phase's calls: of a rank's GPU, on CPU of a rank's container.",
+        part="phase",
+    ),
+    StepMetric(
+        "memory_used",
+        "rlhf_memory_used_ratio",
+        "Largest share of a rank's GPU, on CPU of its container or machine, that was in use then.",
     ),
     StepMetric(
         "idle_bytes/*",

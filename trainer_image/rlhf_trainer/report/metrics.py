@@ -29,6 +29,11 @@ MEANINGS = {
     "kl/coefficient": "weight of the KL penalty",
     "tokens_per_second": "tokens a second of the whole step",
     "padding/waste": "share of tokens that are padding",
+    "mfu": "FLOPs of the models by the GPUs' peak",
+    "staleness": "policy versions behind the weights that learn; 0: none",
+    "kv_cache_used": "share of the generator's cache in use, at most",
+    "memory_used": "share of a rank's memory in use, at most",
+    "memory_bytes/": "bytes in use at the end of the phase, of the fullest rank",
     "bytes/reshard": "bytes moved from training to generation",
     "bytes/controller": "bytes that passed the controller; should be 0",
     "skipped_updates": "updates skipped for a loss or gradient that was not finite; should be 0",
@@ -60,6 +65,8 @@ HEALTH = (
     "tokens_per_second",
 )
 UNPLOTTED = ("step", "policy_version")
+COUNTED = ("time/", "flops/", "busy/", "idle/")
+"""Families that Prometheus adds up over the steps; those of a step say little by themselves."""
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
@@ -164,7 +171,7 @@ def _phase_times(record: Mapping[str, float]) -> dict[str, float]:
 
 def _names(job: JobRecord) -> list[str]:
     names = {name for record in job.records for name in record}
-    return sorted(name for name in names if not name.startswith("time/") and name not in UNPLOTTED)
+    return sorted(name for name in names if not name.startswith(COUNTED) and name not in UNPLOTTED)
 
 
 def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:

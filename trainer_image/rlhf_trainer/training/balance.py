@@ -26,11 +26,16 @@ class RowCosts:
         self._parameters = sum(parameter.numel() for parameter in layer.parameters())
         heads = config.num_attention_heads
         self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        self._layers, self._head = int(config.num_hidden_layers), int(config.hidden_size * config.vocab_size)
 
     def of(self, lengths: Tensor) -> Tensor:
         """int64 [B], of rows with so many tokens: products with parameters, and causal attention to half the square."""
         costs: Tensor = lengths * (self._parameters + self._attention * lengths)
         return costs
+
+    def flops(self, costs: float, read: float) -> float:
+        """Of a forward pass of the whole model: costs of its rows, and tokens whose log-probabilities are wanted."""
+        return 2.0 * (self._layers * costs + self._head * read)
 
 
 class Dealt:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rlhf_api.spec import Attention, Offload, Optimizer
+from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.accumulation import GradientSync
@@ -36,6 +37,9 @@ COSINE_FLOOR = 0.1
 
 LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
 """As an `OutputFunction`, both the loss and a tensor [b, t] without gradient."""
+
+PASSES = {"scoring": 1.0, "update": 3.0}
+"""FLOPs of a phase in forward passes: a backward pass is two; layers that are computed again do not count."""
 
 PARTS_DEALT = 4
 """Into how many parts of about equal tokens a rank can cut its rows at least, if they are not too long."""
@@ -64,7 +68,8 @@ class ModelRunner:
         self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
-        self._token_budget, self._costs, self._share_prompts = token_budget, RowCosts(model), share_prompts
+        self._token_budget, self.costs, self._share_prompts = token_budget, RowCosts(model), share_prompts
+        self._peak = peak_flops(model.compute_dtype)
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
     def deal(self, fields: Fields, texts_of: TextsFunction) -> Dealt:
@@ -75,14 +80,16 @@ class ModelRunner:
         texts = self._texts(fields, texts_of)
         part = max(1, int(sum(text.lengths.sum() for text in texts)) // PARTS_DEALT)
         bundles = Bundles.of(texts, token_budget=min(self._token_budget, part))
-        costs = bundles.sums(self._costs.of(bundles.lengths) - self._costs.of(bundles.shared))
+        costs = bundles.sums(self.costs.of(bundles.lengths) - self.costs.of(bundles.shared))
         return Dealt(costs, bundles.of_rows, self.mesh)
 
     def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[Text]:
         texts = texts_of(fields)
         return texts if self._share_prompts else [replace(text, prompts=None) for text in texts]
 
-    def split(self, fields: Fields, texts_of: TextsFunction) -> list[MicroBatch]:
+    def split(
+        self, fields: Fields, texts_of: TextsFunction, *, phase: Literal["scoring", "update"]
+    ) -> list[MicroBatch]:
         """The micro-batches of the rows that this rank computes, as many on every rank: each runs collectives.
 
         fields: [B, T] (cut to the longest row of the micro-batch) or [B]. A rank with too few gets micro-batches
@@ -95,6 +102,7 @@ class ModelRunner:
         if stages > 1:  # that wait for each other where they have fewer micro-batches
             largest = max(1, -(-int(bundles.tokens.sum()) // stages))
             bundles = Bundles.of(texts, token_budget=min(self._token_budget, largest))
+        self._count(bundles, texts, phase)
         tokens = bundles.tokens
         numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
         groups = [bundles.rows(each) for each in numbers]
@@ -108,6 +116,13 @@ class ModelRunner:
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
         return micros
 
+    def _count(self, bundles: Bundles, texts: Sequence[Text], phase: str) -> None:
+        """Record the FLOPs of the rows that this rank computes with the other ranks of its replica."""
+        costs = float((self.costs.of(bundles.lengths) - self.costs.of(bundles.shared)).sum())
+        read = sum(float((text.read > 0).sum()) for text in texts if text.read is not None)
+        recorder.add(f"flops/{phase}", PASSES[phase] * self.costs.flops(costs, read))
+        recorder.maximum("peak_flops", self._peak)
+
     @torch.no_grad()
     def infer(self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction) -> Tensor:
         """`compute` [b, t] of all rows, as one tensor on the CPU: float32 [B, T], as wide as the widest field.
@@ -117,7 +132,7 @@ class ModelRunner:
         dealt = self.deal(fields, texts_of)
         computed = dealt.rows(fields)
         with self.offloader.in_use():
-            micros = self.split(computed, texts_of)
+            micros = self.split(computed, texts_of, phase="scoring")
             result = _of_rows(computed, micros, self._passes.forward(micros, compute))
         return self._back(result, dealt, fields)
 
@@ -209,7 +224,7 @@ class Trainer(ModelRunner):
         """
         with self.offloader.in_use(moments=True):
             computed = self.deal(fields, texts_of).rows(fields)
-            return self._update(self.split(computed, texts_of), loss, step=step)
+            return self._update(self.split(computed, texts_of, phase="update"), loss, step=step)
 
     def update_and_infer(
         self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
@@ -225,7 +240,7 @@ class Trainer(ModelRunner):
         dealt = self.deal(fields, texts_of)
         computed = dealt.rows(fields)
         with self.offloader.in_use(moments=True):
-            micros = self.split(computed, texts_of)
+            micros = self.split(computed, texts_of, phase="update")
             norm = self._update(micros, loss_alone, step=step)
             result = _of_rows(computed, micros, outputs)
         return norm, self._back(result, dealt, fields)

@@ -103,11 +103,20 @@ class Generating:
         fields["sampled"] = torch.full((batch.size,), float(do_sample))
         fields["policy_version"] = torch.full((batch.size,), float(self.policy_version))
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
+        self._measure_generation(fields)
         if do_sample:
             recorder.maximum("policy_version", self.policy_version)
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
+
+    def _measure_generation(self, fields: Fields) -> None:
+        """FLOPs of the response tokens (a cache may have those of prompts), and how full the cache has been."""
+        costs, read = self.runner.costs, fields["response_mask"].sum(1).long()
+        whole = fields["attention_mask"].sum(1).long()
+        done = float((costs.of(whole) - costs.of(whole - read)).sum())
+        recorder.add("flops/generation", costs.flops(done, float(read.sum())))
+        recorder.maximum("kv_cache_used", self._generator.cache_peak())
 
     def _put_generator_to_sleep(self) -> None:
         """Free the generator's cache and weights until the next responses."""
@@ -190,6 +199,7 @@ class GeneratingActor(Generating, TrainedModel):
     def begin_scoring(self, batch: Batch) -> None:
         """The generator makes room; its responses should be those of the policy that is to learn from them."""
         self._put_generator_to_sleep()
+        recorder.maximum("staleness", float((self.policy_version - batch["policy_version"]).max()))
         if (batch["policy_version"] != self.policy_version).any():
             version = int(batch["policy_version"].min())
             recorder.warn(

@@ -1,0 +1,63 @@
+"""What jobs have spent so far as this operator saw it: seconds and GPU-seconds in each phase, and their price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from rlhf_api.status import Phase
+from rlhf_operator.snapshot import ObservedJob
+
+ENDED: Final = ("Succeeded", "Failed")
+WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
+HOUR: Final = 3600.0
+
+
+@dataclass
+class Account:
+    """Of one job."""
+
+    job: ObservedJob
+    """As it was when it was seen last."""
+    seen: datetime
+    seconds: Counter[Phase] = field(default_factory=Counter)
+    gpu_seconds: Counter[Phase] = field(default_factory=Counter)
+    """GPUs of the mapping times seconds; of the phases without pods too, in which the job waits for them."""
+    cost: float | None = None
+    """Of the time with pods; None where GPUs have no price."""
+
+    def add(self, seconds: float) -> None:
+        """So long the job was as it was seen last."""
+        status = self.job.status
+        phase, mapping = status.phase, status.mapping
+        self.seconds[phase] += seconds  # type: ignore[assignment]  # a Counter of floats
+        if mapping is None:
+            return
+        self.gpu_seconds[phase] += mapping.gpus * seconds  # type: ignore[assignment]
+        if mapping.price_per_hour is not None:
+            spent = mapping.price_per_hour * seconds / HOUR if phase in WITH_PODS else 0.0
+            self.cost = (self.cost or 0.0) + spent
+
+
+class Spent:
+    """The accounts of the jobs that there are. What happens between two looks counts as it was at the first of them."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+
+    def look(self, jobs: Iterable[ObservedJob], now: datetime) -> None:
+        """Add the time since the last look; the accounts of jobs that are gone are closed."""
+        known, self._accounts = self._accounts, {}
+        for job in jobs:
+            account = known.get(job.uid) or Account(job, now)
+            if account.job.status.phase not in ENDED:
+                account.add(max(0.0, (now - account.seen).total_seconds()))
+            account.job, account.seen = job, now
+            self._accounts[job.uid] = account
+
+    def of(self, job: ObservedJob) -> Account:
+        """The account of a job that was looked at."""
+        return self._accounts[job.uid]

@@ -1,0 +1,45 @@
+"""How much memory of a container, or of the machine, is in use; and the peak of a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_mapper.hardware import FoundGpu
+from rlhf_trainer import device
+
+
+def test_a_container_with_a_limit_counts_without_the_cache_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CONTAINER", tmp_path)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert device.memory_in_use() == (550, 1000)
+
+
+def test_without_a_limit_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "CONTAINER", tmp_path)
+    monkeypatch.setattr(device, "MACHINE", tmp_path / "meminfo")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 40 kB\n")
+    assert device.memory_in_use() == (60 * 1024, 100 * 1024)
+
+
+def test_the_peak_of_a_gpu_is_that_of_the_mapper_for_the_type_that_it_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = FoundGpu(
+        name="NVIDIA H100 80GB HBM3",
+        memory=80e9,
+        capability=(9, 0),
+        multiprocessors=132,
+        clock=1.98e9,
+        memory_bandwidth=3.35e12,
+    )
+    monkeypatch.setattr(device, "gpus_here", lambda: [found])
+    assert device.peak_flops(torch.bfloat16) == 989.4e12
+    assert device.peak_flops(torch.float32) == pytest.approx(66.9e12)
+    monkeypatch.setattr(device, "gpus_here", list)
+    assert device.peak_flops(torch.bfloat16) == 0.0

@@ -1,0 +1,66 @@
+"""The device of this process: what GPUs torch sees, their memory and their peak; on CPU the memory of the container."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_mapper.hardware import FoundGpu, figures_of
+
+if TYPE_CHECKING:  # what only plans starts without torch
+    import torch
+
+CONTAINER = Path("/sys/fs/cgroup")
+"""What the kernel says of the container's memory (control groups, version 2)."""
+MACHINE = Path("/proc/meminfo")
+
+
+def gpus_here() -> list[FoundGpu]:
+    """Each GPU that torch sees; none without torch."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [_found(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
+
+
+def peak_flops(dtype: torch.dtype) -> float:
+    """FLOP/s of this rank's GPU at its peak, by the mapper's table; 0 on CPU, and of a GPU that it does not know."""
+    found = gpus_here()
+    gpu = figures_of(found[0]) if found else None
+    if gpu is None:
+        return 0.0
+    return gpu.fp32 if dtype.itemsize > 2 else gpu.bf16
+
+
+def memory_in_use() -> tuple[int, int]:
+    """(bytes in use, bytes that there are) of this rank's GPU, as its driver counts them.
+
+    On CPU of the container without the cache of files, or, where it has no limit, of the machine.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        return total - free, total
+    try:
+        limit = int((CONTAINER / "memory.max").read_text())
+        cached = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())["inactive_file"]
+        return max(0, int((CONTAINER / "memory.current").read_text()) - int(cached)), limit
+    except (OSError, ValueError):  # there are no such files, or they say that there is no limit
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in MACHINE.read_text().splitlines()}
+        return 1024 * (kib["MemTotal"] - kib["MemAvailable"]), 1024 * kib["MemTotal"]
+
+
+def _found(properties: Any) -> FoundGpu:
+    """A GPU by torch's properties, whose clocks are in kHz and whose memory moves data twice a cycle."""
+    import torch
+
+    return FoundGpu(
+        name=properties.name,
+        memory=float(properties.total_memory),
+        capability=(0, 0) if torch.version.hip else (properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        clock=properties.clock_rate * 1e3,
+        memory_bandwidth=2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8,
+    )
