@@ -104,8 +104,9 @@ docs: install ## Build the site of docs/ into site/; a broken link or a page wit
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "site/index.html; $(BIN)/python -m http.server --directory site shows it with its search"
 
-generate: install ## Write the CRD, the chart's copy and version, and docs/api-reference.md anew from crds/rlhf_api and pyproject.toml
+generate: install ## Write the CRD, the chart's copy, version and dashboards, and docs/api-reference.md anew
 	$(BIN)/python -m rlhf_api.crd
+	$(BIN)/python -m helm.dashboards
 
 bench: install ## Measure the steps of GRPO and PPO beside the limit of this machine (most of an hour)
 	$(BIN)/python benchmarks/step.py

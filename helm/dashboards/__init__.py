@@ -1,0 +1,1 @@
+"""The dashboards of the chart, for Grafana; `make generate` writes them as JSON."""
