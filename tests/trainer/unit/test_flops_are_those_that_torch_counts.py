@@ -1,0 +1,32 @@
+"""What MFU is made of: the FLOPs of a forward pass, against torch's own count of the same model."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from rlhf_trainer.training.balance import RowCosts
+from rlhf_trainer.training.models import LanguageModel
+from rlhf_trainer.training.sharding import ShardedModel
+from tests.trainer.tiny import tiny_config
+
+HEADS_BY_WIDTH = 64
+"""Heads times the width of each, of the tiny model."""
+
+
+@pytest.mark.parametrize("length", [16, 200])
+def test_a_forward_pass_has_the_flops_that_torch_counts(length: int) -> None:
+    config = tiny_config()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(1, length, dtype=torch.int64))
+    above_diagonal = (
+        2 * HEADS_BY_WIDTH * length**2 * config.num_hidden_layers
+    )  # half of both products, causal ones skip
+    wrapped: Any = SimpleNamespace(module=LanguageModel(model))
+    costs = RowCosts(cast("ShardedModel", wrapped))
+    flops = costs.flops(float(costs.of(torch.tensor([length])).sum()), read=length)
+    assert flops == pytest.approx(counter.get_total_flops() - above_diagonal, rel=0.01)
