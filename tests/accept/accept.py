@@ -274,6 +274,31 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
     return row
 
 
+def monitoring(folder: Path) -> dict[str, Any]:
+    """A real Prometheus on a Kubernetes: targets up, rules that are evaluated, queries of dashboards with data."""
+    output = folder / "monitoring"
+    command = [sys.executable, "-m", "tests.cluster.monitoring", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if not (output / "summary.json").exists():
+        raise FellShortError(f"tests.cluster.monitoring exits with {code}", {"exit_code": code})
+    found = json.loads((output / "summary.json").read_text())
+    row = {
+        "targets_up": sum(health == "up" for *_, health in found["targets"]),
+        "series": found["series"],
+        "rules_evaluated": sum(rule["health"] == "ok" for rule in found["rules"]),
+        "rules": len(found["rules"]),
+        "queries_with_data": sum(series > 0 for series in found["queries"].values()),
+        "queries": len(found["queries"]),
+        "without_data": [query for query, series in found["queries"].items() if not series],
+    }
+    if code:
+        raise FellShortError("a target was down, a rule was not evaluated, or a query had no data", row)
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/monitoring"]
+    if subprocess.run(tests, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
+        raise FellShortError("the tests of alerts and dashboards by promtool fail", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -286,6 +311,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "auto_mapping_cluster": auto_mapping_cluster,
     "shared_cluster": shared_cluster,
     "verifiable_rewards": verifiable_rewards,
+    "monitoring": monitoring,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
