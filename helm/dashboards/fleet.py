@@ -43,7 +43,7 @@ JOBS = (
     Panel(
         title="Jobs by phase",
         about="docs/operations.md lists the phases.",
-        queries={"{{phase}}": f"sum by (phase) (max by (namespace, name, phase) (rlhf_job_phase{THESE}))"},
+        queries={"{{phase}}": f"sum by (phase) (max by (namespace, name, phase) (rlhf_job_phase{THESE})) > 0"},
         stacked=True,
     ),
     Panel(
@@ -112,11 +112,6 @@ GPUS = (
         about="Of the GPUs' peak; nothing on CPU.",
         queries={"{{namespace}}/{{job}}": f"max by (namespace, job) (rlhf_mfu_ratio{THESE})"},
         unit="percentunit",
-    ),
-    Panel(
-        title="Tokens a second",
-        about="By job.",
-        queries={"{{namespace}}/{{job}}": f"max by (namespace, job) (rlhf_tokens_per_second{THESE})"},
     ),
     Panel(
         title="Steps: measured by predicted",

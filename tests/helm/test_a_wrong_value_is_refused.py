@@ -94,6 +94,7 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/commonLabels",
         "/serviceAccount/annotations",
         "/trainer/modelCache",
+        "/monitoring/alerts/additionalLabels",
         "/trainer/controller/template",
         "/trainer/worker/template",
         "/resources",

@@ -16,6 +16,10 @@ ALL_ON: Values = {
     "commonLabels": {"team": "a"},
     "imagePullSecrets": [{"name": "registry"}],
     "podMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+    "monitoring": {
+        "alerts": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True},
+    },
     "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
     "metrics": {"tls": {"secretName": "metrics-tls", "requireClientCertificate": True}},
     "caBundle": {"configMap": "authorities", "key": "all.pem"},
@@ -92,7 +96,7 @@ def test_what_is_off_is_not_there(helm: Helm) -> None:
 
 def test_what_is_on_is_there(helm: Helm) -> None:
     added = set(kinds(helm, ALL_ON)) - set(kinds(helm, {}))
-    assert added == {"PodMonitor", "ServiceMonitor", "NetworkPolicy", "PodDisruptionBudget"}
+    assert added == {"PodMonitor", "ServiceMonitor", "PrometheusRule", "NetworkPolicy", "PodDisruptionBudget"}
 
 
 def test_a_single_replica_has_no_disruption_budget(helm: Helm) -> None:
@@ -247,3 +251,23 @@ def test_the_crd_is_rendered_as_it_is(helm: Helm, keep: bool) -> None:
     assert rendered["metadata"]["name"] == original["metadata"]["name"]
     kept = rendered["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
     assert kept == ("keep" if keep else None)
+
+
+def test_alerts_have_the_labels_and_thresholds_that_the_values_say(helm: Helm) -> None:
+    def memory(**alerts: Any) -> tuple[Any, str]:
+        rule = the(helm.template({"monitoring": {"alerts": {"enabled": True, **alerts}}}), "PrometheusRule")
+        rules = {each["alert"]: each["expr"] for group in rule["spec"]["groups"] for each in group["rules"]}
+        return rule["metadata"]["labels"].get("release"), rules["RLHFMemoryNearLimit"]
+
+    assert memory() == (None, "max by (namespace, job) (rlhf_memory_used_ratio) > 0.95")
+    given = memory(additionalLabels={"release": "x"}, thresholds={"memoryRatio": 0.8})
+    assert given == ("x", "max by (namespace, job) (rlhf_memory_used_ratio) > 0.8")
+
+
+def test_dashboards_are_found_by_grafana_and_whole(helm: Helm) -> None:
+    manifests = helm.template({"monitoring": {"dashboards": {"enabled": True}}})
+    made = [each for each in manifests if each["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    written = {file.name: file.read_text() for file in (CHART / "files/dashboards").iterdir()}
+    assert {name: text for each in made for name, text in each["data"].items()} == {
+        f"rlhf-{name}": text.removesuffix("\n") for name, text in written.items()
+    }
