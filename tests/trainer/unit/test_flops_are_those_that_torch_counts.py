@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.models import LanguageModel
@@ -30,3 +30,12 @@ def test_a_forward_pass_has_the_flops_that_torch_counts(length: int) -> None:
     costs = RowCosts(cast("ShardedModel", wrapped))
     flops = costs.flops(float(costs.of(torch.tensor([length])).sum()), read=length)
     assert flops == pytest.approx(counter.get_total_flops() - above_diagonal, rel=0.01)
+
+
+def test_a_token_meets_few_experts_of_a_mixture() -> None:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 64}
+    config = MixtralConfig(hidden_size=32, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2, **sizes)
+    wrapped: Any = SimpleNamespace(module=LanguageModel(AutoModelForCausalLM.from_config(config)))
+    attention, router, norms, expert = 2 * 32 * 32 + 2 * 32 * 16, 8 * 32, 2 * 32, 3 * 32 * 64
+    of_a_token = attention + router + norms + 2 * expert
+    assert RowCosts(cast("ShardedModel", wrapped)).of(torch.tensor([1])).tolist() == [of_a_token + 32]

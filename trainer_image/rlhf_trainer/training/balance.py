@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ class RowCosts:
         config = inner(model.module).config
         lists = (each for each in inner(model.module).base_model.children() if isinstance(each, nn.ModuleList))
         layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
-        self._parameters = sum(parameter.numel() for parameter in layer.parameters())
+        self._parameters = sum(round(each.numel() * met(name, config)) for name, each in layer.named_parameters())
         heads = config.num_attention_heads
         self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         self._layers, self._head = int(config.num_hidden_layers), int(config.hidden_size * config.vocab_size)
@@ -36,6 +37,12 @@ class RowCosts:
     def flops(self, costs: float, read: float) -> float:
         """Of a forward pass of the whole model: costs of its rows, and tokens whose log-probabilities are wanted."""
         return 2.0 * (self._layers * costs + self._head * read)
+
+
+def met(name: str, config: Any) -> float:
+    """Which share of a layer's parameter a token meets: all, but few of the experts of a mixture."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return config.num_experts_per_tok / experts if experts and "experts" in name.split(".") else 1.0
 
 
 class Dealt:
