@@ -91,6 +91,8 @@ def jobs() -> dict[str, golden_path.Document]:
     """The chain, and two jobs that want all GPUs of the made-up node: one gets them, one waits."""
     made = golden_path.shortened(STEPS, every_steps=5, rows=8)
     made[PPO]["spec"]["evaluation"]["everySteps"] = 5
+    for each in made.values():
+        each["spec"]["resources"]["device"] = "CPU"
     for name in ("on-gpus", "in-line"):
         made[name] = copy.deepcopy(made[SFT])
         made[name]["metadata"]["name"] = name
