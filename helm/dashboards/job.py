@@ -164,7 +164,7 @@ SPEED = (
     ),
     Panel(
         title="Memory and KV cache in use",
-        about="Largest share; near 1 the next longer batch does not fit.",
+        about="Largest share. With a full cache responses wait on GPUs; on CPU it is as large as a batch may need.",
         queries={"memory": f"rlhf_memory_used_ratio{OWN}", "kv cache": f"rlhf_kv_cache_used_ratio{OWN}"},
         unit="percentunit",
     ),

@@ -16,8 +16,8 @@ MOST = 8
 """Series in a legend."""
 
 
-def drawn(dashboard: Mapping[str, Any], course: Course, file: Path) -> None:
-    """Write the picture; course: the series of a query."""
+def drawn(dashboard: Mapping[str, Any], course: Course, file: Path, *, start: float, end: float) -> None:
+    """Write the picture; course: the series of a query from start to end, in seconds since 1970."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -44,21 +44,26 @@ def drawn(dashboard: Mapping[str, Any], course: Course, file: Path) -> None:
         axes = figure.add_axes(box if panel["type"] == "timeseries" else (left, bottom, width, height))
         if panel["type"] == "timeseries":
             axes.set_title(panel["title"], fontsize=9, loc="left", pad=4)
-        series = [named for target in panel["targets"] for named in _named(course(target["expr"]), target)]
+            axes.set_xlim(0.0, (end - start) / 60)
+        series = [named for target in panel["targets"] for named in _named(course(target["expr"]), target, start)]
         (_stat if panel["type"] == "stat" else _lines)(axes, panel, series)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
     plt.close(figure)
 
 
-def _named(found: list[dict[str, Any]], target: Mapping[str, Any]) -> list[tuple[str, list[float], list[float]]]:
-    """(legend, minutes, values) of each series."""
+def _named(
+    found: list[dict[str, Any]], target: Mapping[str, Any], start: float
+) -> list[tuple[str, list[float], list[float]]]:
+    """(legend, minutes from the start on, values) of each series."""
     named = []
     for each in found:
         legend = target["legendFormat"]
         for label, value in each["metric"].items():
             legend = legend.replace(f"{{{{{label}}}}}", value)
-        named.append((legend, [moment / 60 for moment, _ in each["values"]], [float(v) for _, v in each["values"]]))
+        named.append(
+            (legend, [(moment - start) / 60 for moment, _ in each["values"]], [float(v) for _, v in each["values"]])
+        )
     return named
 
 
@@ -83,15 +88,14 @@ def _lines(axes: Any, panel: Mapping[str, Any], series: list[tuple[str, list[flo
     if not series:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="gray")
         return
-    first = min(minutes[0] for _, minutes, _ in series)
     if defaults["custom"]["stacking"]["mode"] == "normal":
         moments = sorted({moment for _, minutes, _ in series for moment in minutes})
         by_moment = [dict(zip(minutes, values, strict=True)) for _, minutes, values in series]
         stack = [[each.get(moment, 0.0) for moment in moments] for each in by_moment]
-        axes.stackplot([moment - first for moment in moments], stack, labels=[name for name, *_ in series], alpha=0.8)
+        axes.stackplot(moments, stack, labels=[name for name, *_ in series], alpha=0.8)
     else:
         for name, minutes, values in series:
-            kept = [(m - first, v) for m, v in zip(minutes, values, strict=True) if math.isfinite(v)]
+            kept = [(m, v) for m, v in zip(minutes, values, strict=True) if math.isfinite(v)]
             axes.plot([m for m, _ in kept], [v for _, v in kept], label=name, linewidth=1.2)
     values = [value for _, _, each in series for value in each if math.isfinite(value)]
     if values and min(values) == max(values):  # a constant is shown from 0 on, not in the middle of nothing

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def observe(running: Cluster, folder: Path) -> dict[str, Any]:
         found = {
             "targets": targets,
             "jobs": seen.value("sum(rlhf_job_info)"),
-            "series": seen.value('count(count_over_time({__name__=~"rlhf_.+"}[1h]))'),
+            "series": seen.value('count(last_over_time({__name__=~"rlhf_.+"}[1h]))'),
             "rules": [rule for group in seen.get("rules")["groups"] for rule in told(group)],
             "queries": dict(answers(observed, manifests)),
         }
@@ -164,11 +164,15 @@ def fell_short(found: Mapping[str, Any]) -> list[str]:
 
 
 def draw_all(observed: Observed, manifests: list[dict[str, Any]], folder: Path) -> None:
-    """The dashboards as PNG files in the folder."""
+    """The dashboards as PNG files in the folder; that of the job from its first step on."""
     from tests.cluster.drawing import drawn
 
+    (steps,) = observed.course(f'rlhf_step{{job="{PPO}"}}')
+    trained = replace(observed, start=steps["values"][0][0])
     for dashboard in dashboards(manifests):
-        drawn(dashboard, observed.course, folder / f"{dashboard['uid']}.png")
+        shown = trained if "$job" in json.dumps(dashboard) else observed
+        file = folder / f"{dashboard['uid']}.png"
+        drawn(dashboard, shown.course, file, start=shown.start, end=shown.end)
 
 
 def main() -> int:
