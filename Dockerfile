@@ -1,25 +1,37 @@
-# The operator: no torch, no Ray, no shell needed. `docker build --tag rlhf-operator .`
-# tests/helm/test_the_operator_needs_no_torch.py installs the same wheel the same way; the image itself has never been
-# built, for there is no container engine where this project is tested.
-ARG PYTHON=3.11.13-slim-bookworm
+# The operator: no torch, no Ray, no shell needed. `make images` builds it, with or without Docker; docs/images.md has
+# the recipes. Any base will do that has Python 3.11 or newer with its module venv.
+ARG BASE=python:3.11-slim-bookworm
 
-FROM python:${PYTHON} AS build
+FROM ${BASE} AS build
+USER 0
+ARG PYTHON=python3
+# Files given as secrets `pip` (a pip.conf: an index of your own) and `ca` (a bundle of certificates); neither is needed.
+ARG PIP_CONFIG_FILE=/run/secrets/pip
+ARG PIP_CERT
 WORKDIR /source
+COPY requirements/operator.lock requirements/image-tools.lock ./
+RUN --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    ${PYTHON} -m venv --without-pip /opt/rlhf \
+    && ${PYTHON} -m venv /opt/tools \
+    && /opt/tools/bin/pip install --no-cache-dir --no-deps --requirement image-tools.lock \
+    && /opt/tools/bin/pip --python /opt/rlhf install --no-cache-dir --no-deps --requirement operator.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY crds ./crds
 COPY operator ./operator
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer
 COPY examples/rlhf_examples ./examples/rlhf_examples
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-COPY requirements/cpu.lock constraints.txt
-# The constraints name the versions that were tested; of them only what the extra `operator` needs is installed.
-RUN python -m venv /opt/rlhf \
-    && /opt/rlhf/bin/pip install --no-cache-dir --constraint constraints.txt "$(echo /wheels/*.whl)[operator]" \
-    && /opt/rlhf/bin/rlhf-operator --help > /dev/null
+# Without a network: a change of the sources builds this layer and no other.
+RUN /opt/tools/bin/pip --python /opt/rlhf install --no-index --no-deps --no-build-isolation --no-cache-dir . \
+    && /opt/rlhf/bin/rlhf-operator --help > /dev/null \
+    && mkdir /opt/lists \
+    && /opt/tools/bin/cyclonedx-py environment /opt/rlhf/bin/python --output-file /opt/lists/sbom.cdx.json \
+    && /opt/tools/bin/pip-licenses --python=/opt/rlhf/bin/python --format=csv --output-file=/opt/lists/licences.csv
 
-FROM python:${PYTHON}
+FROM ${BASE}
+COPY --from=build /opt/lists /usr/share/rlhf
 COPY --from=build /opt/rlhf /opt/rlhf
-ENV PATH=/opt/rlhf/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/rlhf/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+# Any other user will do too: the operator writes no file.
 USER 65532:65532
 EXPOSE 9090 8081
 ENTRYPOINT ["rlhf-operator"]

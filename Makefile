@@ -5,6 +5,10 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 LOCK := requirements/cpu.lock
 OVERRIDES := requirements/overrides.txt
+# What torch would bring for GPUs, 2.7 GB. Its small libraries cudart, cupti and cufile stay: CPUs call them too.
+CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-nvrtc nvidia-cudnn-cu13 \
+	nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+	nvidia-nvshmem-cu13 nvidia-nvtx
 STAMP := .venv/installed
 PEERS := .venv-peers
 MLFLOW := .venv-mlflow
@@ -19,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full lint format generate bench bench-peers mlflow-server accept lock clean
+.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images lint format generate bench bench-peers mlflow-server accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -88,6 +92,9 @@ test-full: lint cluster-programs mlflow-server ## All tests, with the long ones 
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
 
+images: ## Build the images of the operator and of the trainer for CPUs, by Docker or buildah (BASE=... IMAGES=operator)
+	@$(PYTHON) -B -m images.build $(IMAGES)
+
 # In a new clone mypy finds there what it knows of the packages, which is most of a minute of work.
 lint: export MYPY_CACHE_DIR = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlhf-operator/mypy
 lint: install ## Check style, types and floors
@@ -138,10 +145,19 @@ $(MLFLOW)/installed: $(STAMP)
 accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows)
 	@$(BIN)/python tests/accept/accept.py
 
-lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml (empty the lock first to get the newest)
-	$(UV) pip compile --quiet pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra dev \
-		--override $(OVERRIDES) --python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --output-file $(LOCK)
+lock: COMPILE = $(UV) pip compile --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock"
+lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml (empty a lock first to get the newest)
+	$(COMPILE) pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra dev \
+		--override $(OVERRIDES) --python-version 3.11 --output-file $(LOCK)
+	$(COMPILE) pyproject.toml --extra operator --constraint $(LOCK) --python-version 3.11 \
+		--output-file requirements/operator.lock
+	$(COMPILE) pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra s3 --extra gs \
+		--override $(OVERRIDES) --constraint $(LOCK) --python-version 3.11 \
+		$(addprefix --no-emit-package ,$(CUDA_PACKAGES)) --output-file requirements/trainer-cpu.lock
+	$(COMPILE) pyproject.toml requirements/gpu.in --extra trainer --extra gpu --extra s3 --extra gs \
+		--python-version 3.12 --output-file requirements/gpu.lock
+	$(COMPILE) requirements/image-tools.in --python-version 3.11 --output-file requirements/image-tools.lock
 
 clean: ## Delete caches and build files (.venv and runs stay)
 	rm -rf build site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -20,10 +20,10 @@ Two levels:
 `python -m tests.cluster api FOLDER` (or `pods`) runs one in the foreground; FOLDER/admin.kubeconfig is the way in.
 In tests: the fixtures of `conftest.py`, which give a `client.Cluster`. `kueue.py` adds a real Kueue to level api.
 
-Containers at level pods see the machine's /usr, the repository, the virtual environment and its interpreter, read-only
-(`settings.mounts`), in an image with an almost empty root (`images.py`): every pod says
-`image: localhost/hostroot:test`, and a change of the code is in the next pod. What such a pod cannot show: that
-something is missing from a real image.
+A pod at level pods whose image is `localhost/hostroot:test` sees the machine's /usr, the repository, the virtual
+environment and its interpreter, read-only (`settings.mounts`), in an almost empty root (`images.py`): a change of the
+code is in the next pod. What such a pod cannot show is that something is missing from a real image: the golden path's
+operator runs from the image that `images.build` builds, and `pods/test_the_trainers_image.py` (slow) has both.
 
 Not there: GPU devices (a node may be given invented ones), NetworkPolicy enforcement, load balancers, dynamic volumes.
 Level pods has run on cgroup v1 (hybrid); version 2 has its code path in `cgroups.py`, which has not run yet.

@@ -1,9 +1,10 @@
-"""The chart in a test cluster with pods: every image is this machine's own environment."""
+"""The chart in a test cluster with pods; images are this machine's own environment, or built (`install_built`)."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from images import build as images
 from tests.cluster.client import Cluster
 from tests.cluster.processes import FailedError
 from tests.cluster.settings import NODE_NET, ROOT
@@ -15,6 +16,8 @@ RELEASE, NAMESPACE = "rlhf-operator", "rlhf-system"
 IMAGE = "localhost/hostroot"
 TAG = "test"
 SECONDS_TO_INSTALL = 120
+RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+"""Of a namespace: the API server refuses pods that ask for more than this profile allows."""
 
 VALUES: Mapping[str, Any] = {
     "image": {"repository": IMAGE, "tag": TAG, "pullPolicy": "Never"},
@@ -45,6 +48,25 @@ def install(cluster: Cluster, values: Mapping[str, Any] | None = None, *, namesp
         return helm_upgrade(cluster, namespace, *given, *wait)
     except FailedError as error:
         raise FailedError(f"{error}\n{last_words(cluster, namespace)}") from None
+
+
+def install_built(cluster: Cluster, values: Mapping[str, Any] | None = None) -> str:
+    """Install the chart under the restricted profile with the image of the operator, and return its reference.
+
+    The image is built if it is not there; is on node 0, and so is the operator. CannotBuildError if that fails.
+    """
+    archive = images.archive(images.IMAGES["operator"])
+    reference = images.IMAGES["operator"].reference
+    cluster.import_image(archive, 0)
+    cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})  # again is no harm
+    cluster.expect("PATCH", f"/api/v1/namespaces/{NAMESPACE}", RESTRICTED)
+    repository, _, tag = reference.rpartition(":")
+    own = {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "nodeSelector": {"kubernetes.io/hostname": "node0"},
+    }
+    install(cluster, {**own, **(values or {})})
+    return reference
 
 
 def helm_upgrade(cluster: Cluster, namespace: str, *options: object) -> str:

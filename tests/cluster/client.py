@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.cluster.credentials import kubeconfig
+from tests.cluster.node_files import CTR, SNAPSHOTTER, SOCKET
 from tests.cluster.processes import output_of
 from tests.cluster.settings import Settings
 
@@ -340,6 +341,12 @@ class Cluster:
         """Start a killed node again; returns when it is ready."""
         (self.folder / f"start-node{index}").touch()
         self.until(lambda: self.node_is_ready(f"node{index}"), 90, f"node{index} is ready again")
+
+    def import_image(self, archive: Path, *nodes: int) -> None:
+        """Nodes have an image from now on, until they are killed."""
+        command = (CTR, "-a", SOCKET, "-n", "k8s.io", "images", "import", "--snapshotter", SNAPSHOTTER, archive)
+        for index in nodes:
+            output_of("nsenter", "-t", self.nodes_pids()[f"node{index}"]["init"], "-m", *command)
 
     def node_is_ready(self, name: str) -> bool:
         """True if a node's Ready condition is."""

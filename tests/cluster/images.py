@@ -2,7 +2,9 @@
 
 localhost/pause:test     one static program
 localhost/hostroot:test  an almost empty root: links, users, temporary folders; its programs come from the machine,
-                         through the mounts that every container gets (settings.mounts)
+                         through the mounts that its containers get (settings.mounts)
+
+Those of the product are built by `images.build`, and brought into a cluster by `Cluster.import_image`.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+HOSTROOT = "localhost/hostroot:test"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 FOLDERS = ("usr", "proc", "sys", "dev", "run", "etc", "etc/ssl", "var", "home", "root", "opt")
 HOME = "home/ray"
@@ -50,7 +53,7 @@ def write_images(folder: Path, pause: Path) -> None:
     write_image(folder / "pause.tar", "localhost/pause:test", only_pause.getvalue(), {"Entrypoint": ["/pause"]})
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     config = {"Env": variables, "Cmd": ["/bin/bash"], "WorkingDir": f"/{HOME}"}
-    write_image(folder / "hostroot.tar", "localhost/hostroot:test", root.getvalue(), config)
+    write_image(folder / "hostroot.tar", HOSTROOT, root.getvalue(), config)
 
 
 def fill_root(layer: tarfile.TarFile) -> None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from tests.cluster.images import HOSTROOT
 from tests.cluster.settings import CGROUP, NODE_IP, POD_NET, Settings
 
 RUN = Path("/run/tc")
@@ -41,11 +42,16 @@ RUNC = f"""#!/bin/sh
 case " $* " in *" create "*) {sys.executable} -SE {RUN}/conf/sort_mounts.py "$@" || exit 1 ;; esac
 exec /usr/sbin/runc "$@"
 """
-# The machine's folders come first in the specification; a pod's own /tmp would hide a repository below that.
-SORT_MOUNTS = """import json, sys
+# An image that was built has programs of its own. The machine's folders come first in the specification; a pod's own
+# /tmp would hide a repository below that.
+SORT_MOUNTS = f"""import json, sys
 path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
 with open(path) as file:
     specification = json.load(file)
+with open("{RUN}/conf/mounts.json") as file:
+    of_the_machine = [mount["destination"] for mount in json.load(file)]
+if specification.get("annotations", {{}}).get("io.kubernetes.cri.image-name") != "{HOSTROOT}":
+    specification["mounts"] = [each for each in specification["mounts"] if each["destination"] not in of_the_machine]
 specification["mounts"].sort(key=lambda mount: mount["destination"].count("/"))
 with open(path, "w") as file:
     json.dump(specification, file)

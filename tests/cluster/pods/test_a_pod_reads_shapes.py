@@ -27,7 +27,6 @@ CLAIM = {
     "metadata": {"name": "models"},
     "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
 }
-RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
 SERVER = f"{chart.RELEASE}-metrics.{chart.NAMESPACE}.svc"
 SECRET = "metrics-tls"
 VALUES = {
@@ -91,7 +90,7 @@ def test_a_scrape_over_tls_needs_a_certificate(pods_cluster: Cluster, pki: Path)
 @pytest.mark.usefixtures("pki")
 def test_a_model_on_a_claim_is_mapped_by_its_config(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.offer_volumes(2)
-    pods_cluster.expect("PATCH", f"/api/v1/namespaces/{pods_namespace}", RESTRICTED)
+    pods_cluster.expect("PATCH", f"/api/v1/namespaces/{pods_namespace}", chart.RESTRICTED)
     pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
     shutil.copytree(MODEL, pods_cluster.folder_of_claim(pods_namespace, "models") / "tiny")
     job = golden_path.example()[SFT]

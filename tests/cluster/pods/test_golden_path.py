@@ -1,6 +1,7 @@
 """Example 01 with fewer steps, from `helm install` to a trained model on real pods.
 
-Its first driver is killed, and its reward model trains on two hosts.
+The operator runs from the image that is built of this tree. The first driver is killed, and the reward model trains on
+two hosts.
 """
 
 import json
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from images import build as images
 from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
+from tests.cluster.conftest import need
 from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
 from tests.cluster.plugin import told
+from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -39,6 +43,8 @@ class Chain:
     """What `kubectl logs` shows of PPO in its first step."""
     asked: dict[str, str]
     """What commands of `kubectl rlhf` say of SFT in its second attempt."""
+    image: str
+    """Of the operator."""
 
     def folder(self, name: str) -> Path:
         """A job's folder on its claim."""
@@ -56,7 +62,8 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     def is_past_checkpoint(found: Document) -> bool:
         return golden_path.step(found) > golden_path.saved_step(found) > 0
 
-    chart.install(pods_cluster)
+    need(images.cannot_build())
+    image = chart.install_built(pods_cluster)
     pods_cluster.offer_volumes(len(NAMES))
     pods_cluster.make_namespace(NAMESPACE)
     jobs = golden_path.shortened(STEPS, every_steps=SAVED_EVERY)
@@ -72,7 +79,7 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     golden_path.until(pods_cluster, NAMESPACE, PPO, golden_path.step, 600)
     log = pods_cluster.logs(NAMESPACE, golden_path.head(pods_cluster, NAMESPACE, PPO), golden_path.DRIVER_LOG)
     ended[PPO] = golden_path.succeeded(pods_cluster, NAMESPACE, PPO)
-    yield Chain(pods_cluster, ended, log, asked)
+    yield Chain(pods_cluster, ended, log, asked, image)
     pods_cluster.drop_namespace(NAMESPACE)
 
 
@@ -90,6 +97,17 @@ def has_three_addresses(cluster: Cluster, name: str) -> bool:
     """Whether the pods of a job have."""
     statuses = [pod["status"] for pod in golden_path.pods(cluster, NAMESPACE, name)]
     return len({status["podIP"] for status in statuses if "podIP" in status}) == 3
+
+
+def test_the_operator_was_its_image_and_nothing_of_this_machine(chain: Chain) -> None:
+    own = ("--namespace", chart.NAMESPACE, "deployment/rlhf-operator")
+    assert chain.cluster.kubectl("get", *own, "-o", "jsonpath={..image}") == chain.image
+    materials = json.loads(chain.cluster.kubectl("exec", *own, "--", "cat", "/usr/share/rlhf/sbom.cdx.json"))
+    names = {component["name"] for component in materials["components"]}
+    assert {"rlhf-operator", "kopf", "kubernetes"} <= names
+    assert not names & {"torch", "ray", "vllm"}
+    seen = chain.cluster.kubectl("exec", *own, "--", "sh", "-c", f"id -u; ls -d {ROOT} || echo absent")
+    assert seen.split() == ["65532", "absent"]
 
 
 def test_the_jobs_run_in_order(chain: Chain) -> None:
