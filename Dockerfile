@@ -21,7 +21,8 @@ COPY operator ./operator
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer
 COPY examples/rlhf_examples ./examples/rlhf_examples
 # Without a network: a change of the sources builds this layer and no other.
-RUN /opt/tools/bin/pip --python /opt/rlhf install --no-index --no-deps --no-build-isolation --no-cache-dir . \
+RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/tools/bin/pip --python /opt/rlhf install --no-index --no-deps --no-cache-dir /wheels/*.whl \
     && /opt/rlhf/bin/rlhf-operator --help > /dev/null \
     && mkdir /opt/lists \
     && /opt/tools/bin/cyclonedx-py environment /opt/rlhf/bin/python --output-file /opt/lists/sbom.cdx.json \

@@ -23,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images lint format generate bench bench-peers mlflow-server accept lock clean
+.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint format generate bench bench-peers mlflow-server accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -95,6 +95,9 @@ test-full: lint cluster-programs mlflow-server ## All tests, with the long ones 
 images: ## Build the images of the operator and of the trainer for CPUs, by Docker or buildah (BASE=... IMAGES=operator)
 	@$(PYTHON) -B -m images.build $(IMAGES)
 
+wheel: | $(UV) ## Build the package into dist
+	$(UV) build --quiet --wheel --out-dir dist
+
 # In a new clone mypy finds there what it knows of the packages, which is most of a minute of work.
 lint: export MYPY_CACHE_DIR = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlhf-operator/mypy
 lint: install ## Check style, types and floors
@@ -160,5 +163,5 @@ lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml
 	$(COMPILE) requirements/image-tools.in --python-version 3.11 --output-file requirements/image-tools.lock
 
 clean: ## Delete caches and build files (.venv and runs stay)
-	rm -rf build site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name .venv -prune -o \( -name '*.egg-info' -o -name __pycache__ \) -type d -exec rm -rf {} +

@@ -1,15 +1,18 @@
-"""The wheel with its extra `operator`, alone in an environment of its own: what the Dockerfile installs."""
+"""The wheel, alone in environments of their own: with its extra `operator`, as the Dockerfile installs it, and to train."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT
+from rlhf_api import kubectl_yaml
+from tests.cluster import golden_path
+from tests.repo.tree import ROOT, tracked_files
 
 UV = ROOT / ".venv/bin/uv"
 FILES = ("pyproject.toml", "README.md", "LICENSE")
@@ -67,6 +70,16 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
+    folders = [ROOT / name for name in ("crds", "operator", "trainer_image", "examples")]
+    ours = [path.relative_to(folder) for path in tracked_files() for folder in folders if folder in path.parents]
+    packages = {str(path) for path in ours if path.parts[0].startswith("rlhf_") and len(path.parts) > 1}
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    assert any(name.endswith(".jsonl") for name in packages)
+    assert not sorted(packages - packed)
+
+
 def test_nothing_of_the_trainer_comes_along(programs: Path) -> None:
     found = json.loads(must(programs / "python", "-c", FIND, *sorted(TRAINER), "kopf", "rlhf_api", "rlhf_mapper"))
     assert found == ["kopf", "rlhf_api", "rlhf_mapper"]
@@ -91,3 +104,21 @@ def test_a_manifest_is_checked_and_planned(programs: Path) -> None:
     assert must(programs / "rlhf", "validate", EXAMPLE).strip() == "ok"
     cluster = ("--nodes", 2, "--gpus-per-node", 8, "--gpu", "a100-80g")
     assert "ppo" in must(programs / "rlhf", "plan", EXAMPLE, *cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_trains_with_the_wheel_and_its_extras(wheel: Path, tmp_path: Path) -> None:
+    """`rlhf-operator[trainer,cpu,s3,gs]` in the versions of the lock; nothing of the repository is on its path."""
+    folder, python = tmp_path / "venv", tmp_path / "venv/bin/python"
+    must(UV, "venv", "--quiet", "--python", sys.executable, folder)
+    locks = ROOT / "requirements"
+    versions = ("--constraint", locks / "trainer-cpu.lock", "--override", locks / "overrides.txt")
+    must(UV, "pip", "install", "--quiet", "--python", python, *versions, f"{wheel}[trainer,cpu,s3,gs]")
+    job = tmp_path / "job.yaml"
+    sft = golden_path.shortened({golden_path.SFT: 2}, every_steps=2)[golden_path.SFT]
+    job.write_text(kubectl_yaml.write(sft))
+    must(folder / "bin/rlhf", "run", job, "--output", tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary[golden_path.SFT]["steps"] == 2
+    must(python, "-c", "import gcsfs, s3fs, rlhf_trainer; assert 'site-packages' in rlhf_trainer.__file__")
