@@ -1,4 +1,4 @@
-"""The wheel, alone in environments of their own: with its extra `operator`, as the Dockerfile installs it, and to train."""
+"""The wheel, alone in an environment: with its extra `operator`, as the Dockerfile installs it, and to train."""
 
 import json
 import os
