@@ -14,19 +14,19 @@ RUN --mount=type=secret,id=pip --mount=type=secret,id=ca \
     ${PYTHON} -m venv --without-pip /opt/rlhf \
     && ${PYTHON} -m venv /opt/tools \
     && /opt/tools/bin/pip install --no-cache-dir --no-deps --requirement image-tools.lock \
-    && /opt/tools/bin/pip --python /opt/rlhf install --no-cache-dir --no-deps --requirement operator.lock
+    && /opt/tools/bin/pip --python /opt/rlhf install --no-cache-dir --no-deps --requirement operator.lock \
+    && mkdir /opt/lists \
+    && /opt/tools/bin/cyclonedx-py environment /opt/rlhf/bin/python --output-file /opt/lists/sbom.cdx.json \
+    && /opt/tools/bin/pip-licenses --python=/opt/rlhf/bin/python --format=csv --output-file=/opt/lists/licences.csv
 COPY pyproject.toml README.md LICENSE ./
 COPY crds ./crds
 COPY operator ./operator
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer
 COPY examples/rlhf_examples ./examples/rlhf_examples
 # Without a network: a change of the sources builds this layer and no other.
-RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+RUN /opt/tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/tools/bin/pip --python /opt/rlhf install --no-index --no-deps --no-cache-dir /wheels/*.whl \
-    && /opt/rlhf/bin/rlhf-operator --help > /dev/null \
-    && mkdir /opt/lists \
-    && /opt/tools/bin/cyclonedx-py environment /opt/rlhf/bin/python --output-file /opt/lists/sbom.cdx.json \
-    && /opt/tools/bin/pip-licenses --python=/opt/rlhf/bin/python --format=csv --output-file=/opt/lists/licences.csv
+    && /opt/rlhf/bin/rlhf-operator --help > /dev/null
 
 FROM ${BASE}
 COPY --from=build /opt/lists /usr/share/rlhf

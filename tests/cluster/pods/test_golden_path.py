@@ -104,7 +104,7 @@ def test_the_operator_was_its_image_and_nothing_of_this_machine(chain: Chain) ->
     assert chain.cluster.kubectl("get", *own, "-o", "jsonpath={..image}") == chain.image
     materials = json.loads(chain.cluster.kubectl("exec", *own, "--", "cat", "/usr/share/rlhf/sbom.cdx.json"))
     names = {component["name"] for component in materials["components"]}
-    assert {"rlhf-operator", "kopf", "kubernetes"} <= names
+    assert {"kopf", "kubernetes"} <= names
     assert not names & {"torch", "ray", "vllm"}
     seen = chain.cluster.kubectl("exec", *own, "--", "sh", "-c", f"id -u; ls -d {ROOT} || echo absent")
     assert seen.split() == ["65532", "absent"]
