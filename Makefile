@@ -155,10 +155,10 @@ lock: | $(UV) ## Write the locked versions anew after a change of pyproject.toml
 		--override $(OVERRIDES) --python-version 3.11 --output-file $(LOCK)
 	$(COMPILE) pyproject.toml --extra operator --constraint $(LOCK) --python-version 3.11 \
 		--output-file requirements/operator.lock
-	$(COMPILE) pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra s3 --extra gs \
+	$(COMPILE) pyproject.toml requirements/cpu.in --extra trainer --extra cpu --extra s3 --extra gs --extra trackers \
 		--override $(OVERRIDES) --constraint $(LOCK) --python-version 3.11 \
 		$(addprefix --no-emit-package ,$(CUDA_PACKAGES)) --output-file requirements/trainer-cpu.lock
-	$(COMPILE) pyproject.toml requirements/gpu.in --extra trainer --extra gpu --extra s3 --extra gs \
+	$(COMPILE) pyproject.toml requirements/gpu.in --extra trainer --extra gpu --extra s3 --extra gs --extra trackers \
 		--python-version 3.12 --output-file requirements/gpu.lock
 	$(COMPILE) requirements/image-tools.in --python-version 3.11 --output-file requirements/image-tools.lock
 
