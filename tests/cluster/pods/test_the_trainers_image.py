@@ -63,7 +63,9 @@ def installed(pods_cluster: Cluster, trainer_image: str) -> Cluster:
     """The cluster with the chart, whose jobs take the trainer's image."""
     own = {"template": {"spec": {"nodeSelector": NODE}}}
     trainer = {**chart.VALUES["trainer"], "image": trainer_image, "controller": own, "worker": own}
+    began = time.monotonic()
     chart.install_built(pods_cluster, {"trainer": trainer})
+    print(f"operator: built, unpacked and ready in {time.monotonic() - began:.0f} s")
     pods_cluster.make_namespace(NAMESPACE)
     pods_cluster.expect("PATCH", f"/api/v1/namespaces/{NAMESPACE}", chart.RESTRICTED)
     return pods_cluster
