@@ -23,7 +23,7 @@ KIND = Literal["dataset", "model"]
 def require_hub(uri: str, field: str, kind: KIND) -> None:
     """DataError where the hub does not answer, which its client would take minutes to say, or has no such thing.
 
-    Asks once in a process for what is there, and never with HF_HUB_OFFLINE=1. EnvironmentProblem without its client.
+    Asks once in a process for what a field names, never with HF_HUB_OFFLINE=1. EnvironmentProblem without its client.
     """
     try:
         from huggingface_hub import constants

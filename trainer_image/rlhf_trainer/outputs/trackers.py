@@ -86,7 +86,8 @@ class Tracker:
         self._thread.join(LAST_SECONDS)
         self._over.set()
         if missing := self._missing():
-            self._say(f"has not got {missing}, after {self._failures} failed tries")
+            tries = f"after {self._failures} failed tries" if self._failures else "and does not answer"
+            self._say(f"has not got {missing}, {tries}")
         elif self._failures:
             self._say(f"has all steps, after {self._failures} failed tries")
 
