@@ -19,7 +19,7 @@ from tests.helm.test_the_chart_renders_what_its_values_say import ALL_ON, NAMESP
 from tests.helm.test_the_operator_gets_no_more_rights_than_it_uses import LEASES, NEEDED, NODES
 
 REVIEW = "/apis/authorization.k8s.io/v1/{}"
-UNKNOWN_HERE = {"PodMonitor", "ServiceMonitor"}
+UNKNOWN_HERE = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 """Kinds of the Prometheus operator, which the test cluster has not."""
 FORBIDDEN = {
     "read a secret": ("", "secrets", "get"),

@@ -45,7 +45,7 @@ def random_spec(dice: random.Random, name: str) -> Document:
     overrides = tuple(each for part in chosen for each in part if not each.startswith("metadata."))
     document: Document = as_kubectl_sends(made(base, overrides))
     document["metadata"] = {"name": name}
-    for model in document["spec"]["models"].values():
+    for model in filter(None, document["spec"]["models"].values()):
         model["shape"] = SHAPE
     document["spec"]["runPolicy"] = {**(document["spec"].get("runPolicy") or {}), "restartBackoffSeconds": 0}
     return document

@@ -14,9 +14,10 @@ from typing import Any
 from rlhf_trainer.checkpoint import CheckpointStore
 from tests.trainer.chain.conftest import ROOT, records
 from tests.trainer.chain.leftovers import MARK, marked
+from tests.trainer.measured import MACHINE
 from tests.trainer.weights import whole_weights
 
-MACHINE = ("time/", "tokens_per_second", "bytes/reshard")
+RUN = (*MACHINE, "kv_cache_used", "bytes/reshard")
 """Metrics about the machine, not the job; a resumed generator is given weights that the other one had already."""
 
 
@@ -55,8 +56,7 @@ def wait_until(happened: Callable[[], Any]) -> None:
 def numbers(job_folder: Path) -> list[dict[str, float]]:
     """What each step measured, without what is about the machine."""
     return [
-        {name: value for name, value in record.items() if not name.startswith(MACHINE)}
-        for record in records(job_folder)
+        {name: value for name, value in record.items() if not name.startswith(RUN)} for record in records(job_folder)
     ]
 
 

@@ -21,10 +21,11 @@ from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.cli import app
 from tests.trainer.chain import continued
 from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
-from tests.trainer.chain.continued import MACHINE, assert_same_bits, numbers, status_of, wait_until
+from tests.trainer.chain.continued import RUN, assert_same_bits, numbers, status_of, wait_until
+from tests.trainer.measured import SHARED
 
 PPO = "helpful-ppo"
-LAYOUT = (*MACHINE, "ratio/", "padding/", "idle_bytes/", "bytes/transfer", "kl/rollout")
+LAYOUT = (*RUN, *SHARED, "ratio/", "bytes/transfer", "kl/rollout")
 """Metrics that depend on the layout too: rounding errors, padding, and what ranks hold and fetch."""
 EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)

@@ -16,6 +16,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.measured import SHARED
 from tests.trainer.placement.sweep import (
     ROLES,
     STEPS,
@@ -29,7 +30,7 @@ from tests.trainer.placement.sweep import (
 )
 from tests.trainer.tiny import save_tiny
 
-BY_PLACEMENT = ("time/", "bytes/", "padding/", "idle_bytes/")
+BY_PLACEMENT = (*SHARED, "bytes/")
 """Measurements of where and when, not of what."""
 ALWAYS = 3
 """Partitions of each algorithm in every test run: together, apart, and one between."""

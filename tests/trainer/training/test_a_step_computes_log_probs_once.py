@@ -12,6 +12,7 @@ from rlhf_trainer.telemetry import Report, merge
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.base import log_probs_by
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.trainer.measured import SHARED
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_every_algorithm_takes_a_step import steps
@@ -49,9 +50,7 @@ def measured(
 
 
 def assert_same(found: dict[str, float], expected: dict[str, float], *, without: Sequence[str] = ()) -> None:
-    names = {
-        name for name in found.keys() | expected.keys() if not name.startswith(("time/", "padding/", "idle_bytes/"))
-    }
+    names = {name for name in found.keys() | expected.keys() if not name.startswith(SHARED)}
     for name in names - set(without):
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 

@@ -29,6 +29,7 @@ from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.families import FAMILIES as MODELS
 from tests.trainer.jobs import job
+from tests.trainer.measured import SHARED
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
 from tests.trainer.tiny import FAMILIES, divisible_config, save_tiny
@@ -204,7 +205,7 @@ def measured(
     record = merge(report for report, _ in results)
     waste = record.pop("padding/waste")
     assert waste == 0.0 or layout.world_size > 1, "only ranks that wait for others, and pipelines, have padding"
-    return {name: value for name, value in record.items() if not name.startswith("idle_bytes/")}, results[0][1]
+    return {name: value for name, value in record.items() if not name.startswith(SHARED)}, results[0][1]
 
 
 @pytest.mark.parametrize("case", CASES)

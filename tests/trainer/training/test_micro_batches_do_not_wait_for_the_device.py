@@ -43,10 +43,10 @@ class Readings(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def not_counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method that only reads what is on the host anyway."""
 
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
             self.on_host = True
             try:
-                return method(*arguments)
+                return method(*arguments, **options)
             finally:
                 self.on_host = False
 
