@@ -186,9 +186,9 @@ class Piece:
         outer = len(held.starts) - len(self.file.shape(self.name)) if self.place else 0
         sums = json.loads(self.file.metadata().get(SUMS, "{}")) if met == held else {}
         for part in chunks(met, self.file.dtype(self.name).itemsize) if met else ():
-            values = self.file.read(self.name, part.within(held)[outer:]).view(part.shape)
+            values = self.file.read(self.name, part.within(held)[outer:])
             found = crc32(bytes_of(values), found) if self.name in sums else 0
-            yield part, values
+            yield part, values.view(part.shape) if outer else values
         if self.name in sums and hexadecimal(found) != sums[self.name]:
             raise NumericsError(f"{self.name} is not what was written (checksum)")
 
