@@ -23,7 +23,7 @@ from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 
-STEPS = {SFT: 60, RM: 6, PPO: 2}
+STEPS = {SFT: 120, RM: 6, PPO: 2}
 SAVED_EVERY = 5
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"
@@ -72,7 +72,7 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
     golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
     golden_path.until(pods_cluster, NAMESPACE, SFT, trains_again, 300)
-    asked = {command: ask(pods_cluster, command, SFT) for command in ("why", "logs", "save-now")}
+    asked = {command: ask(pods_cluster, command, SFT) for command in ("save-now", "why", "logs")}
     ended = {SFT: golden_path.succeeded(pods_cluster, NAMESPACE, SFT)}
     pods_cluster.until(lambda: has_three_addresses(pods_cluster, RM), 300, "a head and two hosts of RM")
     ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)
