@@ -66,7 +66,7 @@ class Applier:
             await self._write_status(snapshot.job, plan.status)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
-        """All but the status, in order. StaleError, RefusedError, ApiError: what comes after that was not done."""
+        """All but the status, in order. StaleError, RefusedError, ApiError: that and what comes after it was not done."""
         events = plan.events
         try:
             for action in plan.actions:
@@ -172,8 +172,9 @@ class Applier:
         try:
             await self._client.call("DELETE", path, kind=resource.plural, body=body, may=self._may_write)
         except ApiError as error:
-            # Gone, or another one of that name: in either case that one is no more.
-            if error.status not in (NOT_FOUND, CONFLICT):
+            if error.status == CONFLICT:  # it has changed, or another one has its name
+                raise StaleError(str(error)) from None
+            if error.status != NOT_FOUND:
                 raise
 
 
