@@ -1,4 +1,4 @@
-"""A chain of jobs, two replicas of the operator, and jobs on GPUs that never start, seen by a real Prometheus.
+"""A chain of jobs whose first driver is killed, two operators, and jobs on GPUs that never start, seen by Prometheus.
 
 `python -m tests.cluster.monitoring FOLDER` starts a cluster for it. It writes summary.json: which targets were up,
 which queries of the dashboards and which rules gave data; and the dashboards as pictures.
@@ -19,7 +19,7 @@ from tests.cluster import chart, golden_path
 from tests.cluster.build import PODS_GROUPS, NotBuiltError, built, no_go
 from tests.cluster.capabilities import pods_cannot_run
 from tests.cluster.client import Cluster
-from tests.cluster.golden_path import NAMES, PPO, RM, SFT
+from tests.cluster.golden_path import PPO, RM, SFT
 from tests.cluster.launch import cluster
 from tests.cluster.processes import FailedError
 from tests.cluster.prometheus import Prometheus, no_prometheus, prometheus
@@ -88,7 +88,7 @@ def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def jobs() -> dict[str, golden_path.Document]:
-    """The chain, and two jobs that want all GPUs of the made-up node: one gets them, one waits."""
+    """The chain, and two jobs that want all GPUs of the made-up node: one gets them and never starts, one waits."""
     made = golden_path.shortened(STEPS, every_steps=5, rows=8)
     made[PPO]["spec"]["evaluation"]["everySteps"] = 5
     for each in made.values():
@@ -118,6 +118,8 @@ def observe(running: Cluster, folder: Path) -> dict[str, Any]:
         start = time.time()
         add_gpus(running)
         golden_path.apply(running, NAMESPACE, jobs())
+        golden_path.until(running, NAMESPACE, SFT, lambda found: golden_path.step(found) > 5, SECONDS)
+        golden_path.kill_driver(running, NAMESPACE, SFT)
         golden_path.until(running, NAMESPACE, PPO, lambda found: golden_path.step(found) > 3, SECONDS)
         targets = seen.targets()
         golden_path.succeeded(running, NAMESPACE, PPO, SECONDS)
@@ -141,11 +143,11 @@ def told(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def answers(observed: Observed, manifests: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Each query of the dashboards, and the number of its series; one about a job for all jobs of the chain."""
+    """Each query of the dashboards, and the number of its series; one about a job for all jobs."""
     for dashboard in dashboards(manifests):
         for panel in panels(dashboard):
             for target in panel["targets"]:
-                names = NAMES if "$job" in target["expr"] else (PPO,)
+                names = jobs() if "$job" in target["expr"] else (PPO,)
                 yield target["expr"], sum(len(observed.course(target["expr"], job=name)) for name in names)
 
 
