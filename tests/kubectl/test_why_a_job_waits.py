@@ -17,7 +17,7 @@ from rlhf_operator import names
 from rlhf_operator.conditions import phase_of
 from rlhf_operator.snapshot import ObservedContainer, ObservedJob, ObservedPod
 from rlhf_operator.times import timestamp
-from tests.operator.test_docs import DOCUMENTED_ELSEWHERE, rows
+from tests.operator.test_docs import DOCUMENTED_ELSEWHERE, reasons_of_conditions, rows
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 BEFORE = timestamp(NOW - timedelta(seconds=185))
@@ -29,7 +29,7 @@ GOOD: dict[ConditionType, str] = {
     "ClusterReady": "AllPodsReady",
     "Training": "Training",
 }
-DOCUMENTED = [row for row in rows("condition", "status", "reason") if row[2] not in DOCUMENTED_ELSEWHERE]
+DOCUMENTED = [row for row in reasons_of_conditions() if row[2] not in DOCUMENTED_ELSEWHERE]
 TO_DO = [row[:3] for row in DOCUMENTED if row[4]]
 FAILURE = Failure(
     reason="Hang", exit_code=8, message="rank 3 of pool all hangs", attempt=2, pod="p-1", node="n-7", time=BEFORE
