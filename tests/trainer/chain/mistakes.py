@@ -117,14 +117,14 @@ VALIDATE: dict[str, Mistake] = {
         sets=("training.batchSizes=4",),
         code=SPEC,
         sentence="helpful-sft: spec.training.batchSizes: unknown field; did you mean batchSize?",
-        remedy="Write the field as the sentence says.",
+        remedy="Write the field as the message says.",
     ),
     "a wrong type": Mistake(
         how="validate",
         sets=("training.totalSteps=many",),
         code=SPEC,
         sentence='helpful-sft: spec.training.totalSteps: is "many" (text), expected a whole number',
-        remedy="Give the kind of value that is expected; quotes make text of a number.",
+        remedy="Write a value of the expected type; a number in quotes is text.",
     ),
     "a tab in the manifest": Mistake(
         how="validate",
@@ -159,7 +159,7 @@ VALIDATE: dict[str, Mistake] = {
         sets=("data=[]",),
         code=SPEC,
         sentence="helpful-sft: spec.data: is a list, expected a mapping",
-        remedy="Drop the dashes.",
+        remedy="Remove the dashes.",
     ),
     "an empty manifest": Mistake(
         how="validate",
@@ -193,14 +193,14 @@ PLAN: dict[str, Mistake] = {
         options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100"),
         code=SPEC,
         sentence='--gpu: is "a100", expected a100-40g, a100-80g, …; another type takes an --inventory',
-        remedy="Name one of the table, or give its figures below `gpus` of an `--inventory`.",
+        remedy="Name a type of the table, or give its figures below `gpus` of an `--inventory`.",
     ),
     "no nodes to plan for": Mistake(
         how="plan",
         options=("--nodes=0", "--gpus-per-node=8", "--gpu=a100-80g"),
         code=SPEC,
         sentence="--nodes: is 0, expected at least 1",
-        remedy="Give a node at least.",
+        remedy="Give at least one node.",
     ),
     "half a description of a cluster": Mistake(
         how="plan",
@@ -216,7 +216,7 @@ PLAN: dict[str, Mistake] = {
         code=SPEC,
         sentence="…cluster.yaml: nodes.0.interNodeGbps: is 2.5e+10, expected 0.1 to 100000; "
         "it is in Gb/s (1e9 bits/s), one direction",
-        remedy="Write the figure in the unit of the field's name: 25 GB/s are `interNodeGbps: 200`.",
+        remedy="Convert the figure to the unit of the field's name: 25 GB/s are `interNodeGbps: 200`.",
     ),
     "a price that is missing": Mistake(
         how="plan",
@@ -272,7 +272,7 @@ BEFORE_RAY: dict[str, Mistake] = {
         sets=("models.actor.parallelism.tensor=3",),
         code=SPEC,
         sentence="helpful-sft: spec.models.actor.parallelism: p-t-d 1-3-1 takes 3 slots, but pool all has 2",
-        remedy="Make pipeline x tensor x data the slots of the pool; unset, `data` is what the others leave.",
+        remedy="Pipeline x tensor x data must be the slots of the pool; without `data` it is derived.",
     ),
     "a size that the model cannot be cut into": Mistake(
         how="before Ray",
@@ -340,7 +340,7 @@ RUNS: dict[str, Mistake] = {
         sets=("data.maxPromptTokens=600",),
         code=SPEC,
         sentence="ppo: spec.data: maxPromptTokens + maxResponseTokens is 608; the model … reads 512 tokens at most",
-        remedy="Lower one of the two, or take a model that reads more.",
+        remedy="Lower one of the two, or take a model with a longer context.",
     ),
     "a reward model with two labels": Mistake(
         slow=True,
@@ -380,7 +380,7 @@ RUNS: dict[str, Mistake] = {
         environment={"RAY_TMPDIR": "/proc/nowhere"},
         code=ENVIRONMENT,
         sentence="Ray cannot start: …",
-        remedy="Let `RAY_TMPDIR` (default `/tmp`) be a folder that can be written.",
+        remedy="Set `RAY_TMPDIR` (default `/tmp`) to a folder that can be written.",
     ),
     "a package that is not installed": Mistake(
         slow=True,
@@ -397,7 +397,7 @@ RUNS: dict[str, Mistake] = {
         sets=("data.maxResponseTokens=80000000",),
         code=ExitCode.OUT_OF_MEMORY,
         sentence="spec.data.maxResponseTokens: vLLM's cache for … responses of … tokens with their prompts takes …",
-        remedy="Shorten the responses; on GPUs raise `spec.rollout.gpuMemoryUtilization`, which the sentence names.",
+        remedy="Shorten the responses; on GPUs raise `spec.rollout.gpuMemoryUtilization`, which the message names.",
     ),
     "a loss that is not finite": Mistake(
         slow=True,
@@ -415,7 +415,7 @@ RUNS: dict[str, Mistake] = {
         sets=(),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
-        remedy="Correct the function; the sentence says what it raised.",
+        remedy="Correct the function; the message says what it raised.",
     ),
     "a reward function that raises": Mistake(
         slow=True,
@@ -424,7 +424,7 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.models.reward: …:always_raises raised ZeroDivisionError: nothing to divide by "
         "(…:…); the sample is …, prompt …, response …",
-        remedy="Try the function on that sample; the sentence names the line that raised.",
+        remedy="Try the function on that sample; the message names the line that raised.",
     ),
     "a reward function that never returns": Mistake(
         slow=True,
@@ -432,7 +432,7 @@ RUNS: dict[str, Mistake] = {
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_sleeps', timeoutSeconds: 2}}",),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.models.reward: …:always_sleeps did not return within 2 s; the sample is …",
-        remedy="Try the function on that sample; where it may take longer, raise `timeoutSeconds`.",
+        remedy="Try the function on that sample. If it needs more time, raise `timeoutSeconds`.",
     ),
     "a reward function whose process is killed": Mistake(
         slow=True,
@@ -440,7 +440,7 @@ RUNS: dict[str, Mistake] = {
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_is_killed'}}",),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.models.reward: …:always_is_killed was ended by signal 9 (SIGKILL); the sample is …",
-        remedy="Try the function on that sample; signal 9 without any reason is often a want of memory.",
+        remedy="Try the function on that sample; signal 9 often means that memory was short.",
     ),
     "a reward function that returns too little": Mistake(
         slow=True,
@@ -482,18 +482,18 @@ BY_A_FAULT: dict[str, Mistake] = {
     "a worker that dies": Mistake(
         code=ExitCode.COMMUNICATION,
         sentence="…; rank … of pool …, process … died in …; the stacks of all ranks are in …/stacks.txt",
-        remedy="See the machine's log: the kernel may have ended it for want of memory.",
+        remedy="See the machine's log: the kernel may have ended it because memory was short.",
     ),
     "a worker that hangs": Mistake(
         code=ExitCode.COMMUNICATION,
         sentence="no call of a worker ended within … s; rank … of pool …, process … does not answer in …; "
         "the stacks of all ranks are in …/stacks.txt",
-        remedy="Read the stacks; where a call may take longer, raise `spec.training.callDeadlineSeconds`.",
+        remedy="Read the stacks. If a call needs more time, raise `spec.training.callDeadlineSeconds`.",
     ),
     "a worker without memory": Mistake(
         code=ExitCode.OUT_OF_MEMORY,
         sentence="… on rank … has not enough memory (CUDA out of memory. Tried to allocate …); lower spec.…",
-        remedy="Lower the field that the sentence names; `training.microBatchTokens` changes nothing but rounding.",
+        remedy="Lower the field that the message names; `training.microBatchTokens` changes nothing but rounding.",
     ),
     "no disk space for a checkpoint": Mistake(
         code=ENVIRONMENT,
@@ -503,13 +503,13 @@ BY_A_FAULT: dict[str, Mistake] = {
     "a Ray that ends": Mistake(
         code=ENVIRONMENT,
         sentence="Ray has ended: its … was ended by SIGKILL",
-        remedy="Run it again; see the machine's log: the kernel may have ended it for want of memory.",
+        remedy="Run it again; see the machine's log: the kernel may have ended it because memory was short.",
     ),
     "a checkpoint that is damaged": Mistake(
         code=ExitCode.NUMERICS,
         sentence="…/checkpoints/…: … is not what was written (checksum); a run goes on from the checkpoint before it, "
         "or from the start",
-        remedy="Run it again. Where it comes again, the disk or the memory of the machine is to blame.",
+        remedy="Run it again. If it happens again, suspect the disk or the memory of the machine.",
     ),
     "data that change between two runs": Mistake(
         code=DATA,
@@ -538,20 +538,20 @@ def page() -> str:
     head = f"""\
 # Troubleshooting
 
-Each mistake ends a run with one sentence on stderr, `error: ...`, and the exit code of its kind. The
-same sentence stands in `status.json` and `events.log` of the job. `--debug` shows the traceback too.
-Where to look first is told in [a run that fails](tutorials/failing-run.md).
+A mistake ends a run with one sentence on stderr, `error: ...`, and an exit code. The same sentence is
+in `status.json` and `events.log` of the job. `--debug` also shows the traceback. If you do not know
+where to look, start with [a run that fails](tutorials/failing-run.md).
 
 | exit code | what it is about | |
 |---|---|---|
-| 0 | nothing: it is done | |
+| 0 | success | |
 | 1 | a defect of ours: please report it | |
 {kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
 | 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
 
-In the sentences `…` stands for what differs. The tests in `tests/trainer/chain` make every row
-happen, and write this page: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`.
-What processes, memory and disk may do to a run is under [faults](faults.md).
+`…` stands for text that varies. The tests in `tests/trainer/chain` cause every mistake of this page,
+and generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes that
+die, full memory and full disks: [faults](faults.md).
 """
     return head + "".join(map(_table, KINDS))
 
@@ -562,8 +562,8 @@ def _table(code: ExitCode) -> str:
         for name, mistake in MISTAKES.items()
         if mistake.code == code
     )
-    columns = "| what happened | the sentence | what to do |\n|---|---|---|\n"
-    return f"\n## Exit code {int(code)}\n\n{KINDS[code].capitalize()}.\n\n{columns}{''.join(rows)}"
+    columns = "| what happened | message | what to do |\n|---|---|---|\n"
+    return f"\n## Exit code {int(code)}\n\n{KINDS[code][0].upper()}{KINDS[code][1:]}.\n\n{columns}{''.join(rows)}"
 
 
 if __name__ == "__main__":
