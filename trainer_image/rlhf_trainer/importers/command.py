@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, printable
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.importers import hydra, openrlhf, trl, verl
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, fill
+from rlhf_trainer.importers import openrlhf, trl, verl
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, fill
 
-
-@dataclass(frozen=True)
-class Project:
-    """How to read one project's configurations."""
-
-    read: Callable[[str, str], dict[str, Any]]
-    algorithm: Callable[[Mapping[str, Any], str | None], dict[str, Any]]
-    table: Callable[[str], Table]
-    defaults: Callable[[str], Mapping[str, Any]]
-    combine: Callable[[Draft, Mapping[str, Any]], None]
-
-
-PROJECTS = {
-    "verl": Project(hydra.read_values, verl.algorithm, lambda _: verl.TABLE, lambda _: verl.DEFAULTS, verl.combine),
-    "openrlhf": Project(
-        openrlhf.read_values,
-        openrlhf.algorithm,
-        openrlhf.table_of,
-        lambda name: openrlhf.DEFAULTS if name in openrlhf.OFFLINE.values() else openrlhf.RL_DEFAULTS,
-        openrlhf.combine,
-    ),
-    "trl": Project(
-        trl.read_values,
-        trl.algorithm,
-        trl.table_of,
-        lambda name: {**trl.DEFAULTS, **trl.OF_PROGRAM[name]},
-        trl.combine,
-    ),
-}
+PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
+"""A module each, with `read`, `algorithm`, `table_of` and `combine`."""
 
 
 def imported(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
@@ -52,12 +23,8 @@ def imported(text: str, project: str, *, source: str, algorithm: str | None = No
         given = its.read(text, source)
         if not given:
             raise NoCounterpartError(f"it has no key of {project}")
-        draft = Draft()
-        first = its.algorithm({**its.defaults("GRPO"), **given} if project == "verl" else given, algorithm)
-        draft.spec["algorithm"] = first
-        defaults = its.defaults(draft.algorithm)
-        fill(draft, its.table(draft.algorithm), given, defaults)
-        its.combine(draft, {**defaults, **given})
+        draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)})
+        its.combine(draft, fill(draft, its.table_of(draft.algorithm), given))
     except NoCounterpartError as why:
         raise ConfigError(f"{source}: {why}") from None
     except SpecError:

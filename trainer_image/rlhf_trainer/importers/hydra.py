@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_api.kubectl_yaml import read
+from rlhf_api import kubectl_yaml
 from rlhf_trainer.importers.shell import scalar, words
 
 
-def read_values(text: str, source: str) -> dict[str, Any]:
+def read(text: str, source: str) -> dict[str, Any]:
     """Dotted keys and values of a configuration file, or of the overrides in a script."""
     if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or "main_ppo" in text:
         pairs = (
@@ -18,7 +18,7 @@ def read_values(text: str, source: str) -> dict[str, Any]:
         )
         return {key: scalar(value) for key, _, value in pairs}
     kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
-    (document,) = read(kept, f"{source}: ") or [None]
+    (document,) = kubectl_yaml.read(kept, f"{source}: ") or [None]
     values = dict(_flat(document, ""))
     return {key: _resolved(value, values) for key, value in values.items()}
 

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_trainer.importers.openrlhf_names import NAMES, RL_NAMES
+from rlhf_trainer.importers import several_keys as several
 from rlhf_trainer.importers.shell import flags, words
-from rlhf_trainer.importers.table import (
-    Draft,
-    Lost,
-    NoCounterpartError,
-    NotNeeded,
-    Read,
-    Table,
-    To,
-    above_zero,
-    all_of,
-    flag,
-    schedule,
-    uri_of,
-    warmup,
-)
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, table, uri_of
 
 PROGRAM = "(program)"
 ESTIMATORS: dict[Any, dict[str, Any]] = {
@@ -30,310 +16,236 @@ ESTIMATORS: dict[Any, dict[str, Any]] = {
     "reinforce_baseline": {"name": "REINFORCEPP", "baseline": "Group"},
     "rloo": {"name": "RLOO"},
     "group_norm": {"name": "GRPO"},
-    "dr_grpo": {"name": "GRPO", "normalizeByStd": False},
+    "dr_grpo": {"name": "GRPO", "normalizeByStd": False, "aggregation": "FixedLength"},
 }
 OFFLINE = {"train_sft": "SFT", "train_rm": "RewardModel", "train_dpo": "DPO"}
-RL_DEFAULTS: Mapping[str, Any] = {
-    "algo.advantage.estimator": "gae",
-    "algo.advantage.gamma": 1.0,
-    "algo.advantage.lambd": 1.0,
-    "algo.kl.init_coef": 0.01,
-    "actor.eps_clip": 0.2,
-    "critic.value_clip": 0.5,
-    "reward.clip_range": [-10, 10],
-    "actor.adam.lr": 1e-6,
-    "actor.lr_scheduler": "cosine_with_min_lr",
-    "critic.adam.lr": 9e-6,
-    "critic.lr_scheduler": "cosine_with_min_lr",
-    "rollout.batch_size": 1024,
-    "train.batch_size": 128,
-    "train.max_epochs": 1,
-    "train.num_episodes": 1,
-    "train.seed": 42,
-    "data.max_len": 2048,
-    "data.prompt_split": "train",
-    "data.input_key": "input",
-}
-DEFAULTS: Mapping[str, Any] = {
-    "train.batch_size": 128,
-    "train.max_epochs": 1,
-    "train.seed": 42,
-    "lr_scheduler": "cosine_with_min_lr",
-    "data.max_len": 2048,
-}
-"""Those defaults of OpenRLHF that are not the defaults here."""
+OPTIMIZER = """
+max_norm|max_norm                                   to    models.ROLE.optimizer.maxGradNorm
+adam.betas|adam_betas                               to    models.ROLE.optimizer.betas
+adam.eps                                            to    models.ROLE.optimizer.epsilon
+adam.weight_decay                                   to    models.ROLE.optimizer.weightDecay
+lr_scheduler|lr_scheduler=cosine_with_min_lr        to    models.ROLE.optimizer.schedule (schedule)
+lr_warmup_ratio|lr_warmup_ratio=0.03                with  models.ROLE.optimizer.warmupSteps
+min_lr_ratio                                        lost  Cosine ends at a tenth of the peak
+muon.*                                              lost  the optimizer is AdamW
+optim                                               skip  the optimizer is AdamW
+"""
+"""Names of 0.9 are those of the actor, which so comes after the critic."""
+COMMON = """
+(program)                                           skip  says the algorithm
+data.max_len|max_len=2048                           with  data.maxPromptTokens and data.maxResponseTokens
+data.prompt_max_len|prompt_max_len                  with  data.maxPromptTokens and data.maxResponseTokens
+data.max_samples|max_samples                        to    data.train.limit (above_zero)
+data.apply_chat_template|apply_chat_template        skip  a chat template is applied where the tokenizer has one
+data.input_template|input_template                  lost  a template comes with the tokenizer, or none
+data.tokenizer_chat_template                        lost  a template comes with the tokenizer, or none
+data.prompt_probs data.dataset_probs                lost  weights are in data.train.mix, one for each data set
+train.seed|seed=42                                  to    training.seed
+train.full_determinism_enable                       skip  a run is a function of its seed
+train.micro_batch_size|micro_train_batch_size       skip  micro-batches are packed by tokens
+train.dynamic_batch_enable|use_dynamic_batch        skip  micro-batches are packed by tokens
+rollout.micro_batch_size|micro_rollout_batch_size   skip  micro-batches are packed by tokens
+train.max_tokens_per_gpu|train_max_tokens_per_gpu   to    training.microBatchTokens
+ckpt.save_steps|save_steps                          to    checkpoint.everySteps (above_zero)
+ckpt.max_num|max_ckpt_num                           to    checkpoint.keepLast
+ckpt.output_dir|save_path ckpt.path|ckpt_path       skip  the run folder (--output), or checkpoint.storage
+ckpt.load_enable|load_checkpoint                    skip  a run always goes on from its last checkpoint
+ckpt.save_hf|save_hf_ckpt ckpt.*                    skip  a job leaves a Hugging Face model and checkpoints by itself
+eval.dataset|eval_dataset eval.split=train          with  evaluation.data
+eval.steps|eval_steps                               with  evaluation.everySteps
+ds.lora.rank|lora_rank                              with  models
+ds.ring_attn_size=1                                 with  models
+ds.param_dtype                                      skip  training.precision: Auto is BF16 with FP32 masters on GPUs
+ds.load_in_4bit                                     lost  weights are not quantised
+ds.* zero_stage adam_offload packing_samples        skip  a setting of DeepSpeed; the mapper and the trainer choose
+attn_implementation param_dtype                     skip  a setting of DeepSpeed; the mapper and the trainer choose
+logger.tensorboard_dir                              to    outputs.tensorboard = true
+logger.wandb.project                                to    outputs.wandb.project
+logger.wandb.key                                    skip  the key is WANDB_API_KEY in the environment
+logger.logging_steps|logging_steps logger.*         skip  docs/metrics.md says what is written
+use_wandb wandb_* use_tensorboard                   skip  docs/metrics.md says what is written
+local_rank use_ms address runtime-env-json          skip  how it is started
+module include                                      skip  how it is started
+*.gradient_checkpointing_reentrant                  skip  recomputation is not reentrant
+*.aux_loss_coef                                     lost  the loss that balances experts is left out
+"""
+RL = f"""
+[critic.]
+model_name_or_path|critic_pretrain                  to    models.critic.uri (uri)
+adam.lr|critic_learning_rate=9e-6                   to    models.critic.optimizer.learningRate
+{OPTIMIZER.replace("ROLE", "critic")}
+value_clip|value_clip=0.5                           to    algorithm.valueClipRange
+freezing_steps|freezing_actor_steps                 to    algorithm.criticWarmupSteps (above_zero)
+save_value_network                                  skip  checkpoints hold the critic
 
-ENGINE = NotNeeded("a setting of DeepSpeed, Ray or vLLM; the mapper and the trainer choose their own")
-FITS = NotNeeded("micro-batches are packed by tokens; training.microBatchTokens or the mapper says what fits")
-LENGTHS = Read("data.maxPromptTokens and data.maxResponseTokens")
-REWARD = Read("models.reward")
+[actor.]
+model_name_or_path|pretrain                         to    models.actor.uri (uri)
+gradient_checkpointing_enable|gradient_checkpointing  to  models.actor.gradientCheckpointing (flag)
+adam.lr|actor_learning_rate=1e-6                    to    models.actor.optimizer.learningRate
+{OPTIMIZER.replace("ROLE", "actor")}
+eps_clip|eps_clip=0.2                               to    algorithm.clipRange
+eps_clip_low_high|eps_clip_low_high                 with  algorithm.clipRange
+dual_clip                                           lost  there is no dual clip, a bound where advantages are negative
+entropy_coef|entropy_loss_coef                      to    algorithm.entropyCoefficient
+policy_loss_type|policy_loss_type                   with  algorithm.ratio
+num_nodes|actor_num_nodes                           to    resources.nodes
+num_gpus_per_node|actor_num_gpus_per_node           to    resources.slotsPerNode
 
+[algo.]
+advantage.estimator|advantage_estimator             with  algorithm
+advantage.gamma|gamma=1.0                           to    algorithm.discount
+advantage.lambd|lambd=1.0                           to    algorithm.gaeLambda
+advantage.no_std_norm|no_advantage_std_norm         to    algorithm.normalizeByStd (opposite)
+kl.init_coef|init_kl_coef=0.01                      with  algorithm.kl
+kl.use_loss|use_kl_loss kl.estimator|kl_estimator=k1  with  algorithm.kl
+kl.target|kl_target kl.horizon|kl_horizon kl.*      with  algorithm.kl
+advantage.is_correction_type=tis                    with  algorithm.rolloutCorrection
+advantage.is_correction_enable|enable_vllm_is_correction       with  algorithm.rolloutCorrection
+advantage.is_correction_threshold|vllm_is_truncated_threshold=[0.5,5.0]  with  algorithm.rolloutCorrection
+dynamic_filtering_enable|dynamic_filtering          to    algorithm.oversampling = 2
+dynamic_filtering_range                             lost  groups whose responses score alike are left out
 
-def _optimizer(prefix: str, role: str, only: tuple[str, ...] = ()) -> Table:
-    place = f"models.{role}.optimizer."
-    return {
-        prefix + "adam.lr": To(place + "learningRate", only=only),
-        prefix + "adam.betas": To(place + "betas", only=only),
-        prefix + "adam.eps": To(place + "epsilon", only=only),
-        prefix + "adam.weight_decay": To(place + "weightDecay", only=only),
-        prefix + "max_norm": To(place + "maxGradNorm", only=only),
-        prefix + "lr_scheduler": To(place + "schedule", schedule, only=only),
-        prefix + "lr_warmup_ratio": Read(place + "warmupSteps"),
-        prefix + "min_lr_ratio": Lost("Cosine ends at a tenth of the peak"),
-        prefix + "muon.*": Lost("the optimizer is AdamW"),
-        prefix + "optim": NotNeeded("the optimizer is AdamW"),
-    }
+[reward.]
+model_name_or_path|reward_pretrain                  with  models.reward
+remote_url|remote_rm_url                            with  models.reward
+normalize_enable|normalize_reward                   to    algorithm.rewards.normalization = Running
+clip_range|reward_clip_range=[-10,10]               with  algorithm.rewards.clip
+overlong_buffer_len|overlong_buffer_len             to    algorithm.rewards.overlongPenalty.bufferTokens
+overlong_penalty_factor|overlong_penalty_factor     to    algorithm.rewards.overlongPenalty.coefficient
+stop_properly_penalty_coef                          lost  algorithm.rewards.missingEndPenalty subtracts a constant
 
+[rollout.]
+batch_size|rollout_batch_size=1024                  to    training.promptBatchSize
+n_samples_per_prompt|n_samples_per_prompt           to    rollout.samplesPerPrompt
+temperature|temperature                             to    rollout.temperature
+top_p|top_p                                         to    rollout.topP
+max_new_tokens|max_new_tokens|generate_max_len      with  data.maxPromptTokens and data.maxResponseTokens
+*                                                   skip  micro-batches are packed by tokens
 
-_COMMON: Table = {
-    PROGRAM: NotNeeded("says the algorithm"),
-    "data.max_len": LENGTHS,
-    "data.prompt_max_len": LENGTHS,
-    "data.max_samples": To("data.train.limit", above_zero),
-    "data.apply_chat_template": NotNeeded("a chat template is applied where the tokenizer has one"),
-    **all_of(
-        ("data.input_template", "data.tokenizer_chat_template"), Lost("a template comes with the tokenizer, or none")
-    ),
-    **all_of(("data.prompt_probs", "data.dataset_probs"), Lost("weights are in data.train.mix, one for each data set")),
-    "train.batch_size": Read("training"),
-    "train.max_epochs": Read("training"),
-    "train.seed": To("training.seed"),
-    "train.full_determinism_enable": NotNeeded("a run is a function of its seed"),
-    **all_of(("train.micro_batch_size", "train.dynamic_batch_enable", "rollout.micro_batch_size"), FITS),
-    "train.max_tokens_per_gpu": To("training.microBatchTokens"),
-    "ckpt.save_steps": To("checkpoint.everySteps", above_zero),
-    "ckpt.max_num": To("checkpoint.keepLast"),
-    **all_of(("ckpt.output_dir", "ckpt.path"), NotNeeded("the run folder (--output), or checkpoint.storage")),
-    "ckpt.load_enable": NotNeeded("a run always goes on from its last checkpoint"),
-    "ckpt.*": NotNeeded("a job leaves a Hugging Face model and checkpoints by itself"),
-    "eval.dataset": Read("evaluation.data"),
-    "eval.split": Read("evaluation.data"),
-    "eval.steps": Read("evaluation.everySteps"),
-    "ds.lora.rank": Read("models"),
-    "ds.param_dtype": NotNeeded("training.precision: Auto is BF16 with FP32 masters on GPUs"),
-    "ds.ring_attn_size": Read("models"),
-    "ds.load_in_4bit": Lost("weights are not quantised"),
-    **all_of(("ds.*", "zero_stage", "adam_offload", "packing_samples", "attn_implementation", "param_dtype"), ENGINE),
-    "logger.tensorboard_dir": To("outputs.tensorboard", lambda _: True),
-    "logger.wandb.project": To("outputs.wandb.project"),
-    "logger.wandb.key": NotNeeded("the key is WANDB_API_KEY in the environment"),
-    **all_of(
-        ("logger.*", "use_wandb", "wandb_*", "use_tensorboard"), NotNeeded("docs/metrics.md says what is written")
-    ),
-    **all_of(
-        ("local_rank", "use_ms", "address", "runtime-env-json", "module", "include"), NotNeeded("how it is started")
-    ),
-    "*.gradient_checkpointing_reentrant": NotNeeded("recomputation is not reentrant"),
-    "*.aux_loss_coef": Lost("the loss that balances experts is left out"),
-}
-_RL: Table = {
-    "algo.advantage.estimator": Read("algorithm"),
-    "algo.advantage.gamma": To("algorithm.discount", only=("PPO",)),
-    "algo.advantage.lambd": To("algorithm.gaeLambda", only=("PPO",)),
-    "algo.advantage.no_std_norm": To("algorithm.normalizeByStd", lambda on: not on, only=("GRPO",)),
-    **all_of(("algo.kl.*",), Read("algorithm.kl")),
-    **all_of(
-        ("algo.advantage.is_correction_enable", "algo.advantage.is_correction_type"),
-        Read("algorithm.rolloutCorrection"),
-    ),
-    "algo.advantage.is_correction_threshold": Read("algorithm.rolloutCorrection"),
-    "algo.dynamic_filtering_enable": To("algorithm.oversampling", lambda _: 2, only=("GRPO",)),
-    "algo.dynamic_filtering_range": Lost("groups whose responses score alike are left out, whatever the score"),
-    "actor.model_name_or_path": To("models.actor.uri", uri_of),
-    "actor.gradient_checkpointing_enable": To("models.actor.gradientCheckpointing", flag),
-    "actor.eps_clip": To("algorithm.clipRange"),
-    "actor.eps_clip_low_high": Read("algorithm.clipRange"),
-    "actor.dual_clip": Lost("there is no dual clip, a bound on the ratio where advantages are negative"),
-    "actor.entropy_coef": To("algorithm.entropyCoefficient"),
-    "actor.policy_loss_type": Read("algorithm.ratio"),
-    "critic.model_name_or_path": Read("models.critic.uri"),
-    "critic.value_clip": To("algorithm.valueClipRange", only=("PPO",)),
-    "critic.freezing_steps": To("algorithm.criticWarmupSteps", above_zero, only=("PPO",)),
-    "critic.save_value_network": NotNeeded("checkpoints hold the critic"),
-    **_optimizer("actor.", "actor"),
-    **_optimizer("critic.", "critic", ("PPO",)),
-    **all_of(("reward.model_name_or_path", "reward.remote_url", "data.label_key", "train.agent_func_path"), REWARD),
-    "reward.normalize_enable": To("algorithm.rewards.normalization", lambda _: "Running"),
-    "reward.clip_range": Read("algorithm.rewards.clip"),
-    "reward.overlong_buffer_len": To("algorithm.rewards.overlongPenalty.bufferTokens", int),
-    "reward.overlong_penalty_factor": To("algorithm.rewards.overlongPenalty.coefficient"),
-    "reward.stop_properly_penalty_coef": Lost("algorithm.rewards.missingEndPenalty subtracts a constant instead"),
-    **all_of(("rollout.batch_size", "train.num_episodes"), Read("training")),
-    "rollout.n_samples_per_prompt": To("rollout.samplesPerPrompt"),
-    "rollout.temperature": To("rollout.temperature"),
-    "rollout.top_p": To("rollout.topP"),
-    "rollout.max_new_tokens": LENGTHS,
-    "rollout.*": FITS,
-    "data.prompt_dataset": Read("data.train.uri"),
-    "data.prompt_split": To("data.train.split"),
-    "data.input_key": To("data.train.promptKey"),
-    "data.*": NotNeeded("how OpenRLHF reads rows; models read text only"),
-    **all_of(
-        ("eval.temperature", "eval.n_samples_per_prompt"),
-        Lost("evaluation.samplesPerPrompt, at training's temperature"),
-    ),
-    **all_of(("train.async_enable", "train.partial_rollout_enable"), Lost("a step waits for its responses")),
-    "train.enable_ema": Lost("no moving average of the weights is kept"),
-    "actor.num_nodes": To("resources.nodes"),
-    "actor.num_gpus_per_node": To("resources.slotsPerNode"),
-    **all_of(("*.num_nodes", "*.num_gpus_per_node", "train.colocate_*"), NotNeeded("the mapper places the models")),
-    **all_of(("*_num_nodes", "*_num_gpus_per_node", "colocate_*"), NotNeeded("the mapper places the models")),
-    **all_of(
-        ("ref.offload", "reward.offload", "ref_reward_offload"), NotNeeded("models.<role>.offload, or the mapper")
-    ),
-    "vllm.gpu_memory_utilization": To("rollout.gpuMemoryUtilization"),
-    "vllm.enforce_eager": To("rollout.enforceEager", flag),
-    **all_of(("vllm.*", "vllm_*", "train.*", "deepspeed_enable_sleep"), ENGINE),
-}
-_OFFLINE: Table = {
-    "model.model_name_or_path": Read("models"),
-    "ref.model_name_or_path": To("models.reference.uri", uri_of, only=("DPO",)),
-    "ref.offload": NotNeeded("models.reference.offload, or the mapper"),
-    "model.gradient_checkpointing_enable": Read("models"),
-    "model.beta": To("algorithm.beta", only=("DPO",)),
-    **all_of(("model.ipo_enable", "model.label_smoothing", "model.nll_loss_coef"), Lost("DPO has its own loss only")),
-    **all_of(("model.margin_loss_enable", "model.loss_type"), Lost("the loss is -log sigmoid of the difference")),
-    "model.*": NotNeeded("the trainer's own way of computing losses"),
-    "data.dataset": Read("data.train.uri"),
-    "data.dataset_split": To("data.train.split"),
-    "data.input_key": To("data.train.promptKey", only=("SFT",)),
-    "data.output_key": To("data.train.responseKey", only=("SFT",)),
-    "data.prompt_key": To("data.train.promptKey"),
-    "data.chosen_key": To("data.train.chosenKey"),
-    "data.rejected_key": To("data.train.rejectedKey"),
-    "data.multiturn": NotNeeded("data.train.messagesKey: every answer of a conversation is learned"),
-    "data.*": NotNeeded("how OpenRLHF reads rows"),
-    **_optimizer("", "reward", ("RewardModel",)),
-}
-TABLE: Table = {**_COMMON, **_RL}
-OFFLINE_TABLE: Table = {**_COMMON, **_OFFLINE}
+[]
+data.prompt_dataset|prompt_data                     with  data.train.uri
+data.prompt_split|prompt_split=train                to    data.train.split
+data.input_key|input_key=input                      to    data.train.promptKey
+data.label_key|label_key                            with  models.reward
+data.*                                              skip  how OpenRLHF reads rows; models read text only
+train.batch_size|train_batch_size=128               to    training.miniBatchSize
+train.max_epochs|max_epochs=1                       to    training.updateEpochs
+train.num_episodes|num_episodes=1                   to    training.totalEpochs
+train.agent_func_path|agent_func_path               with  models.reward
+train.async_enable|async_train                      lost  a step waits for its responses
+train.partial_rollout_enable                        lost  a step waits for its responses
+train.enable_ema                                    lost  no moving average of the weights is kept
+eval.temperature eval.n_samples_per_prompt          lost  evaluation.samplesPerPrompt, at training's temperature
+*.num_nodes *.num_gpus_per_node train.colocate_*    skip  the mapper places the models
+*_num_nodes *_num_gpus_per_node colocate_*          skip  the mapper places the models
+ref.offload reward.offload ref_reward_offload       skip  models.<role>.offload, or the mapper
+vllm.gpu_memory_utilization|vllm_gpu_memory_utilization  to  rollout.gpuMemoryUtilization
+vllm.enforce_eager|enforce_eager                    to    rollout.enforceEager (flag)
+vllm.* vllm_* train.* deepspeed_enable_sleep        skip  a setting of Ray or vLLM; the trainer chooses its own
+"""
+OFFLINE_KEYS = f"""
+adam.lr|learning_rate                               to    models.<role>.optimizer.learningRate
+{OPTIMIZER.replace("ROLE", "<role>")}
+model.model_name_or_path|pretrain                   to    models.<role>.uri (uri)
+model.gradient_checkpointing_enable|gradient_checkpointing  to  models.<role>.gradientCheckpointing (flag)
+ref.model_name_or_path|ref_pretrain                 to    models.reference.uri (uri)
+ref.offload                                         skip  models.reference.offload, or the mapper
+model.beta|beta                                     to    algorithm.beta
+model.ipo_enable model.label_smoothing              lost  DPO has its own loss only
+model.nll_loss_coef                                 lost  DPO has its own loss only
+model.margin_loss_enable model.loss_type            lost  the loss is -log sigmoid of the difference
+model.*                                             skip  the trainer's own way of computing losses
+data.dataset|dataset                                with  data.train.uri
+data.dataset_split|train_split                      to    data.train.split
+data.input_key|input_key                            to    data.train.promptKey
+data.prompt_key|prompt_key                          to    data.train.promptKey
+data.output_key|output_key                          to    data.train.responseKey
+data.chosen_key|chosen_key                          to    data.train.chosenKey
+data.rejected_key|rejected_key                      to    data.train.rejectedKey
+data.multiturn|multiturn                            skip  data.train.messagesKey: all answers are learned
+data.*                                              skip  how OpenRLHF reads rows
+train.batch_size|train_batch_size=128               to    training.batchSize
+train.max_epochs|max_epochs=1                       to    training.totalEpochs
+"""
 
 
-def read_values(text: str, source: str) -> dict[str, Any]:
-    """Flags of the call, by their names of 0.11, and under PROGRAM which program it is."""
+def read(text: str, source: str) -> dict[str, Any]:
+    """Flags of the last call, and under PROGRAM which program it is."""
     script = words(text, source)
-    programs = [word.rsplit(".", 1)[-1] for word in script if word.startswith("openrlhf.cli.train_")]
-    if not programs:
+    calls = [number for number, word in enumerate(script) if word.startswith("openrlhf.cli.train_")]
+    if not calls:
         raise NoCounterpartError("it calls no openrlhf.cli.train_... program")
-    begin = max(number for number, word in enumerate(script) if word.startswith("openrlhf.cli.train_"))
-    names = {**NAMES, **(RL_NAMES if programs[-1] == "train_ppo_ray" else {})}
-    given = {names.get(key, key): value for key, value in flags(script[begin:]).items()}
-    return {PROGRAM: programs[-1], **given}
+    return {PROGRAM: script[calls[-1]].rsplit(".", 1)[-1], **flags(script[calls[-1] :])}
 
 
-def table_of(algorithm: str) -> Table:
-    """The table of a program; the optimizer of an offline job is that of the model that it trains."""
-    if algorithm not in OFFLINE.values():
-        return TABLE
-    return OFFLINE_TABLE if algorithm == "RewardModel" else {**OFFLINE_TABLE, **_optimizer("", "actor")}
-
-
-def algorithm(values: Mapping[str, Any], _: str | None) -> dict[str, Any]:
+def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
     """The algorithm of the program or, in RL, of the advantage estimator."""
-    if (program := values[PROGRAM]) in OFFLINE:
+    if (program := given[PROGRAM]) in OFFLINE:
         return {"name": OFFLINE[program]}
-    estimator = values.get("algo.advantage.estimator", "gae")
+    estimator = given.get("algo.advantage.estimator", given.get("advantage_estimator", "gae"))
     if program != "train_ppo_ray" or estimator not in ESTIMATORS:
         raise NoCounterpartError(f"{program} with the estimator {estimator} is no algorithm here")
-    return dict(ESTIMATORS[estimator])
+    return {"aggregation": "TokenMean", **ESTIMATORS[estimator]}
+
+
+def table_of(name: str) -> Table:
+    """The table of the program that trains by an algorithm."""
+    return table(COMMON + (OFFLINE_KEYS if name in OFFLINE.values() else RL))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
     draft.name = draft.algorithm.lower()
-    if int(values.get("ds.lora.rank") or 0):
-        draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
-    if int(values.get("ds.ring_attn_size") or 1) > 1:
-        draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
-    dataset = values.get("data.prompt_dataset", values.get("data.dataset"))
-    if dataset:
-        draft.put("data.train", {"uri": uri_of(dataset), **draft.spec.get("data", {}).get("train", {})})
+    several.lacks(draft, lora=bool(values["ds.lora.rank"]), ring=values["ds.ring_attn_size"])
+    if dataset := values["data.prompt_dataset"] or values["data.dataset"]:
+        several.train_on(draft, [{"uri": uri_of(dataset)}])
         if "," in str(dataset):
             draft.checks.append("data.train: several data sets with a comma between; write them into data.train.mix")
-    if held_out := values.get("eval.dataset"):
-        draft.put("evaluation.data", {"uri": uri_of(held_out), "split": values.get("eval.split", "train")})
-        if int(values.get("eval.steps", -1)) > 0:
-            draft.put("evaluation.everySteps", int(values["eval.steps"]))
-    _lengths(draft, values)
+    if held_out := values["eval.dataset"]:
+        several.evaluate_on(draft, {"uri": uri_of(held_out), "split": values["eval.split"]}, values["eval.steps"])
+    total, response = int(values["data.max_len"]), int(values["rollout.max_new_tokens"] or 0)
+    if not response:
+        several.halve(draft, "data.max_len", total)
+    draft.put("data.maxResponseTokens", response or None)
+    draft.put("data.maxPromptTokens", values["data.prompt_max_len"] or (max(total - response, 1) if response else None))
     if draft.algorithm in OFFLINE.values():
-        _offline(draft, values)
-    else:
-        _rl(draft, values)
-
-
-def _lengths(draft: Draft, values: Mapping[str, Any]) -> None:
-    """OpenRLHF bounds prompt and response together; here each has a bound."""
-    total = int(values["data.max_len"])
-    response = int(values.get("rollout.max_new_tokens") or total // 2)
-    prompt = int(values.get("data.prompt_max_len") or max(total - response, 1))
-    draft.put("data.maxPromptTokens", prompt)
-    draft.put("data.maxResponseTokens", response)
-    if not values.get("rollout.max_new_tokens"):
-        sentence = f"data.max_len {total} bounded both together; here half is for the prompt, half for the response"
-        draft.checks.append(sentence)
-
-
-def _offline(draft: Draft, values: Mapping[str, Any]) -> None:
-    role = "reward" if draft.algorithm == "RewardModel" else "actor"
-    draft.put(f"models.{role}.uri", uri_of(values.get("model.model_name_or_path", "")))
-    if flag(values.get("model.gradient_checkpointing_enable")):
-        draft.put(f"models.{role}.gradientCheckpointing", True)
-    draft.put("training.batchSize", int(values["train.batch_size"]))
-    draft.put("training.totalEpochs", int(values["train.max_epochs"]))
-    warmup(draft, role, "lr_warmup_ratio", values.get("lr_warmup_ratio", 0.03), None)
-
-
-def _rl(draft: Draft, values: Mapping[str, Any]) -> None:
-    draft.put("training.promptBatchSize", int(values["rollout.batch_size"]))
-    draft.put("training.miniBatchSize", int(values["train.batch_size"]))
-    draft.put("training.updateEpochs", int(values["train.max_epochs"]))
-    draft.put("training.totalEpochs", int(values["train.num_episodes"]))
-    draft.put(
-        "algorithm.aggregation", "FixedLength" if values["algo.advantage.estimator"] == "dr_grpo" else "TokenMean"
+        several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)
+        return
+    several.critic_from(
+        draft, str(values["reward.model_name_or_path"] or values["actor.model_name_or_path"]).split(",")[0]
     )
-    if draft.algorithm == "PPO":
-        start = values.get("reward.model_name_or_path") or values.get("actor.model_name_or_path", "")
-        draft.put("models.critic.uri", uri_of(values.get("critic.model_name_or_path") or str(start).split(",")[0]))
-    for role in ("actor", "critic"):
-        if role in draft.spec.get("models", {}):
-            warmup(draft, role, f"{role}.lr_warmup_ratio", values.get(f"{role}.lr_warmup_ratio", 0.03), None)
+    for role in draft.spec.get("models", {}):
+        several.warmup(draft, role, f"{role}.lr_warmup_ratio", values[f"{role}.lr_warmup_ratio"], None)
     _loss(draft, values)
     _reward(draft, values)
 
 
 def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
-    kl = {"coefficient": values["algo.kl.init_coef"], "applyTo": "Loss" if values.get("algo.kl.use_loss") else "Reward"}
-    kl["estimator"] = str(values.get("algo.kl.estimator", "k1")).upper()
-    if target := values.get("algo.kl.target"):
-        kl |= {"controller": "Adaptive", "target": target, "horizon": values.get("algo.kl.horizon", 10000)}
-    draft.put("algorithm.kl", kl)
-    if both := values.get("actor.eps_clip_low_high"):
+    target, horizon = values["algo.kl.target"], values["algo.kl.horizon"]
+    several.kl(draft, values["algo.kl.init_coef"], in_loss=values["algo.kl.use_loss"], target=target, horizon=horizon)
+    draft.put("algorithm.kl.estimator", str(values["algo.kl.estimator"]).upper())
+    if both := values["actor.eps_clip_low_high"]:
         draft.spec["algorithm"] |= {"clipRange": both[0], "clipRangeHigh": both[1]}
-    if values.get("actor.policy_loss_type") == "gspo":
-        if draft.algorithm == "GRPO":
-            draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
-        else:
-            draft.checks.append("GSPO's ratio of whole responses is an option of GRPO only")
-    if values.get("algo.advantage.is_correction_enable"):
-        kind = values.get("algo.advantage.is_correction_type", "tis")
-        cap = (values.get("algo.advantage.is_correction_threshold") or [0.5, 5.0])[1]
+    if values["actor.policy_loss_type"] == "gspo":
+        several.whole_responses(draft)
+    if values["algo.advantage.is_correction_enable"]:
+        kind, cap = values["algo.advantage.is_correction_type"], values["algo.advantage.is_correction_threshold"][1]
         draft.put("algorithm.rolloutCorrection", {"mode": "Truncate" if kind == "tis" else "Mask", "cap": cap})
         draft.checks.append(f"rolloutCorrection has one cap, {cap}; there is no bound of its own below 1")
 
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
-    low, high = values["reward.clip_range"]
-    draft.put("algorithm.rewards.clip", max(abs(low), abs(high)))
-    remote = str(values.get("reward.remote_url") or values.get("train.agent_func_path") or "").split(",")[0]
+    draft.put("algorithm.rewards.clip", max(map(abs, values["reward.clip_range"])))
+    remote = str(values["reward.remote_url"] or values["train.agent_func_path"] or "").split(",")[0]
     if remote.endswith(".py"):
-        draft.put("models.reward", {"entrypoint": f"{remote.rsplit('/', 1)[-1].removesuffix('.py')}:reward_func"})
-        draft.checks.append("models.reward: a function gets prompts, responses and columns by name: docs/rewards.md")
-        if label := values.get("data.label_key"):
+        draft.put("models.reward.entrypoint", several.entrypoint(remote, "reward_func"))
+        draft.checks.append(several.FUNCTION)
+        if label := values["data.label_key"]:
             draft.put("data.train.columns", [str(label)])
     elif remote:
-        draft.put("models.reward", {"url": remote})
+        draft.put("models.reward.url", remote)
         draft.checks.append("models.reward.url: requests and answers are those of docs/rewards.md")
-    elif model := values.get("reward.model_name_or_path"):
-        draft.put("models.reward", {"uri": uri_of(str(model).split(",")[0])})
+    elif model := values["reward.model_name_or_path"]:
+        draft.put("models.reward.uri", uri_of(str(model).split(",")[0]))
         if "," in str(model):
             draft.checks.append("models.reward: a sum has one model at most; the first was taken")

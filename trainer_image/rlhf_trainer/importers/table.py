@@ -1,18 +1,37 @@
-"""What a key of another project becomes here, and the manifest that a table of such keys makes of a configuration."""
+"""A table of what the keys of another project become here, and the manifest that it makes of a configuration.
+
+A row is `KEYS OUTCOME TEXT`; the keys below a row `[PREFIX]` begin with it. The outcomes:
+
+    to      the value goes to the field TEXT below spec: as it is, as a function in brackets makes it, or what `=` says
+    with    it goes to the field TEXT together with other keys, by the project's `combine`
+    skip    nothing here has to say it; TEXT says why
+    lost    nothing here can say it, and training differs without it; TEXT says why
+
+`lr|learning_rate=0.1` is a key with an older name of it, and the project's default, where ours is another. `*` in a
+key stands for anything; a key without it goes first, then the first row that fits. `<role>` is the model that the job
+is for. A field that the algorithm does not have is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.names import API_VERSION, KIND, Role
+from rlhf_trainer.importers.shell import scalar
 
+ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
+FIELD = re.compile(r"(?P<path>\S+)(?: \((?P<change>\w+)\)| = (?P<value>.+))?")
 SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}
 """Names of transformers' schedules; those of other names that end at a part of the peak are Cosine here, too."""
+SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class NoCounterpartError(Exception):
@@ -24,36 +43,58 @@ class OffError(NoCounterpartError):
 
 
 @dataclass(frozen=True)
-class To:
-    """The value goes to the field `path` below spec, as `change` makes it; only these algorithms have the field."""
+class Row:
+    """What becomes of a key: `outcome` and `text` of its row; with `to`, the field `text` is given `change(value)`."""
 
-    path: str
+    outcome: str
+    text: str
     change: Callable[[Any], Any] = lambda value: value
-    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Read:
-    """Goes to `path` together with other keys, by the project's `combine`."""
+class Table:
+    """The rows by key or pattern, each key by its older name, and defaults that are not the defaults here."""
 
-    path: str
+    rows: Mapping[str, Row]
+    newer: Mapping[str, str]
+    defaults: dict[str, Any]
 
-
-@dataclass(frozen=True)
-class NotNeeded:
-    """Nothing here has to say it; `why`."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Nothing here can say it, and training differs without it; `why`."""
-
-    why: str
+    def row(self, key: str) -> Row | None:
+        """The row of a key, or of the first pattern that it fits."""
+        fitting = (pattern for pattern in self.rows if "*" in pattern and fnmatchcase(key, pattern))
+        return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
 
-Table = Mapping[str, To | Read | NotNeeded | Lost]
+def table(text: str, **changes: Callable[[Any], Any]) -> Table:
+    """Read a table; its brackets name functions of `changes` and of CHANGES."""
+    rows: dict[str, Row] = {}
+    newer: dict[str, str] = {}
+    defaults: dict[str, Any] = {}
+    prefix = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("["):
+            prefix = line.strip("[]")
+        elif found := ROW.fullmatch(line):
+            row = _row(found["outcome"], found["text"], {**CHANGES, **changes})
+            for each in found["keys"].split():
+                names, _, default = each.partition("=")
+                key, *older = names.split("|")
+                rows[prefix + key] = row
+                newer |= dict.fromkeys(older, prefix + key)
+                defaults |= {prefix + key: scalar(default)} if default else {}
+        else:
+            raise ValueError(f"no row of a table: {line}")
+    return Table(rows, newer, defaults)
+
+
+def _row(outcome: str, text: str, changes: Mapping[str, Callable[[Any], Any]]) -> Row:
+    found = FIELD.fullmatch(text)
+    if outcome != "to" or not found:
+        return Row(outcome, text)
+    if found["value"]:
+        value = scalar(found["value"])
+        return Row(outcome, found["path"], lambda _: value)
+    return Row(outcome, found["path"], changes[found["change"]]) if found["change"] else Row(outcome, found["path"])
 
 
 @dataclass
@@ -73,84 +114,93 @@ class Draft:
         """Name of the algorithm."""
         return str(self.spec["algorithm"]["name"])
 
+    @property
+    def role(self) -> str:
+        """The model that the job is for."""
+        return ALGORITHMS[self.algorithm].trained[0]
+
     def put(self, path: str, value: Any) -> None:
-        """Set a field below spec."""
-        *above, last = path.split(".")
+        """Set a field below spec; None says nothing."""
+        *above, last = path.replace("<role>", self.role).split(".")
         place = self.spec
         for part in above:
             place = place.setdefault(part, {})
-        place[last] = value
+        if value is not None:
+            place[last] = value
 
     def get(self, path: str) -> Any:
         """A field below spec, or None."""
         place: Any = self.spec
-        for part in path.split("."):
+        for part in path.replace("<role>", self.role).split("."):
             place = place.get(part, {}) if isinstance(place, dict) else {}
         return None if place == {} else place
 
+    def has(self, path: str) -> bool:
+        """Whether the algorithm has this field, or this model."""
+        top, part, *_ = [*path.split("."), ""]
+        algorithm = ALGORITHMS[self.algorithm]
+        if top == "models" and part in get_args(Role):
+            return part in (*algorithm.trained, *algorithm.frozen)
+        return top != "algorithm" or part in {each.alias or name for name, each in algorithm.model_fields.items()}
+
     def document(self) -> dict[str, Any]:
         """The manifest."""
-        order = (
-            "algorithm",
-            "models",
-            "data",
-            "rollout",
-            "training",
-            "evaluation",
-            "outputs",
-            "checkpoint",
-            "resources",
-        )
-        spec = {part: self.spec[part] for part in order if part in self.spec}
+        spec = {part: self.spec[part] for part in SECTIONS if part in self.spec}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
 
 
-def fill(draft: Draft, table: Table, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Put each key where the table says; defaults of the project stand behind what is given, and are not told of."""
-    for key, value in {**defaults, **given}.items():
-        entry = _entry(table, key)
-        where = Draft() if key not in given else draft
-        if entry is None:
-            where.unknown.append(key)
-        elif isinstance(entry, Lost) and value not in (None, False, 0, "", [], {}):
-            where.lost[key] = entry.why
-        elif isinstance(entry, Lost):
-            where.not_needed[key] = "is off there, as here"
-        elif isinstance(entry, NotNeeded):
-            where.not_needed[key] = entry.why
-        elif value is None:
-            where.not_needed[key] = "is null, as if it were not there"
-        elif isinstance(entry, Read):
-            where.mapped[key] = entry.path
-        else:
-            _put(draft, where, key, value, entry)
+class Values(dict[str, Any]):
+    """Values by their keys; None where nothing was said."""
+
+    def __missing__(self, key: str) -> None:
+        return None
 
 
-def _put(draft: Draft, where: Draft, key: str, value: Any, entry: To) -> None:
-    if entry.only and draft.algorithm not in entry.only:
-        where.not_needed[key] = f"{draft.algorithm} has no such option"
-        return
-    try:
-        draft.put(entry.path, entry.change(value))
-    except OffError as why:
-        where.not_needed[key] = str(why)
-    except NoCounterpartError as why:
-        where.lost[key] = str(why)
-    except (TypeError, ValueError):
-        where.lost[key] = f"{value!r} is not what spec.{entry.path} takes"
+def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
+    """Put each key where the table says, and give all values by their newer names, the defaults with them.
+
+    The defaults stand behind what is given, and are not told of. A newer name goes before an older one.
+    """
+    given = dict(sorted(given.items(), key=lambda item: item[0] not in table.newer))
+    values = {table.newer.get(key, key): value for key, value in given.items()}
+    for key, value in table.defaults.items():
+        if key not in values:
+            _fill_one(draft, Draft(), key, value, table.row(key))
+    for key, value in given.items():
+        _fill_one(draft, draft, key, value, table.row(table.newer.get(key, key)))
+    return Values(table.defaults | values)
+
+
+def _fill_one(draft: Draft, told: Draft, key: str, value: Any, row: Row | None) -> None:
+    if row is None:
+        told.unknown.append(key)
+    elif row.outcome == "lost" and value not in OFF:
+        told.lost[key] = row.text
+    elif row.outcome == "lost":
+        told.not_needed[key] = "is off there, as here"
+    elif row.outcome == "skip":
+        told.not_needed[key] = row.text
+    elif value is None:
+        told.not_needed[key] = "is null, as if it were not there"
+    elif row.outcome == "with":
+        told.mapped[key] = row.text
+    elif not draft.has(row.text):
+        told.not_needed[key] = f"{draft.algorithm} has no such option"
     else:
-        where.mapped[key] = entry.path
+        _put(draft, told, key, value, row)
 
 
-def _entry(table: Table, key: str) -> To | Read | NotNeeded | Lost | None:
-    """The entry of a key, or of the first pattern that it fits."""
-    patterns = (pattern for pattern in table if "*" in pattern and fnmatchcase(key, pattern))
-    return table.get(key) or next((table[pattern] for pattern in patterns), None)
-
-
-def all_of(keys: Iterable[str], entry: To | Read | NotNeeded | Lost) -> dict[str, To | Read | NotNeeded | Lost]:
-    """A table in which all these keys have one entry."""
-    return dict.fromkeys(keys, entry)
+def _put(draft: Draft, told: Draft, key: str, value: Any, row: Row) -> None:
+    try:
+        draft.put(row.text, row.change(value))
+    except OffError as why:
+        told.not_needed[key] = str(why)
+    except NoCounterpartError as why:
+        told.lost[key] = str(why)
+    except (TypeError, ValueError):
+        told.lost[key] = f"{value!r} is not what spec.{row.text} takes"
+    else:
+        told.mapped[key] = row.text.replace("<role>", draft.role)
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
@@ -193,18 +243,11 @@ def uri_of(place: Any) -> str:
     return f"file://{Path(text).expanduser()}" if is_path else f"hf://{text}"
 
 
-def dns_label(name: Any) -> str:
-    """A name that a job may have: lower-case letters, digits and dashes, a letter first, 40 at most."""
-    kept = "".join(each if each.isascii() and each.isalnum() else "-" for each in str(name).lower())
-    return kept.strip("-0123456789")[:40].rstrip("-") or "imported"
-
-
-def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> None:
-    """Warm-up as a share of the steps, where their number is known."""
-    if not ratio:
-        return
-    if steps:
-        draft.put(f"models.{role}.optimizer.warmupSteps", round(float(ratio) * steps))
-    else:
-        sentence = f"{key} is a share of the steps, whose number is not said: set models.{role}.optimizer.warmupSteps"
-        draft.checks.append(sentence)
+CHANGES: Mapping[str, Callable[[Any], Any]] = {
+    "above_zero": above_zero,
+    "flag": flag,
+    "opposite": lambda value: not value,
+    "schedule": schedule,
+    "text": str,
+    "uri": uri_of,
+}

@@ -6,24 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.kubectl_yaml import read
+from rlhf_api.kubectl_yaml import read as read_yaml
+from rlhf_trainer.importers import several_keys as several
 from rlhf_trainer.importers.shell import flags, words
-from rlhf_trainer.importers.table import (
-    Draft,
-    Lost,
-    NoCounterpartError,
-    NotNeeded,
-    Read,
-    Table,
-    To,
-    above_zero,
-    all_of,
-    flag,
-    one_of,
-    schedule,
-    uri_of,
-    warmup,
-)
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM = "(program)"
 PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "reward": "RewardModel"}
@@ -40,35 +26,114 @@ VERIFIERS = {
     "accuracy_reward": {"name": "Math", "answerKey": "solution"},
     "think_format_reward": {"name": "Format", "tags": ["think"]},
 }
-RL = ("GRPO", "RLOO")
-DEFAULTS: Mapping[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_train_epochs": 3.0,
-    "lr_scheduler_type": "linear",
-    "seed": 42,
-    "dataset_train_split": "train",
-    "dataset_test_split": "test",
+COMMON = """
+(program)                               skip  says the algorithm
+model_name_or_path                      to    models.<role>.uri (uri)
+model_revision                          to    models.<role>.revision (text)
+trust_remote_code                       to    models.<role>.trustRemoteCode (flag)
+gradient_checkpointing                  to    models.<role>.gradientCheckpointing (flag)
+dtype torch_dtype                       skip  models are read in their own type; training.precision is how they compute
+bf16 fp16                               skip  training.precision: Auto is BF16 with FP32 masters on GPUs
+attn_implementation use_liger_kernel torch_compile model_init_kwargs  skip  kernels and loading are the trainer's
+tf32 gradient_checkpointing_kwargs disable_dropout padding_free       skip  kernels and loading are the trainer's
+use_peft lora_* use_rslora use_dora     with  models
+load_in_* bnb_* use_bnb_*               lost  weights are not quantised
+dataset_name dataset_config datasets    with  data.train
+dataset_train_split=train               to    data.train.split
+dataset_test_split=test                 with  evaluation.data
+shuffle_dataset                         skip  rows are shuffled by training.seed
+dataset_num_proc dataset_streaming dataset_kwargs dataloader_*  skip  rows are read once
+chat_template_path                      lost  a chat template comes with the tokenizer
+per_device_train_batch_size=8 gradient_accumulation_steps=1 num_processes=1  with  training
+num_train_epochs=3.0 max_steps=-1       with  training
+per_device_eval_batch_size auto_find_batch_size  skip  micro-batches are packed by tokens
+weight_decay                            to    models.<role>.optimizer.weightDecay
+adam_beta1=0.9 adam_beta2=0.999         with  models.<role>.optimizer.betas
+adam_epsilon                            to    models.<role>.optimizer.epsilon
+max_grad_norm                           to    models.<role>.optimizer.maxGradNorm
+lr_scheduler_type=linear                with  models.<role>.optimizer.schedule
+warmup_steps warmup_ratio               with  models.<role>.optimizer.warmupSteps
+lr_scheduler_kwargs                     lost  Cosine ends at a tenth of the peak
+optim                                   skip  the optimizer is AdamW
+seed=42                                 to    training.seed
+data_seed                               skip  training.seed shuffles the rows, too
+save_steps                              to    checkpoint.everySteps (above_zero)
+save_total_limit                        to    checkpoint.keepLast
+output_dir                              skip  the run folder (--output), or checkpoint.storage
+save_* resume_from_checkpoint load_best_model_at_end  skip  checkpoints are whole; runs go on
+eval_strategy=no eval_steps do_eval     with  evaluation
+eval_* metric_for_best_model            skip  spec.evaluation says what is measured
+report_to                               with  outputs
+run_name logging_* log_* num_completions_to_print  skip  see docs/metrics.md
+push_to_hub hub_*                       lost  a job uploads nothing; its model is in the run folder
+deepspeed fsdp* ddp_* accelerator_config parallelism_config  skip  the mapper places it
+env config config_file use_vllm vllm_mode  skip  a setting of vLLM, which is in the trainer's own processes
+remove_unused_columns local_rank        skip  the trainer reads the columns that it needs
+activation_offloading                   skip  layers are recomputed where that fits better
+eos_token pad_token pad_to_multiple_of truncation_mode  skip  the tokenizer's; nothing is cut
+router_aux_loss_coef                    lost  the loss that balances experts is left out
+"""
+RL = """
+num_generations_eval                    to    evaluation.samplesPerPrompt
+max_completion_length=512               to    data.maxResponseTokens
+max_prompt_length                       to    data.maxPromptTokens
+generation_batch_size steps_per_generation  with  training
+num_iterations                          to    training.updateEpochs
+temperature                             to    rollout.temperature
+top_p                                   to    rollout.topP
+top_k                                   to    rollout.topK (top_k)
+min_p repetition_penalty generation_kwargs  lost  sampling has temperature, topP and topK
+epsilon                                 to    algorithm.clipRange
+epsilon_high                            to    algorithm.clipRangeHigh
+delta                                   lost  the loss is clipped on one side, as in PPO
+importance_sampling_level               with  algorithm.ratio
+entropy_coef                            to    algorithm.entropyCoefficient
+reward_clip_range                       with  algorithm.rewards.clip
+normalize_advantages                    lost  RLOO's advantages are not whitened
+mask_truncated_completions              lost  algorithm.rewards.missingEndPenalty lowers rewards of unfinished responses
+sync_ref_model ref_model_*              lost  the reference stays as it is
+reward_funcs reward_weights reward_model_name_or_path  with  models.reward
+vllm_gpu_memory_utilization             to    rollout.gpuMemoryUtilization
+vllm_importance_sampling_*              with  algorithm.rolloutCorrection
+vllm_*                                  skip  a setting of vLLM, which is in the trainer's own processes
+max_tool_calling_iterations             lost  responses are one turn; there are no tools
+"""
+OFFLINE = """
+max_length=1024                         with  data.maxPromptTokens and data.maxResponseTokens
+beta                                    to    algorithm.beta
+loss_type                               with  algorithm
+label_smoothing loss_weights ld_alpha f_divergence_type use_weighting  lost  DPO has its own loss only
+precompute_ref_log_probs                skip  the reference scores each batch; it may be offloaded
+packing packing_strategy eval_packing   skip  texts are always packed
+completion_only_loss                    skip  only responses are learned
+assistant_only_loss                     skip  every answer of a conversation is learned, and nothing else
+dataset_text_field                      lost  a row is a prompt with a response, or a conversation
+center_rewards_coefficient              lost  the loss is -log sigmoid of the difference
+"""
+GRPO = """
+num_generations=8                       to    rollout.samplesPerPrompt
+beta=0.0                                with  algorithm.kl
+loss_type=dapo                          to    algorithm.aggregation (aggregation)
+scale_rewards                           to    algorithm.normalizeByStd (scale)
+"""
+RLOO = """
+num_generations=2                       to    rollout.samplesPerPrompt
+beta=0.05                               with  algorithm.kl
+"""
+RATE = "learning_rate={}                      to    models.<role>.optimizer.learningRate"
+TABLES = {
+    "GRPO": COMMON + RL + GRPO + RATE.format("1e-6"),
+    "RLOO": COMMON + RL + RLOO + RATE.format("1e-6"),
+    "SFT": COMMON + OFFLINE + RATE.format("2e-5"),
+    "DPO": COMMON + OFFLINE + RATE.format("1e-6"),
+    "RewardModel": COMMON + OFFLINE + RATE.format("1e-4"),
 }
-OF_PROGRAM: Mapping[str, Mapping[str, Any]] = {
-    "GRPO": {
-        "num_generations": 8,
-        "max_completion_length": 512,
-        "beta": 0.0,
-        "loss_type": "dapo",
-        "learning_rate": 1e-6,
-    },
-    "RLOO": {"num_generations": 2, "max_completion_length": 512, "beta": 0.05, "learning_rate": 1e-6},
-    "SFT": {"max_length": 1024, "learning_rate": 2e-5},
-    "DPO": {"max_length": 1024, "learning_rate": 1e-6},
-    "RewardModel": {"max_length": 1024, "learning_rate": 1e-4},
-}
-"""Those defaults of TRL that are not the defaults here."""
 
-BATCH = Read("training")
-ENGINE = NotNeeded("a setting of vLLM, which is in the trainer's own processes")
-KERNELS = NotNeeded("kernels and loading are the trainer's")
-PREFERENCE = Lost("DPO has its own loss only")
+
+def table_of(name: str) -> Table:
+    """The table of the program that trains by an algorithm."""
+    changes = {"aggregation": one_of(AGGREGATIONS), "scale": _scale, "top_k": lambda value: value or -1}
+    return table(TABLES[name], **changes)
 
 
 def _scale(value: Any) -> bool:
@@ -77,126 +142,23 @@ def _scale(value: Any) -> bool:
     return value not in (False, "none", "false", "False")
 
 
-_COMMON: Table = {
-    PROGRAM: NotNeeded("says the algorithm"),
-    "model_name_or_path": Read("models"),
-    "model_revision": Read("models"),
-    "trust_remote_code": Read("models"),
-    "gradient_checkpointing": Read("models"),
-    "dtype": NotNeeded("models are read in their own type; training.precision says how they are computed"),
-    "torch_dtype": NotNeeded("models are read in their own type; training.precision says how they are computed"),
-    **all_of(("bf16", "fp16"), NotNeeded("training.precision: Auto is BF16 with FP32 masters on GPUs")),
-    **all_of(("attn_implementation", "use_liger_kernel", "torch_compile", "model_init_kwargs", "tf32"), KERNELS),
-    **all_of(("gradient_checkpointing_kwargs", "disable_dropout", "padding_free"), KERNELS),
-    **all_of(("use_peft", "lora_*", "use_rslora", "use_dora"), Read("models")),
-    **all_of(("load_in_*", "bnb_*", "use_bnb_*"), Lost("weights are not quantised")),
-    **all_of(("dataset_name", "dataset_config", "datasets", "dataset_test_split"), Read("data.train")),
-    "dataset_train_split": To("data.train.split"),
-    "shuffle_dataset": NotNeeded("rows are shuffled by training.seed"),
-    **all_of(
-        ("dataset_num_proc", "dataset_streaming", "dataset_kwargs", "dataloader_*"), NotNeeded("rows are read once")
-    ),
-    "chat_template_path": Lost("a chat template comes with the tokenizer"),
-    **all_of(("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"), BATCH),
-    **all_of(("num_train_epochs", "max_steps"), BATCH),
-    **all_of(("per_device_eval_batch_size", "auto_find_batch_size"), NotNeeded("micro-batches are packed by tokens")),
-    **all_of(("learning_rate", "weight_decay", "adam_beta1", "adam_beta2"), Read("models.<role>.optimizer")),
-    **all_of(("adam_epsilon", "max_grad_norm", "lr_scheduler_type"), Read("models.<role>.optimizer")),
-    **all_of(("warmup_steps", "warmup_ratio"), Read("models.<role>.optimizer.warmupSteps")),
-    "lr_scheduler_kwargs": Lost("Cosine ends at a tenth of the peak"),
-    "optim": NotNeeded("the optimizer is AdamW"),
-    "seed": To("training.seed"),
-    "data_seed": NotNeeded("training.seed shuffles the rows, too"),
-    "save_steps": To("checkpoint.everySteps", above_zero),
-    "save_total_limit": To("checkpoint.keepLast"),
-    "output_dir": NotNeeded("the run folder (--output), or checkpoint.storage"),
-    **all_of(
-        ("save_*", "resume_from_checkpoint", "load_best_model_at_end"), NotNeeded("checkpoints are whole; runs go on")
-    ),
-    **all_of(("eval_strategy", "eval_steps", "do_eval"), Read("evaluation")),
-    **all_of(("eval_*", "metric_for_best_model"), NotNeeded("spec.evaluation says what is measured")),
-    "report_to": Read("outputs"),
-    **all_of(("run_name", "logging_*", "log_*", "num_completions_to_print"), NotNeeded("see docs/metrics.md")),
-    **all_of(("push_to_hub", "hub_*"), Lost("a job uploads nothing; its model is in the run folder")),
-    **all_of(
-        ("deepspeed", "fsdp*", "ddp_*", "accelerator_config", "parallelism_config"), NotNeeded("the mapper places it")
-    ),
-    **all_of(("env", "config", "config_file", "use_vllm", "vllm_mode", "remove_unused_columns", "local_rank"), ENGINE),
-    "activation_offloading": NotNeeded("layers are recomputed where that fits better"),
-    **all_of(
-        ("eos_token", "pad_token", "pad_to_multiple_of", "truncation_mode"),
-        NotNeeded("the tokenizer's; nothing is cut"),
-    ),
-    "router_aux_loss_coef": Lost("the loss that balances experts is left out"),
-}
-_RL_KEYS: Table = {
-    "num_generations": To("rollout.samplesPerPrompt"),
-    "num_generations_eval": To("evaluation.samplesPerPrompt"),
-    "max_completion_length": To("data.maxResponseTokens"),
-    "max_prompt_length": To("data.maxPromptTokens"),
-    **all_of(("generation_batch_size", "steps_per_generation"), BATCH),
-    "num_iterations": To("training.updateEpochs"),
-    "temperature": To("rollout.temperature"),
-    "top_p": To("rollout.topP"),
-    "top_k": To("rollout.topK", lambda value: value or -1),
-    **all_of(("min_p", "repetition_penalty", "generation_kwargs"), Lost("sampling has temperature, topP and topK")),
-    "beta": Read("algorithm.kl"),
-    "epsilon": To("algorithm.clipRange"),
-    "epsilon_high": To("algorithm.clipRangeHigh"),
-    "delta": Lost("the loss is clipped on one side, as in PPO"),
-    "loss_type": To("algorithm.aggregation", one_of(AGGREGATIONS), only=("GRPO",)),
-    "scale_rewards": To("algorithm.normalizeByStd", _scale, only=("GRPO",)),
-    "importance_sampling_level": Read("algorithm.ratio"),
-    "entropy_coef": To("algorithm.entropyCoefficient"),
-    "reward_clip_range": Read("algorithm.rewards.clip"),
-    "normalize_advantages": Lost("RLOO's advantages are not whitened"),
-    "mask_truncated_completions": Lost("algorithm.rewards.missingEndPenalty lowers the reward of unfinished responses"),
-    **all_of(("sync_ref_model", "ref_model_*"), Lost("the reference stays as it is")),
-    **all_of(("reward_funcs", "reward_weights", "reward_model_name_or_path"), Read("models.reward")),
-    "vllm_gpu_memory_utilization": To("rollout.gpuMemoryUtilization"),
-    **all_of(
-        ("vllm_importance_sampling_correction", "vllm_importance_sampling_*"), Read("algorithm.rolloutCorrection")
-    ),
-    "vllm_*": ENGINE,
-    "max_tool_calling_iterations": Lost("responses are one turn; there are no tools"),
-}
-_OFFLINE: Table = {
-    "max_length": Read("data.maxPromptTokens and data.maxResponseTokens"),
-    "beta": To("algorithm.beta", only=("DPO",)),
-    "loss_type": Read("algorithm"),
-    **all_of(("label_smoothing", "loss_weights", "ld_alpha", "f_divergence_type", "use_weighting"), PREFERENCE),
-    "precompute_ref_log_probs": NotNeeded("the reference scores each batch; it may be offloaded"),
-    **all_of(("packing", "packing_strategy", "eval_packing"), NotNeeded("texts are always packed")),
-    "completion_only_loss": NotNeeded("only responses are learned"),
-    "assistant_only_loss": NotNeeded("every answer of a conversation is learned, and nothing else"),
-    "dataset_text_field": Lost("a row is a prompt with a response, or a conversation"),
-    "center_rewards_coefficient": Lost("the loss is -log sigmoid of the difference"),
-}
-
-
-def table_of(algorithm: str) -> Table:
-    """The table of a program."""
-    return {**_COMMON, **(_RL_KEYS if algorithm in RL else _OFFLINE)}
-
-
-def read_values(text: str, source: str) -> dict[str, Any]:
+def read(text: str, source: str) -> dict[str, Any]:
     """Keys of a configuration file, or flags of a script that calls `trl`, with the program under PROGRAM."""
-    called = re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text))
-    if called:
+    if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
         return {PROGRAM: called[1], **flags(words(text, source))}
-    (document,) = read(text, f"{source}: ") or [None]
+    (document,) = read_yaml(text, f"{source}: ") or [None]
     if not isinstance(document, dict):
         raise NoCounterpartError("it is no mapping of keys to values")
     return {str(key): value for key, value in document.items()}
 
 
-def algorithm(values: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
+def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
     """The algorithm of the program; in a file the keys that only one program has tell it."""
-    if program := values.get(PROGRAM):
+    if program := given.get(PROGRAM):
         if program not in PROGRAMS:
             raise NoCounterpartError(f"trl {program} is no algorithm here; expected {', '.join(PROGRAMS)}")
         return {"name": PROGRAMS[program]}
-    found = chosen or next((name for name, marks in MARKS.items() if any(key in values for key in marks)), None)
+    found = chosen or next((name for name, marks in MARKS.items() if any(key in given for key in marks)), None)
     if found not in PROGRAMS.values():
         raise NoCounterpartError(f"no key tells its trainer; say --algorithm, one of {', '.join(PROGRAMS.values())}")
     return {"name": found}
@@ -205,142 +167,109 @@ def algorithm(values: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
     draft.name = draft.algorithm.lower()
-    role = "reward" if draft.algorithm == "RewardModel" else "actor"
-    model: dict[str, Any] = {"uri": uri_of(values.get("model_name_or_path", ""))}
-    if revision := values.get("model_revision"):
-        model["revision"] = str(revision)
-    if flag(values.get("trust_remote_code")):
-        model["trustRemoteCode"] = True
-    if "gradient_checkpointing" in values:
-        model["gradientCheckpointing"] = flag(values["gradient_checkpointing"])
-    draft.put(f"models.{role}", model | {"optimizer": _optimizer(draft, values)})
-    if flag(values.get("use_peft")):
-        draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
-    if "tensorboard" in (values.get("report_to") or []):
-        draft.put("outputs.tensorboard", True)
-    if "wandb" in (values.get("report_to") or []):
-        draft.put("outputs.wandb.project", "trl")
-    _steps(draft, values, role)
+    several.lacks(draft, lora=flag(values["use_peft"]))
+    several.outputs(draft, values["report_to"], "trl")
+    _optimizer(draft, values)
     _data(draft, values)
-    if draft.algorithm in RL:
-        _rl(draft, values)
+    if draft.algorithm in ("GRPO", "RLOO"):
+        _loss(draft, values)
         _reward(draft, values)
-    else:
-        half = int(values["max_length"]) // 2
-        draft.spec["data"] |= {"maxPromptTokens": half, "maxResponseTokens": half}
-        draft.checks.append(
-            f"max_length {2 * half} bounded both together; here half is for the prompt, half for the response"
-        )
-        if values.get("loss_type") not in (None, "sigmoid", ["sigmoid"], "nll"):
-            draft.checks.append(f"there is no loss {values['loss_type']} here")
+        return
+    several.halve(draft, "max_length", int(values["max_length"]))
+    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll"):
+        draft.checks.append(f"there is no loss {values['loss_type']} here")
 
 
-def _optimizer(draft: Draft, values: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {"learningRate": values["learning_rate"]}
+def _optimizer(draft: Draft, values: Mapping[str, Any]) -> None:
+    draft.put("models.<role>.optimizer.betas", [values["adam_beta1"], values["adam_beta2"]])
     try:
-        made["schedule"] = schedule(values["lr_scheduler_type"])
+        draft.put("models.<role>.optimizer.schedule", schedule(values["lr_scheduler_type"]))
     except NoCounterpartError as why:
-        made["schedule"] = "Cosine"
+        draft.put("models.<role>.optimizer.schedule", "Cosine")
         draft.checks.append(f"lr_scheduler_type: {why}; Cosine was taken")
-    names = {"weight_decay": "weightDecay", "adam_epsilon": "epsilon", "max_grad_norm": "maxGradNorm"}
-    made |= {ours: values[theirs] for theirs, ours in names.items() if values.get(theirs) is not None}
-    made["betas"] = [values.get("adam_beta1", 0.9), values.get("adam_beta2", 0.999)]
-    if (values.get("warmup_steps") or 0) >= 1:
-        made["warmupSteps"] = int(values["warmup_steps"])
-    return made
+    steps, share = _steps(draft, values), values["warmup_ratio"] or values["warmup_steps"] or 0
+    if share < 1:
+        several.warmup(draft, draft.role, "warmup_ratio", share, steps)
+    else:
+        draft.put("models.<role>.optimizer.warmupSteps", int(share))
 
 
-def _steps(draft: Draft, values: Mapping[str, Any], role: str) -> None:
-    processes = int(values.get("num_processes", 1))
-    update = int(values["per_device_train_batch_size"]) * int(values["gradient_accumulation_steps"]) * processes
+def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
+    """Batch sizes and steps; gives the number of steps, where it is said."""
+    each, times, processes = (
+        int(values[key]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
+    )
     draft.checks.append(
         f"batch sizes are counted for {processes} process{'es' * (processes > 1)}; TRL multiplies by its number"
     )
-    steps = int(values.get("max_steps", -1))
-    if draft.algorithm in RL:
-        samples = int(values["num_generations"])
-        generated = int(values.get("generation_batch_size") or 0)
-        per_generation = int(values.get("steps_per_generation") or values["gradient_accumulation_steps"])
-        generated = generated or int(values["per_device_train_batch_size"]) * processes * per_generation
-        draft.put("training.promptBatchSize", max(generated // samples, 1))
-        draft.put("training.miniBatchSize", min(update, max(generated // samples, 1) * samples))
+    steps, update = int(values["max_steps"]), each * times * processes
+    if samples := draft.get("rollout.samplesPerPrompt"):
+        generated = int(
+            values["generation_batch_size"] or each * processes * int(values["steps_per_generation"] or times)
+        )
+        prompts = max(generated // samples, 1)
+        draft.put("training.promptBatchSize", prompts)
+        draft.put("training.miniBatchSize", min(update, prompts * samples))
         steps = steps * update // max(generated, 1) if steps > 0 else steps
     else:
         draft.put("training.batchSize", update)
     if steps > 0:
         draft.put("training.totalSteps", steps)
-    else:
-        draft.put("training.totalEpochs", max(round(float(values["num_train_epochs"])), 1))
-    share = values.get("warmup_ratio") or values.get("warmup_steps")
-    if share and share < 1:
-        warmup(draft, role, "warmup_ratio", share, steps if steps > 0 else None)
+        return steps
+    draft.put("training.totalEpochs", max(round(float(values["num_train_epochs"])), 1))
+    return None
 
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:
-    train = draft.spec["data"].setdefault("train", {})
-    sets = values.get("datasets")
-    if sets:
-        mix = [{"uri": uri_of(each["path"]), "weight": 1.0, **_rows(each)} for each in sets]
-        draft.put("data.train", {"mix": mix})
-        draft.checks.append("data.train.mix draws the same share of each data set; set the weights")
-    elif name := values.get("dataset_name"):
-        subset = {"subset": values["dataset_config"]} if values.get("dataset_config") else {}
-        draft.put("data.train", {"uri": uri_of(name), **subset, **train})
-        if values.get("eval_strategy", "no") not in ("no", False):
-            draft.put("evaluation.data", {"uri": uri_of(name), **subset, "split": values["dataset_test_split"]})
-            if values.get("eval_steps"):
-                draft.put("evaluation.everySteps", int(values["eval_steps"]))
+    names = {"name": "subset", "split": "split"}
+    if sets := values["datasets"]:
+        rows = [{ours: each[theirs] for theirs, ours in names.items() if theirs in each} for each in sets]
+        several.train_on(draft, [{"uri": uri_of(each["path"])} | row for each, row in zip(sets, rows, strict=True)])
+    elif name := values["dataset_name"]:
+        subset = {"subset": values["dataset_config"]} if values["dataset_config"] else {}
+        several.train_on(draft, [{"uri": uri_of(name), **subset}])
+        if values["eval_strategy"] not in ("no", False):
+            held_out = {"uri": uri_of(name), **subset, "split": values["dataset_test_split"]}
+            several.evaluate_on(draft, held_out, values["eval_steps"])
     if draft.algorithm == "SFT":
         draft.checks.append("data.train: say messagesKey for a column of conversations, or promptKey and responseKey")
 
 
-def _rows(one: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"name": "subset", "split": "split"}
-    return {ours: one[theirs] for theirs, ours in names.items() if one.get(theirs)}
-
-
-def _rl(draft: Draft, values: Mapping[str, Any]) -> None:
+def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     in_loss = draft.algorithm == "GRPO"
-    draft.put("algorithm.kl", {"coefficient": values["beta"], "applyTo": "Loss" if in_loss else "Reward"})
-    if "max_prompt_length" not in values:
+    several.kl(draft, values["beta"], in_loss=in_loss)
+    if not draft.get("data.maxPromptTokens"):
         draft.put("data.maxPromptTokens", 512)
         draft.checks.append(
             "data.maxPromptTokens: TRL does not bound prompts; here longer ones than 512 tokens are left out"
         )
-    if values.get("importance_sampling_level") in ("sequence", "sequence_token"):
-        draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
-    if clip := values.get("reward_clip_range"):
+    if values["importance_sampling_level"] in ("sequence", "sequence_token"):
+        several.whole_responses(draft)
+    if clip := values["reward_clip_range"]:
         draft.put("algorithm.rewards.clip", max(map(abs, clip)))
-    if flag(values.get("use_vllm")) and flag(values.get("vllm_importance_sampling_correction", in_loss)):
-        most = values.get("vllm_importance_sampling_clip_max") or values.get("vllm_importance_sampling_cap") or 3.0
-        mode = "Mask" if "mask" in str(values.get("vllm_importance_sampling_mode", "sequence_mask")) else "Truncate"
+    if flag(values["use_vllm"]) and flag(values.get("vllm_importance_sampling_correction", in_loss)):
+        most = values["vllm_importance_sampling_clip_max"] or values["vllm_importance_sampling_cap"] or 3.0
+        mode = "Mask" if "mask" in str(values["vllm_importance_sampling_mode"] or "sequence_mask") else "Truncate"
         draft.put("algorithm.rolloutCorrection", {"mode": mode, "cap": most})
         draft.checks.append("rolloutCorrection weighs tokens, not whole responses")
 
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
-    functions = values.get("reward_funcs") or []
-    functions = functions if isinstance(functions, list) else [functions]
-    parts: list[dict[str, Any]]
-    parts = [{"uri": uri_of(values["reward_model_name_or_path"])}] if values.get("reward_model_name_or_path") else []
-    for function in map(str, functions):
+    model = values["reward_model_name_or_path"]
+    parts: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
+    for function in map(str, several.listed(values["reward_funcs"])):
+        module, _, name = function.rpartition(".")
         if function == "get_soft_overlong_punishment":
             draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
         elif function in VERIFIERS:
             parts.append({"verifier": VERIFIERS[function]})
-        elif "." in function:
-            module, _, name = function.rpartition(".")
+        elif module:
             parts.append({"entrypoint": f"{module}:{name}"})
-            draft.checks.append(
-                "models.reward: a function gets prompts, responses and columns by name: docs/rewards.md"
-            )
+            draft.checks.append(several.FUNCTION)
         else:
             draft.checks.append(f"models.reward: there is no {function} here")
-    weights = values.get("reward_weights") or [1.0] * len(parts)
     if len(parts) > 1:
-        named = zip(parts, weights, strict=False)
-        draft.put(
-            "models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": p} for n, (p, w) in enumerate(named, 1)]
-        )
+        weighed = enumerate(zip(parts, values["reward_weights"] or [1.0] * len(parts), strict=False), 1)
+        draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (part, w) in weighed])
     elif parts:
         draft.put("models.reward", parts[0])

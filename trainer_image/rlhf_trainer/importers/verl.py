@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_trainer.importers.table import (
-    Draft,
-    Lost,
-    NoCounterpartError,
-    NotNeeded,
-    Read,
-    Table,
-    To,
-    above_zero,
-    all_of,
-    dns_label,
-    flag,
-    one_of,
-    schedule,
-    uri_of,
-    warmup,
-)
+from rlhf_trainer.importers import several_keys as several
+from rlhf_trainer.importers.hydra import read
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+
+__all__ = ["algorithm", "combine", "read", "table_of"]
 
 ESTIMATORS: dict[Any, dict[str, Any]] = {
     "gae": {"name": "PPO"},
@@ -39,324 +27,268 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "FixedLength",
 }
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
-FITS = NotNeeded("micro-batches are packed by tokens; training.microBatchTokens or the mapper says what fits")
-MAPPED = NotNeeded("the mapper chooses sizes, sharding and offload, or models.<role>.{parallelism, offload} do")
-ENGINE = NotNeeded("a setting of the generator, which is vLLM in the trainer's own processes")
-REWARD = Read("models.reward")
+KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
+OPTIMIZER = """
+optim.lr=RATE                         to    models.ROLE.optimizer.learningRate
+optim.weight_decay=0.01               to    models.ROLE.optimizer.weightDecay
+optim.betas=[0.9,0.999]               to    models.ROLE.optimizer.betas
+optim.clip_grad grad_clip             to    models.ROLE.optimizer.maxGradNorm
+optim.lr_warmup_steps                 to    models.ROLE.optimizer.warmupSteps (above_zero)
+optim.lr_warmup_steps_ratio           with  models.ROLE.optimizer.warmupSteps
+optim.lr_scheduler_type               to    models.ROLE.optimizer.schedule (schedule)
+optim.warmup_style                    to    models.ROLE.optimizer.schedule (schedule)
+optim.optimizer                       skip  the optimizer is AdamW
+optim.*                               skip  training.totalSteps and the schedule say it
+"""
+KEYS = f"""
+*_target_                             skip  is Hydra's
 
-DEFAULTS: Mapping[str, Any] = {
-    "algorithm.adv_estimator": "gae",
-    "algorithm.gamma": 1.0,
-    "algorithm.lam": 1.0,
-    "algorithm.kl_ctrl.kl_coef": 0.001,
-    "data.prompt_key": "prompt",
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.train_batch_size": 1024,
-    ACTOR + "ppo_mini_batch_size": 256,
-    ACTOR + "loss_agg_mode": "token-mean",
-    ACTOR + "kl_loss_coef": 0.001,
-    ACTOR + "kl_loss_type": "low_var_kl",
-    ACTOR + "optim.lr": 1e-6,
-    ACTOR + "optim.weight_decay": 0.01,
-    ACTOR + "optim.betas": [0.9, 0.999],
-    "critic.optim.lr": 1e-5,
-    "critic.optim.weight_decay": 0.01,
-    "critic.optim.betas": [0.9, 0.999],
-    "critic.cliprange_value": 0.5,
-    "trainer.total_epochs": 30,
-}
-"""Those defaults of verl that are not the defaults here."""
+[algorithm.]
+adv_estimator=gae                     with  algorithm
+gamma=1.0                             to    algorithm.discount
+lam=1.0                               to    algorithm.gaeLambda
+norm_adv_by_std_in_grpo               to    algorithm.normalizeByStd
+filter_groups.enable                  with  algorithm.oversampling
+filter_groups.max_num_gen_batches     with  algorithm.oversampling
+filter_groups.*                       skip  groups are compared by their scores
+rollout_correction.rollout_is         with  algorithm.rolloutCorrection
+rollout_correction.rollout_is_threshold=2.0  with  algorithm.rolloutCorrection
+rollout_correction.*                  lost  algorithm.rolloutCorrection has a mode and a cap, no more
+use_pf_ppo                            lost  there is no reweighting of samples (PF-PPO)
+pf_ppo.*                              skip  for use_pf_ppo
+use_kl_in_reward kl_penalty=kl        with  algorithm.kl
+kl_ctrl.kl_coef=0.001 kl_ctrl.*       with  algorithm.kl
 
+[data.]
+train_files                           with  data.train
+val_files                             with  evaluation.data
+prompt_key=prompt                     to    data.train.promptKey
+max_prompt_length=512                 to    data.maxPromptTokens
+max_response_length=512               to    data.maxResponseTokens
+train_batch_size=1024                 to    training.promptBatchSize
+train_max_samples                     to    data.train.limit (above_zero)
+val_max_samples=-1                    with  evaluation.data.limit
+seed                                  to    training.seed
+filter_overlong_prompts truncation=error  with  data.overlong
+trust_remote_code                     to    models.actor.trustRemoteCode (flag)
+reward_fn_key                         skip  data.train.columns says which columns a reward gets
+shuffle                               skip  rows are shuffled by training.seed
+image_key video_key audio_key         skip  models read text only
+custom_cls.* sampler.* datagen.*      lost  no code of yours reads the data
+apply_chat_template_kwargs*           lost  the chat template gets no further arguments
+*                                     skip  how verl hands rows on
 
-def _optimizer(prefix: str, role: str, only: tuple[str, ...]) -> Table:
-    place = f"models.{role}.optimizer."
-    return {
-        prefix + "optim.lr": To(place + "learningRate", only=only),
-        prefix + "optim.weight_decay": To(place + "weightDecay", only=only),
-        prefix + "optim.betas": To(place + "betas", only=only),
-        prefix + "optim.clip_grad": To(place + "maxGradNorm", only=only),
-        prefix + "grad_clip": To(place + "maxGradNorm", only=only),
-        prefix + "optim.lr_warmup_steps": To(place + "warmupSteps", above_zero, only=only),
-        prefix + "optim.lr_warmup_steps_ratio": Read(place + "warmupSteps"),
-        prefix + "optim.lr_scheduler_type": To(place + "schedule", schedule, only=only),
-        prefix + "optim.warmup_style": To(place + "schedule", schedule, only=only),
-        prefix + "optim.optimizer": NotNeeded("the optimizer is AdamW"),
-        prefix + "optim.*": NotNeeded("training.totalSteps and the schedule say it"),
-    }
+[{MODEL}]
+path                                  to    models.actor.uri (uri)
+trust_remote_code                     to    models.actor.trustRemoteCode (flag)
+enable_gradient_checkpointing         to    models.actor.gradientCheckpointing (flag)
+lora.rank|actor_rollout_ref.model.lora_rank  with  models.actor
+custom_chat_template override_config* lost  the model's own is taken
+*                                     skip  kernels and loading are the trainer's
 
+[{ACTOR}]
+{OPTIMIZER.replace("ROLE", "actor").replace("RATE", "1e-6")}
+use_kl_loss kl_loss_coef=0.001        with  algorithm.kl
+kl_loss_type=low_var_kl               with  algorithm.kl
+clip_ratio clip_ratio_low             to    algorithm.clipRange
+clip_ratio_high                       to    algorithm.clipRangeHigh
+clip_ratio_c                          lost  there is no dual clip, a bound on the ratio where advantages are negative
+entropy_coeff                         to    algorithm.entropyCoefficient
+loss_agg_mode=token-mean              to    algorithm.aggregation (aggregation)
+policy_loss.loss_mode=vanilla         with  algorithm.ratio
+ppo_mini_batch_size=256               with  training.miniBatchSize
+ppo_epochs                            to    training.updateEpochs
+ppo_max_token_len_per_gpu             to    training.microBatchTokens
+ppo_micro_batch_size* use_dynamic_bsz skip  micro-batches are packed by tokens; the mapper says what fits
+ulysses_sequence_parallel_size=1      with  models.actor
+fsdp_config.param_offload             with  models.actor.offload
+fsdp_config.optimizer_offload         with  models.actor.offload
+fsdp_config.* megatron.* strategy     skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
+*                                     skip  the trainer's own way of computing losses
 
-_ALGORITHM: Table = {
-    "algorithm.adv_estimator": Read("algorithm"),
-    "algorithm.gamma": To("algorithm.discount", only=("PPO",)),
-    "algorithm.lam": To("algorithm.gaeLambda", only=("PPO",)),
-    "algorithm.norm_adv_by_std_in_grpo": To("algorithm.normalizeByStd", only=("GRPO",)),
-    "algorithm.filter_groups.enable": Read("algorithm.oversampling"),
-    "algorithm.filter_groups.max_num_gen_batches": Read("algorithm.oversampling"),
-    "algorithm.filter_groups.*": NotNeeded("groups are compared by their scores"),
-    "algorithm.rollout_correction.rollout_is": Read("algorithm.rolloutCorrection"),
-    "algorithm.rollout_correction.rollout_is_threshold": Read("algorithm.rolloutCorrection"),
-    "algorithm.rollout_correction.*": Lost("algorithm.rolloutCorrection has a mode and a cap, no more"),
-    "algorithm.use_pf_ppo": Lost("there is no reweighting of samples (PF-PPO)"),
-    "algorithm.pf_ppo.*": NotNeeded("for use_pf_ppo"),
-    **all_of(("algorithm.use_kl_in_reward", "algorithm.kl_penalty", "algorithm.kl_ctrl.*"), Read("algorithm.kl")),
-    **all_of((ACTOR + "use_kl_loss", ACTOR + "kl_loss_coef", ACTOR + "kl_loss_type"), Read("algorithm.kl")),
-    **all_of((ACTOR + "clip_ratio", ACTOR + "clip_ratio_low"), To("algorithm.clipRange")),
-    ACTOR + "clip_ratio_high": To("algorithm.clipRangeHigh"),
-    ACTOR + "clip_ratio_c": Lost("there is no dual clip, a bound on the ratio where advantages are negative"),
-    ACTOR + "entropy_coeff": To("algorithm.entropyCoefficient"),
-    ACTOR + "loss_agg_mode": To("algorithm.aggregation", one_of(AGGREGATIONS)),
-    ACTOR + "policy_loss.loss_mode": Read("algorithm.ratio"),
-    "critic.cliprange_value": To("algorithm.valueClipRange", only=("PPO",)),
-    "trainer.critic_warmup": To("algorithm.criticWarmupSteps", only=("PPO",)),
-}
-_DATA: Table = {
-    "data.train_files": Read("data.train"),
-    "data.val_files": Read("evaluation.data"),
-    "data.prompt_key": To("data.train.promptKey"),
-    "data.max_prompt_length": To("data.maxPromptTokens"),
-    "data.max_response_length": To("data.maxResponseTokens"),
-    "data.train_batch_size": To("training.promptBatchSize"),
-    "data.train_max_samples": To("data.train.limit", above_zero),
-    "data.val_max_samples": Read("evaluation.data.limit"),
-    "data.seed": To("training.seed"),
-    "data.filter_overlong_prompts": Read("data.overlong"),
-    "data.truncation": Read("data.overlong"),
-    "data.trust_remote_code": To("models.actor.trustRemoteCode", flag),
-    "data.reward_fn_key": NotNeeded("data.train.columns says which columns a reward gets"),
-    "data.shuffle": NotNeeded("rows are shuffled by training.seed"),
-    **all_of(("data.image_key", "data.video_key", "data.audio_key"), NotNeeded("models read text only")),
-    **all_of(("data.custom_cls.*", "data.sampler.*", "data.datagen.*"), Lost("no code of yours reads the data")),
-    "data.apply_chat_template_kwargs*": Lost("the chat template gets no further arguments"),
-    "data.*": NotNeeded("how verl hands rows on"),
-}
-_MODELS: Table = {
-    MODEL + "path": Read("models.actor.uri"),
-    MODEL + "trust_remote_code": To("models.actor.trustRemoteCode", flag),
-    MODEL + "enable_gradient_checkpointing": To("models.actor.gradientCheckpointing", flag),
-    **all_of((MODEL + "lora_rank", MODEL + "lora.rank"), Read("models.actor")),
-    **all_of((MODEL + "custom_chat_template", MODEL + "override_config*"), Lost("the model's own is taken")),
-    MODEL + "*": NotNeeded("kernels and loading are the trainer's"),
-    **_optimizer(ACTOR, "actor", ()),
-    ACTOR + "ppo_mini_batch_size": Read("training.miniBatchSize"),
-    ACTOR + "ppo_epochs": To("training.updateEpochs"),
-    ACTOR + "ppo_max_token_len_per_gpu": To("training.microBatchTokens"),
-    **all_of((ACTOR + "ppo_micro_batch_size*", ACTOR + "use_dynamic_bsz", REF + "log_prob_*"), FITS),
-    ACTOR + "ulysses_sequence_parallel_size": Read("models.actor"),
-    **all_of(
-        (ACTOR + "fsdp_config.param_offload", ACTOR + "fsdp_config.optimizer_offload"), Read("models.actor.offload")
-    ),
-    REF + "fsdp_config.param_offload": Read("models.reference.offload"),
-    **all_of((ACTOR + "fsdp_config.*", ACTOR + "megatron.*", ACTOR + "strategy", REF + "*"), MAPPED),
-    ACTOR + "*": NotNeeded("the trainer's own way of computing losses"),
-    "critic.model.path": Read("models.critic.uri"),
-    "critic.model.trust_remote_code": To("models.critic.trustRemoteCode", flag, only=("PPO",)),
-    "critic.model.enable_gradient_checkpointing": To("models.critic.gradientCheckpointing", flag, only=("PPO",)),
-    **_optimizer("critic.", "critic", ("PPO",)),
-    **all_of(("critic.*fsdp*", "critic.megatron.*", "critic.strategy"), MAPPED),
-    "critic.*": NotNeeded("as the actor's, or the trainer's own"),
-}
-_ROLLOUT: Table = {
-    ROLLOUT + "n": To("rollout.samplesPerPrompt"),
-    ROLLOUT + "temperature": To("rollout.temperature"),
-    ROLLOUT + "top_p": To("rollout.topP"),
-    ROLLOUT + "top_k": To("rollout.topK"),
-    ROLLOUT + "gpu_memory_utilization": To("rollout.gpuMemoryUtilization"),
-    ROLLOUT + "enforce_eager": To("rollout.enforceEager", flag),
-    ROLLOUT + "tensor_model_parallel_size": NotNeeded("the mapper chooses; here it divides the training's tensor size"),
-    **all_of((ROLLOUT + "val_kwargs.n", ROLLOUT + "val_kwargs.do_sample"), Read("evaluation")),
-    ROLLOUT + "val_kwargs.*": Lost("evaluations sample as training does, or are greedy"),
-    ROLLOUT + "multi_turn.enable": Lost("responses are one turn; there are no tools"),
-    **all_of((ROLLOUT + "multi_turn.*", ROLLOUT + "agent.*"), NotNeeded("responses are one turn")),
-    ROLLOUT + "log_prob_*": FITS,
-    ROLLOUT + "*": ENGINE,
-}
-_REWARD: Table = {
-    **all_of(("custom_reward_function.*", "reward.custom_reward_function.*"), REWARD),
-    **all_of(("reward_model.enable", "reward_model.model.path", "reward_model.reward_manager"), REWARD),
-    **all_of(("reward.reward_model.enable", "reward.reward_model.model_path", "reward.reward_manager.name"), REWARD),
-    **all_of(
-        ("reward_model.overlong_buffer.*", "reward.reward_kwargs.overlong_buffer_cfg.*"),
-        Read("algorithm.rewards.overlongPenalty"),
-    ),
-    **all_of(
-        ("reward_model.*", "reward.*", "reward_manager.*"), NotNeeded("the reward lives in a pool like any model")
-    ),
-    "sandbox_fusion.*": Lost("code is judged by the verifier Code, in a closed process"),
-}
-_TRAINER: Table = {
-    "trainer.total_epochs": To("training.totalEpochs"),
-    "trainer.total_training_steps": Read("training.totalSteps"),
-    "trainer.nnodes": To("resources.nodes"),
-    "trainer.n_gpus_per_node": To("resources.slotsPerNode"),
-    "trainer.save_freq": To("checkpoint.everySteps", above_zero),
-    "trainer.max_actor_ckpt_to_keep": To("checkpoint.keepLast"),
-    "trainer.test_freq": Read("evaluation.everySteps"),
-    "trainer.experiment_name": Read("metadata.name"),
-    "trainer.rollout_data_dir": To("rollout.keep", lambda _: 1.0),
-    **all_of(("trainer.logger", "trainer.project_name"), Read("outputs")),
-    **all_of(("trainer.val_before_train", "trainer.balance_batch", "trainer.resume_*"), NotNeeded("is always done")),
-    "distillation.enabled": Lost("there is no distillation from a teacher's probabilities"),
-    **all_of(("distillation.*", "trainer.v1.*"), NotNeeded("a step waits for its responses; there is no teacher")),
-    **all_of(
-        ("actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout", "skip.*"), NotNeeded("set-up of verl")
-    ),
-    "trainer.*": NotNeeded("the run folder and the operator take care of it"),
-    **all_of(
-        ("ray_kwargs.*", "ray_init.*", "global_profiler.*", "transfer_queue.*"), NotNeeded("set-up of verl and Ray")
-    ),
-    **all_of(("defaults*", "hydra*"), NotNeeded("is Hydra's")),
-}
-TABLE: Table = {
-    "*_target_": NotNeeded("is Hydra's"),
-    **_ALGORITHM,
-    **_DATA,
-    **_MODELS,
-    **_ROLLOUT,
-    **_REWARD,
-    **_TRAINER,
-}
+[{REF}]
+log_prob_*                            skip  micro-batches are packed by tokens; the mapper says what fits
+fsdp_config.param_offload             with  models.reference.offload
+*                                     skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
+
+[critic.]
+{OPTIMIZER.replace("ROLE", "critic").replace("RATE", "1e-5")}
+model.path                            to    models.critic.uri (uri)
+model.trust_remote_code               to    models.critic.trustRemoteCode (flag)
+model.enable_gradient_checkpointing   to    models.critic.gradientCheckpointing (flag)
+cliprange_value=0.5                   to    algorithm.valueClipRange
+*fsdp* megatron.* strategy            skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
+*                                     skip  as the actor's, or the trainer's own
+
+[{ROLLOUT}]
+n                                     to    rollout.samplesPerPrompt
+temperature                           to    rollout.temperature
+top_p                                 to    rollout.topP
+top_k                                 to    rollout.topK
+gpu_memory_utilization                to    rollout.gpuMemoryUtilization
+enforce_eager                         to    rollout.enforceEager (flag)
+tensor_model_parallel_size            skip  the mapper chooses; here it divides the training's tensor size
+val_kwargs.n=1 val_kwargs.do_sample   with  evaluation
+val_kwargs.*                          lost  evaluations sample as training does, or are greedy
+multi_turn.enable                     lost  responses are one turn; there are no tools
+multi_turn.* agent.*                  skip  responses are one turn
+log_prob_*                            skip  micro-batches are packed by tokens; the mapper says what fits
+*                                     skip  a setting of the generator, which is vLLM in the trainer's own processes
+
+[reward.]
+reward_model.enable|reward_model.enable                                           with  models.reward
+reward_model.model_path|reward_model.model.path                                   with  models.reward
+reward_manager.name|reward_model.reward_manager                                   with  models.reward
+custom_reward_function.path|custom_reward_function.path                           with  models.reward
+custom_reward_function.name|custom_reward_function.name                           with  models.reward
+reward_kwargs.overlong_buffer_cfg.enable|reward_model.overlong_buffer.enable      with  algorithm.rewards
+reward_kwargs.overlong_buffer_cfg.len|reward_model.overlong_buffer.len            with  algorithm.rewards
+reward_kwargs.overlong_buffer_cfg.penalty_factor|reward_model.overlong_buffer.penalty_factor=1.0 with algorithm.rewards
+*                                     skip  the reward lives in a pool like any model
+
+[]
+reward_model.* reward_manager.*       skip  the reward lives in a pool like any model
+custom_reward_function.*              skip  a reward function gets columns by name
+sandbox_fusion.*                      lost  code is judged by the verifier Code, in a closed process
+
+[trainer.]
+critic_warmup                         to    algorithm.criticWarmupSteps
+total_epochs=30                       to    training.totalEpochs
+total_training_steps                  with  training.totalSteps
+nnodes                                to    resources.nodes
+n_gpus_per_node                       to    resources.slotsPerNode
+save_freq                             to    checkpoint.everySteps (above_zero)
+max_actor_ckpt_to_keep                to    checkpoint.keepLast
+test_freq                             with  evaluation.everySteps
+experiment_name                       with  metadata.name
+rollout_data_dir                      to    rollout.keep = 1.0
+logger project_name=verl_examples     with  outputs
+val_before_train balance_batch        skip  is always done
+resume_*                              skip  is always done
+v1.*                                  skip  a step waits for its responses; there is no teacher
+*                                     skip  the run folder and the operator take care of it
+
+[]
+distillation.enabled                  lost  there is no distillation from a teacher's probabilities
+distillation.*                        skip  a step waits for its responses; there is no teacher
+actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout skip.*  skip  set-up of verl
+ray_kwargs.* ray_init.* global_profiler.* transfer_queue.*  skip  set-up of verl and Ray
+defaults* hydra*                      skip  is Hydra's
+"""
 
 
-def algorithm(values: Mapping[str, Any], _: str | None) -> dict[str, Any]:
+def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
     """The algorithm of an advantage estimator."""
-    estimator = values["algorithm.adv_estimator"]
+    estimator = given.get("algorithm.adv_estimator", "gae")
     if estimator not in ESTIMATORS:
         raise NoCounterpartError(f"algorithm.adv_estimator {estimator} is no algorithm here")
     return dict(ESTIMATORS[estimator])
 
 
+def table_of(_: str) -> Table:
+    """The table, which is one for all algorithms."""
+    return table(KEYS, aggregation=one_of(AGGREGATIONS))
+
+
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
-    draft.name = dns_label(values.get("trainer.experiment_name", "imported"))
-    draft.put("models.actor.uri", uri_of(values.get(MODEL + "path", "")))
-    if draft.algorithm == "PPO":
-        draft.put("models.critic.uri", uri_of(values.get("critic.model.path", values.get(MODEL + "path", ""))))
-    if values.get(MODEL + "lora_rank") or values.get(MODEL + "lora.rank"):
-        draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
-    if values.get(ACTOR + "ulysses_sequence_parallel_size", 1) != 1:
-        draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
-    _outputs(draft, values)
-    _lengths(draft, values)
+    draft.name = dns_label(values["trainer.experiment_name"] or "")
+    several.critic_from(draft, values[MODEL + "path"])
+    several.lacks(draft, lora=bool(values[MODEL + "lora.rank"]), ring=values[ACTOR + "ulysses_sequence_parallel_size"])
+    several.outputs(draft, values["trainer.logger"], str(values["trainer.project_name"]))
+    _steps(draft, values)
     _kl(draft, values)
-    _groups(draft, values)
+    _loss(draft, values)
     _data(draft, values)
+    _evaluation(draft, values)
     _reward(draft, values)
     _offload(draft, values)
 
 
-def _outputs(draft: Draft, values: Mapping[str, Any]) -> None:
-    logger = values.get("trainer.logger") or []
-    if "wandb" in logger:
-        draft.put("outputs.wandb.project", str(values.get("trainer.project_name", "verl_examples")))
-    if "tensorboard" in logger:
-        draft.put("outputs.tensorboard", True)
-
-
-def _lengths(draft: Draft, values: Mapping[str, Any]) -> None:
+def _steps(draft: Draft, values: Mapping[str, Any]) -> None:
     samples = int(draft.get("rollout.samplesPerPrompt") or 1)
     draft.put("training.miniBatchSize", int(values[ACTOR + "ppo_mini_batch_size"]) * samples)
-    if steps := values.get("trainer.total_training_steps"):
+    if steps := values["trainer.total_training_steps"]:
         draft.spec["training"].pop("totalEpochs", None)
         draft.put("training.totalSteps", int(steps))
     for role, prefix in {"actor": ACTOR, "critic": "critic."}.items():
         if role in draft.spec["models"]:
             key = prefix + "optim.lr_warmup_steps_ratio"
-            warmup(draft, role, key, values.get(key), steps)
+            several.warmup(draft, role, key, values[key], steps)
 
 
 def _kl(draft: Draft, values: Mapping[str, Any]) -> None:
-    in_loss, in_reward = flag(values.get(ACTOR + "use_kl_loss")), flag(values.get("algorithm.use_kl_in_reward"))
+    in_loss, in_reward = flag(values[ACTOR + "use_kl_loss"]), flag(values["algorithm.use_kl_in_reward"])
     if in_loss and in_reward:
         draft.checks.append("KL is in the reward and in the loss there; here it is in one of them, so in the loss")
-    draft.put("algorithm.kl.coefficient", 0.0)
     if in_loss:
-        kind = str(values[ACTOR + "kl_loss_type"]).rstrip("+")
-        draft.put("algorithm.kl", {"coefficient": values[ACTOR + "kl_loss_coef"], "applyTo": "Loss"})
+        kind = values[ACTOR + "kl_loss_type"]
+        several.kl(draft, values[ACTOR + "kl_loss_coef"], in_loss=True)
     elif in_reward:
-        kind = str(values.get("algorithm.kl_penalty", "kl")).rstrip("+")
-        draft.put("algorithm.kl", {"coefficient": values["algorithm.kl_ctrl.kl_coef"], "applyTo": "Reward"})
-        if values.get("algorithm.kl_ctrl.type") == "adaptive":
-            target, horizon = (values.get(f"algorithm.kl_ctrl.{key}") for key in ("target_kl", "horizon"))
-            draft.spec["algorithm"]["kl"] |= {
-                "controller": "Adaptive",
-                "target": target or 0.1,
-                "horizon": horizon or 10000,
-            }
+        kind = values["algorithm.kl_penalty"]
+        coefficient, target, horizon = (values[KL_CTRL + key] for key in ("kl_coef", "target_kl", "horizon"))
+        steered = (target or 0.1) if values[KL_CTRL + "type"] == "adaptive" else None
+        several.kl(draft, coefficient, in_loss=False, target=steered, horizon=horizon)
     else:
+        draft.put("algorithm.kl.coefficient", 0.0)
         return
-    if kind in KL:
-        draft.put("algorithm.kl.estimator", KL[kind])
-    else:
+    estimator = KL.get(str(kind).rstrip("+"))
+    draft.put("algorithm.kl.estimator", estimator)
+    if not estimator:
         draft.checks.append(f"there is no KL estimator {kind} here; algorithm.kl.estimator is K1, K2 or K3")
 
 
-def _groups(draft: Draft, values: Mapping[str, Any]) -> None:
-    if draft.algorithm == "GRPO" and flag(values.get("algorithm.filter_groups.enable")):
-        most = int(values.get("algorithm.filter_groups.max_num_gen_batches") or 0)
+def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
+    if draft.has("algorithm.oversampling") and flag(values["algorithm.filter_groups.enable"]):
+        most = int(values["algorithm.filter_groups.max_num_gen_batches"] or 0)
         draft.put("algorithm.oversampling", max(most, 2))
         draft.checks.append(
             "dynamic sampling draws algorithm.oversampling times the prompts once, not until enough are found"
         )
-    if (mode := values.get(ACTOR + "policy_loss.loss_mode", "vanilla")) == "gspo" and draft.algorithm == "GRPO":
-        draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
+    if (mode := values[ACTOR + "policy_loss.loss_mode"]) == "gspo":
+        several.whole_responses(draft)
     elif mode != "vanilla":
         draft.checks.append(f"there is no policy loss {mode} here; the usual clipped loss is used")
-    if values.get("algorithm.rollout_correction.rollout_is") == "token":
-        cap = values.get("algorithm.rollout_correction.rollout_is_threshold", 2.0)
+    if values["algorithm.rollout_correction.rollout_is"] == "token":
+        cap = values["algorithm.rollout_correction.rollout_is_threshold"]
         draft.put("algorithm.rolloutCorrection", {"mode": "Truncate", "cap": cap})
-    for prefix in ("reward_model.overlong_buffer.", "reward.reward_kwargs.overlong_buffer_cfg."):
-        if flag(values.get(prefix + "enable")):
-            factor = values.get(prefix + "penalty_factor", 1.0)
-            draft.put(
-                "algorithm.rewards.overlongPenalty", {"bufferTokens": values[prefix + "len"], "coefficient": factor}
-            )
+    if flag(values[OVERLONG + "enable"]):
+        penalty = {"bufferTokens": values[OVERLONG + "len"], "coefficient": values[OVERLONG + "penalty_factor"]}
+        draft.put("algorithm.rewards.overlongPenalty", penalty)
 
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:
-    files = values.get("data.train_files")
-    files = files if isinstance(files, list) else [files] if files else []
-    train = draft.spec["data"].setdefault("train", {})
-    if len(files) == 1:
-        draft.put("data.train", {"uri": uri_of(files[0]), **train})
-    elif files:
-        rows = {key: value for key, value in train.items() if key == "promptKey"}
-        draft.put("data.train", {"mix": [{"uri": uri_of(each), "weight": 1.0, **rows} for each in files]})
-        draft.checks.append("data.train.mix draws the same share of each file; set the weights")
-    if flag(values.get("data.filter_overlong_prompts")) or values.get("data.truncation", "error") != "error":
-        draft.put("data.overlong", "Drop")
-        if values.get("data.truncation", "error") != "error":
-            draft.checks.append("prompts are never cut here: those that are too long are left out and counted")
-    else:
-        draft.put("data.overlong", "Fail")
-    held_out = values.get("data.val_files")
-    if not held_out:
+    files = [{"uri": uri_of(each)} for each in several.listed(values["data.train_files"])]
+    rows = {"promptKey": values["data.prompt_key"]} if len(files) > 1 else {}
+    several.train_on(draft, [each | rows for each in files])
+    is_cut = values["data.truncation"] != "error"
+    draft.put("data.overlong", "Drop" if is_cut or flag(values["data.filter_overlong_prompts"]) else "Fail")
+    if is_cut:
+        draft.checks.append("prompts are never cut here: those that are too long are left out and counted")
+
+
+def _evaluation(draft: Draft, values: Mapping[str, Any]) -> None:
+    files = several.listed(values["data.val_files"])
+    if not files:
         return
-    held_out = held_out if isinstance(held_out, list) else [held_out]
-    rows = {"promptKey": values["data.prompt_key"]}
-    sets = [{"name": _set_name(each), "uri": uri_of(each), **rows} for each in held_out]
-    limit = values.get("data.val_max_samples", -1)
-    one = {key: value for key, value in sets[0].items() if key != "name"} | ({"limit": limit} if limit > 0 else {})
-    draft.put("evaluation.data", one if len(sets) == 1 else {"sets": sets})
-    if (steps := values.get("trainer.test_freq", -1)) > 0:
-        draft.put("evaluation.everySteps", steps)
-    if (samples := values.get(ROLLOUT + "val_kwargs.n", 1)) > 1:
+    rows = [{"uri": uri_of(each), "promptKey": values["data.prompt_key"]} for each in files]
+    limit = values["data.val_max_samples"]
+    one = rows[0] | ({"limit": limit} if limit > 0 else {})
+    sets = [{"name": _set_name(file), **row} for file, row in zip(files, rows, strict=True)]
+    several.evaluate_on(draft, one if len(files) == 1 else {"sets": sets}, values["trainer.test_freq"])
+    if (samples := values[ROLLOUT + "val_kwargs.n"]) > 1:
         draft.put("evaluation.samplesPerPrompt", samples)
-    elif not flag(values.get(ROLLOUT + "val_kwargs.do_sample", False)):
+    elif not flag(values[ROLLOUT + "val_kwargs.do_sample"]):
         draft.put("evaluation.greedy", True)
 
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
-    def either(old: str, new: str) -> Any:
-        return values.get(new, values.get(old))
-
-    path = either("custom_reward_function.path", "reward.custom_reward_function.path")
-    name = either("custom_reward_function.name", "reward.custom_reward_function.name") or "compute_score"
-    model = either("reward_model.model.path", "reward.reward_model.model_path")
-    if path:
-        draft.put("models.reward.entrypoint", f"{str(path).rsplit('/', 1)[-1].removesuffix('.py')}:{name}")
+    model = values["reward.reward_model.model_path"]
+    if path := values["reward.custom_reward_function.path"]:
+        function = values["reward.custom_reward_function.name"] or "compute_score"
+        draft.put("models.reward.entrypoint", several.entrypoint(path, function))
         sentence = "a reward function gets all responses of a rank and its columns by name: docs/rewards.md"
-    elif flag(either("reward_model.enable", "reward.reward_model.enable")) and model:
+    elif flag(values["reward.reward_model.enable"]) and model:
         draft.put("models.reward.uri", uri_of(model))
         return
     else:
@@ -370,13 +302,19 @@ def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _offload(draft: Draft, values: Mapping[str, Any]) -> None:
-    away = [flag(values.get(f"{ACTOR}fsdp_config.{part}_offload")) for part in ("param", "optimizer")]
-    if any(away):
-        draft.put("models.actor.offload", "All" if all(away) else "Parameters" if away[0] else "Optimizer")
-    if flag(values.get(REF + "fsdp_config.param_offload")) and draft.get("algorithm.kl.coefficient"):
+    parameters, optimizer = (flag(values[f"{ACTOR}fsdp_config.{part}_offload"]) for part in ("param", "optimizer"))
+    if parameters or optimizer:
+        draft.put("models.actor.offload", "Optimizer" if not parameters else "All" if optimizer else "Parameters")
+    if flag(values[REF + "fsdp_config.param_offload"]) and draft.get("algorithm.kl.coefficient"):
         draft.put("models.reference", {"uri": draft.get("models.actor.uri"), "offload": "Parameters"})
 
 
 def _set_name(file: Any) -> str:
     """Folder and file, as in gsm8k_test."""
     return dns_label("-".join(str(file).split(".")[0].split("/")[-2:])).replace("-", "_")
+
+
+def dns_label(name: Any) -> str:
+    """A name that a job may have: lower-case letters, digits and dashes, a letter first, 40 at most."""
+    kept = "".join(each if each.isascii() and each.isalnum() else "-" for each in str(name).lower())
+    return kept.strip("-0123456789")[:40].rstrip("-") or "imported"

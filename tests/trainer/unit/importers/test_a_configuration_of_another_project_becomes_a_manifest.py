@@ -10,7 +10,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_trainer.cli import app
 from rlhf_trainer.importers.command import PROJECTS, imported
-from rlhf_trainer.importers.hydra import read_values
+from rlhf_trainer.importers.hydra import read as read_hydra
 from rlhf_trainer.importers.shell import flags, words
 from rlhf_trainer.importers.table import Draft
 
@@ -189,7 +189,7 @@ def test_a_verl_file_says_what_is_lost() -> None:
 
 
 def test_an_interpolation_of_hydra_is_the_value_that_it_names() -> None:
-    values = read_values("a: {b: 3}\nc: '${a.b}'\nd: '${oc.select:a.x,5}'\ne: '${.b}'\nf: '???'", "FILE")
+    values = read_hydra("a: {b: 3}\nc: '${a.b}'\nd: '${oc.select:a.x,5}'\ne: '${.b}'\nf: '???'", "FILE")
     assert values == {"a.b": 3, "c": 3, "d": 5, "e": None, "f": None}
 
 
