@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.data import SourceChange
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
+from rlhf_api.spec import JobSpec
 
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
@@ -60,6 +62,14 @@ def data_from_jobs(job: Job) -> dict[str, str]:
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
     sources += spec.evaluation.data.sources("spec.evaluation.data").items() if spec.evaluation else ()
     return {field: source.uri.removeprefix(SCHEME) for field, source in sources if source.uri.startswith(SCHEME)}
+
+
+def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
+    """The spec with each data source changed."""
+    data, evaluation = spec.data, spec.evaluation
+    sources = {"train": data.train.changed(change), "pretrain": data.pretrain and change(data.pretrain)}
+    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(change)})
+    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:

@@ -29,7 +29,7 @@ JOB_LABELS: Final = ("namespace", "name")
 Instrument = TypeVar("Instrument")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OperatorMetric:
     """A row of the operator's own table."""
 
@@ -45,34 +45,25 @@ class OperatorMetric:
 
 
 RECONCILE_TOTAL = OperatorMetric(
-    name="rlhf_operator_reconcile_total",
-    kind="counter",
-    unit="passes",
-    meaning="Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
-    labels=("result",),
+    "rlhf_operator_reconcile_total",
+    "counter",
+    "passes",
+    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
+    ("result",),
 )
 RECONCILE_SECONDS = OperatorMetric(
-    name="rlhf_operator_reconcile_duration_seconds",
-    kind="histogram",
-    unit="seconds",
-    meaning="Duration of a pass over a job.",
+    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", "Duration of a pass over a job."
 )
-QUEUE_DEPTH = OperatorMetric(
-    name="rlhf_operator_queue_depth", kind="gauge", unit="jobs", meaning="Jobs that wait for a pass now."
-)
+QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", "Jobs that wait for a pass now.")
 REQUESTS_TOTAL = OperatorMetric(
-    name="rlhf_operator_api_requests_total",
-    kind="counter",
-    unit="requests",
-    meaning="Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
-    labels=("verb", "resource", "code"),
+    "rlhf_operator_api_requests_total",
+    "counter",
+    "requests",
+    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
+    ("verb", "resource", "code"),
 )
-LEADER = OperatorMetric(
-    name="rlhf_operator_leader", kind="gauge", unit="1", meaning="1 while this replica leads, else 0."
-)
-BUILD_INFO = OperatorMetric(
-    name="rlhf_operator_build_info", kind="gauge", unit="1", meaning="Always 1.", labels=("version",)
-)
+LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", "1 while this replica leads, else 0.")
+BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", "Always 1.", ("version",))
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
 
 Sample = tuple[tuple[str, ...], float]

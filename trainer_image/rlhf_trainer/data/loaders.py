@@ -190,7 +190,6 @@ class PromptLoader(Loader):
     """Prompts to respond to: `prompt_ids` int64 and `prompt_mask` [B, P], `valid` [B]; also `example` int64 [B]."""
 
     fields = ("prompt_ids", "prompt_mask", "valid")
-    gives_columns = True
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
         width = int(self._prompts.lengths[rows.batch].max())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from rlhf_api.chain import with_sources
 from rlhf_api.data import DataSource
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -29,7 +30,7 @@ from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
-from rlhf_trainer.run_folder.written_data import is_written, with_sources, with_written_data
+from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData

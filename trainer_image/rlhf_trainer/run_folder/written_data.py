@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_api.chain import SCHEME, data_from_jobs
-from rlhf_api.data import DataSource, SourceChange
+from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
+from rlhf_api.data import DataSource
 from rlhf_api.job import Job
-from rlhf_api.spec import JobSpec
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run_folder.folder import finished_jobs
 
@@ -30,14 +29,6 @@ def with_written_data(job: Job, output: Path) -> Job:
 def is_written(job: Job, output: Path) -> bool:
     """Whether every data set that another job writes for this one is there: one that is begun may lack rows."""
     return finished_jobs(output).keys() >= set(data_from_jobs(job).values())
-
-
-def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
-    """The spec with each data source changed."""
-    data, evaluation = spec.data, spec.evaluation
-    sources = {"train": data.train.changed(change), "pretrain": data.pretrain and change(data.pretrain)}
-    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(change)})
-    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
 
 def _folder(output: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlhf_api.chain import with_sources
 from rlhf_api.data import DataSource
 from rlhf_api.job import Job
 from rlhf_api.spec import JobSpec
@@ -82,10 +83,7 @@ def prompt_of(spec: JobSpec, columns: Mapping[str, Any]) -> Any:
 
 def with_prompts(job: Job) -> Job:
     """The job, whose data give the prompts as they stand in the files, too."""
-    spec, evaluation = job.spec, job.spec.evaluation
-    data = spec.data.model_copy(update={"train": spec.data.train.changed(_with_prompt)})
-    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(_with_prompt)})
-    return job.model_copy(update={"spec": spec.model_copy(update={"data": data, "evaluation": measured})})
+    return job.model_copy(update={"spec": with_sources(job.spec, _with_prompt)})
 
 
 def _with_prompt(source: DataSource) -> DataSource:
