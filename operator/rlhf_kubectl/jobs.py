@@ -31,15 +31,20 @@ class Told:
     """Name of the object."""
 
 
-def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
-    """The jobs of the namespace, or of all, the oldest first."""
+def documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:
+    """The jobs of the namespace, or of all, as the server has them."""
     try:
         found = kubectl.get(JOBS.path(None if everywhere else kubectl.namespace))
     except KubectlError as error:
         if error.reason != "NotFound":
             raise
         raise KubectlError(NO_RLHFJOBS) from None
-    return sorted((parse.job(each) for each in found.get("items") or []), key=lambda job: (job.created, job.name))
+    return found.get("items") or []
+
+
+def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
+    """The same, the oldest first."""
+    return sorted(map(parse.job, documents(kubectl, everywhere=everywhere)), key=lambda job: (job.created, job.name))
 
 
 def named(kubectl: Kubectl, name: str) -> ObservedJob:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,28 +15,25 @@ from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
 from rlhf_kubectl.installation import parsed, settings_of
-from rlhf_kubectl.jobs import listed, named
+from rlhf_kubectl.jobs import documents, named
 from rlhf_kubectl.kubectl import Kubectl
-from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
+from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.resources import NODES, PODS
+from rlhf_operator.cluster.view import View, input_of
 from rlhf_operator.placement import MappingResult, map_job
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Document, ObservedInput, ObservedJob, ObservedNode, Snapshot
-
-Held = dict[str, Counter[str]]
-"""What is held on each node."""
+from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
 
 
 @dataclass(frozen=True)
 class Here:
     """The cluster as the user sees it."""
 
-    jobs: Mapping[str, ObservedJob]
-    """Of the namespace, by name."""
+    cache: Cache
+    """The jobs of the namespace, the nodes and all pods."""
     nodes: tuple[ObservedNode, ...] | None
     """None where the user may not list them."""
-    pods: Sequence[Document]
     settings: Settings
     notes: tuple[str, ...]
     """What is not known, in sentences."""
@@ -49,14 +45,15 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
     Raises SpecError for a wrong file or spec, KubectlError where there is no such job.
     """
     here = _look(kubectl)
+    there = {job.value.name: job.value for _, job in here.cache.jobs}
     if Path(what).is_file():
-        finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in here.jobs.items()}
+        finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in there.items()}
         jobs = load(Path(what), finished=finished)
-        seen = [_observed(job, kubectl.namespace, here.jobs.get(job.name)) for job in jobs]
+        seen = [_observed(job, kubectl.namespace, there.get(job.name)) for job in jobs]
     else:
         seen = [named(kubectl, what)]
         jobs = [parsed(seen[0])]
-    known = {**here.jobs, **{each.name: each for each in seen}}
+    known = {**there, **{each.name: each for each in seen}}
     answers = []
     console = Console(highlight=False)
     for job, each in zip(jobs, seen, strict=True):
@@ -69,16 +66,20 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
 
 
 def _look(kubectl: Kubectl) -> Here:
-    jobs = {job.name: job for job in listed(kubectl)}
+    cache, settings = Cache(), settings_of(kubectl, kubectl.namespace)
+    for job in documents(kubectl):
+        cache.put("jobs", job)
     nodes, pods = kubectl.find(NODES.path()), kubectl.find(PODS.path())
-    settings = settings_of(kubectl, kubectl.namespace)
+    for node in (nodes or {}).get("items") or []:
+        cache.put("nodes", node)
+    for pod in (pods or {}).get("items") or []:
+        cache.put("pods", pod)
     notes = ["you may not list nodes: spec.resources is believed"] * (nodes is None)
     notes += ["you may not list the pods of all namespaces: nodes are taken to be free"] * (pods is None)
     notes += ["the operator's settings cannot be read: those of a plain installation count"] * (settings is None)
     return Here(
-        jobs=jobs,
-        nodes=None if nodes is None else tuple(parse.node(each) for each in nodes.get("items") or []),
-        pods=(pods or {}).get("items") or [],
+        cache=cache,
+        nodes=None if nodes is None else tuple(node.value for _, node in cache.nodes),
         settings=settings or Settings(),
         notes=tuple(notes),
     )
@@ -95,47 +96,17 @@ def _observed(job: Job, namespace: str, there: ObservedJob | None) -> ObservedJo
 
 
 def _snapshot(job: ObservedJob, known: Mapping[str, ObservedJob], here: Here) -> Snapshot:
-    taken, by_jobs = _held_by_others(job, here)
+    view = View(here.cache)
+    taken, by_jobs = view.held_by_others(job)
     return Snapshot(
         job=job,
-        inputs={
-            name: ObservedInput(name=name, algorithm=raw.text(each.spec, "algorithm", "name"), spec=each.spec)
-            for name, each in known.items()
-        },
-        measured=tuple(
-            attempt
-            for each in here.jobs.values()
-            if each.name != job.name
-            for attempt in [past for past in each.status.attempts if past.measured][-1:]
-        ),
+        inputs={name: input_of(each) for name, each in known.items()},
+        measured=tuple(view.measured(job)),
         nodes=here.nodes,
         taken=taken,
         held_by_jobs=by_jobs,
         watching_since=datetime.now(UTC),
     )
-
-
-def _held_by_others(job: ObservedJob, here: Here) -> tuple[Held, Held]:
-    """(what is taken on each node besides this job's pods, the part of it that other jobs hold or have reserved)."""
-    taken, by_jobs, of_job = Held(), Held(), dict[tuple[str, str], Counter[str]]()
-    for document in here.pods:
-        pod, uid = parse.pod(document), raw.text(document, "metadata", "labels", names.JOB_UID)
-        if not pod.node or (uid and uid == job.uid):
-            continue
-        _add(taken, pod.node, pod.requests)
-        if uid:
-            _add(by_jobs, pod.node, pod.requests)
-            of_job[uid, pod.node] = of_job.get((uid, pod.node), Counter()) + Counter(pod.requests)
-    for other in here.jobs.values():
-        for reserved in other.status.reserved if other.uid != job.uid else ():
-            missing = reserved.amounts - of_job.get((other.uid, reserved.node), Counter())
-            for held in (taken, by_jobs):
-                _add(held, reserved.node, missing)
-    return taken, by_jobs
-
-
-def _add(held: Held, node: str, amounts: Mapping[str, int]) -> None:
-    held[node] = held.get(node, Counter()) + Counter(amounts)
 
 
 def _tell(console: Console, name: str, answer: MappingResult) -> None:

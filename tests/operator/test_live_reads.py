@@ -8,10 +8,11 @@ import pytest
 
 from rlhf_operator import names
 from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.client import Client, Listing
+from rlhf_operator.cluster.client import Client
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.observe import Observer
+from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import JOBS, Resource
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, Snapshot

@@ -12,7 +12,7 @@ from rlhf_api.status import Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName
-from rlhf_operator.cluster.client import Listing
+from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.snapshot import ObservedJob, ObservedQuota, claims_named, inputs_of
 
 KEYS = [

@@ -15,7 +15,7 @@ from rlhf_api.names import KIND
 from rlhf_api.status import Phase, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
-from rlhf_operator.cluster.client import Listing
+from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.snapshot import (
     Document,
     ObservedClaim,

@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -20,6 +19,7 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.utils import Backoff, on_retry_after_error
 
 from rlhf_operator.actions import Manifest
+from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import Resource
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import ServerClock
@@ -56,14 +56,6 @@ class NotLeadingError(Exception):
 
 class NoClusterError(Exception):
     """It is not known where the API server is, or who we are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """All objects of a list, and the version of the server's state that it shows."""
-
-    items: tuple[Document, ...]
-    version: int
 
 
 Count = Callable[[str, str, int], None]

@@ -6,20 +6,20 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from rlhf_api.status import Attempt
 from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key
-from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, Listing
+from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
 from rlhf_operator.cluster.discovery import NOTHING, Kind
 from rlhf_operator.cluster.heartbeats import Heartbeats
+from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
+from rlhf_operator.cluster.view import View
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     ObservedClaim,
@@ -30,7 +30,6 @@ from rlhf_operator.snapshot import (
     ObservedRayJob,
     Snapshot,
     claims_named,
-    inputs_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,9 +39,6 @@ ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 NEVER: Final = 2**63
 FAILING_SECONDS: Final = 60.0
 """A job whose passes have failed for so long is in nobody's way: who knows whether it could begin."""
-
-Held = dict[str, Counter[str]]
-"""By node, as `amounts` has it."""
 
 
 class Observer:
@@ -60,6 +56,7 @@ class Observer:
         enqueue: Callable[[set[Key]], None],
     ) -> None:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
+        self._view = View(cache)
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
         """Jobs whose last passes have failed -> since when, in seconds of this process."""
@@ -106,7 +103,7 @@ class Observer:
         if (entry := self._cache.jobs.get(key)) is None:
             return None
         job = entry.value
-        for pod in self._pods(job):
+        for pod in self._view.pods(job):
             if pod.role == names.CONTROLLER and pod.attempt == job.status.attempt and pod.ip and pod.phase == "Running":
                 return job.uid, pod
         return None
@@ -180,9 +177,9 @@ class Observer:
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
     ) -> Snapshot:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
-        inputs = {each.name: each for each in self._inputs(job)}
-        pods = tuple(self._pods(job))
-        taken, by_jobs = self._held_by_others(job)
+        inputs = {each.name: each for each in self._view.inputs(job)}
+        pods = tuple(self._view.pods(job))
+        taken, by_jobs = self._view.held_by_others(job)
         return Snapshot(
             job=job,
             rayjobs=(*self._rayjobs(job), *foreign),
@@ -193,7 +190,7 @@ class Observer:
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=self._quota(job),
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
-            measured=tuple(self._measured(job)) if fresh else (),
+            measured=tuple(self._view.measured(job)) if fresh else (),
             nodes=nodes,
             priorities=self._priorities(),
             taken=taken,
@@ -208,53 +205,6 @@ class Observer:
         for _, each in self._cache.rayjobs.find(job.namespace, job.name):
             yield replace(each.value, owned=each.owner == job.uid)
 
-    def _pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
-        for _, each in self._cache.pods.find(job.namespace, job.name):
-            if each.owner == job.uid:
-                yield each.value
-
-    def _held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
-        """(what is taken on each node without the pods of a job, the part of it that other jobs hold).
-
-        What jobs hold for pods to come counts where it is reserved, or where it is free if others have taken that.
-        """
-        requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
-        taken, by_jobs = (_without(each, self._pods(job)) for each in requested)
-        by_jobs = _without(by_jobs, self._kept())
-        missing = self._missing(job)
-        for node, amount in missing.items():
-            for held in (taken, by_jobs):
-                held[node] = held.get(node, Counter()) + amount
-        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
-        there = {node.name: node.room for node in nodes if node.ready and node.schedulable}
-        for node, amount in missing.items():
-            surplus = (taken[node] - there.get(node, Counter())) & amount
-            for other, allocatable in there.items() if surplus else ():
-                moved = surplus & (allocatable - taken.get(other, Counter()))
-                surplus -= moved
-                for held in (taken, by_jobs):
-                    held[node] = held[node] - moved
-                    held[other] = held.get(other, Counter()) + moved
-        return taken, by_jobs
-
-    def _kept(self) -> Iterator[ObservedPod]:
-        """Pods that jobs leave for debugging: nobody gives their room back."""
-        for _, entry in self._cache.jobs:
-            job = entry.value
-            if conditions.keeps_pods(job.status) and not job.deleting:
-                yield from (pod for pod in self._pods(job) if pod.deleting_since is None)
-
-    def _missing(self, job: ObservedJob) -> Held:
-        """What of the room of all other jobs no pods have taken yet, by node."""
-        missing: Held = {}
-        for _, entry in self._cache.jobs:
-            other = entry.value
-            if other.uid != job.uid and other.status.reserved and not other.deleting:
-                reserved = {each.node: each.amounts for each in other.status.reserved}
-                for node, amount in _without(reserved, self._pods(other)).items():
-                    missing[node] = missing.get(node, Counter()) + amount
-        return {node: amount for node, amount in missing.items() if amount}
-
     def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
         given_up = time.monotonic() - FAILING_SECONDS
         for key, entry in self._cache.jobs:
@@ -267,23 +217,6 @@ class Observer:
         classes = {name: entry.value for (_, name), entry in self._cache.priorities}
         of_others = max((value for value, is_default in classes.values() if is_default), default=0)
         return {"": of_others, **{name: value for name, (value, _) in classes.items()}}
-
-    def _inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
-        """Of the job, of those, and so on; each once."""
-        known: set[str] = set()
-        waiting = sorted(inputs_of(job.spec))
-        while waiting:
-            name = waiting.pop()
-            entry = None if name in known else self._cache.jobs.get((job.namespace, name))
-            known.add(name)
-            if entry is not None:
-                yield _input(entry.value)
-                waiting += sorted(inputs_of(entry.value.spec))
-
-    def _measured(self, job: ObservedJob) -> Iterator[Attempt]:
-        for (namespace, name), entry in self._cache.jobs:
-            if namespace == job.namespace and name != job.name:
-                yield from [each for each in entry.value.status.attempts if each.measured][-1:]
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         outputs = (each.output_uri for each in inputs.values())
@@ -308,22 +241,3 @@ def _without_pods(snapshot: Snapshot) -> dict[str, str]:
     if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
         return {}
     return {"RayJob": rayjob.name, "RayCluster": f"{rayjob.name}-[a-z0-9]+"}
-
-
-def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
-    """What is held on each node besides these pods."""
-    rest = dict(held)
-    for pod in pods:
-        if pod.node in rest:
-            rest[pod.node] = rest[pod.node] - Counter(pod.requests)
-    return rest
-
-
-def _input(job: ObservedJob) -> ObservedInput:
-    return ObservedInput(
-        name=job.name,
-        algorithm=raw.text(job.spec, "algorithm", "name"),
-        phase=job.status.phase,
-        output_uri=job.status.output.uri if job.status.output else "",
-        spec=job.spec,
-    )

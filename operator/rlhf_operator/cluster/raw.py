@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rlhf_operator.snapshot import Document
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """All objects of a list, and the version of the server's state that it shows."""
+
+    items: tuple[Document, ...]
+    version: int
 
 
 def at(value: object, *path: str) -> Any:

@@ -1,0 +1,109 @@
+"""What the cache says of a job: its pods, what others hold on the nodes, the jobs that it reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from rlhf_api.status import Attempt
+from rlhf_operator import conditions
+from rlhf_operator.cluster import raw
+from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedPod, inputs_of
+
+Held: TypeAlias = dict[str, Counter[str]]
+"""By node, as `amounts` has it."""
+
+
+class View:
+    """Looks at a cache; it reads nothing else."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
+        """Those of the job itself, not of an earlier one of its name."""
+        for _, each in self._cache.pods.find(job.namespace, job.name):
+            if each.owner == job.uid:
+                yield each.value
+
+    def held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
+        """(what is taken on each node without the pods of a job, the part of it that other jobs hold).
+
+        What jobs hold for pods to come counts where it is reserved, or where it is free if others have taken that.
+        """
+        requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
+        taken, by_jobs = (_without(each, self.pods(job)) for each in requested)
+        by_jobs = _without(by_jobs, self._kept())
+        missing = self._missing(job)
+        for node, amount in missing.items():
+            for held in (taken, by_jobs):
+                held[node] = held.get(node, Counter()) + amount
+        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
+        there = {node.name: node.room for node in nodes if node.ready and node.schedulable}
+        for node, amount in missing.items():
+            surplus = (taken[node] - there.get(node, Counter())) & amount
+            for other, allocatable in there.items() if surplus else ():
+                moved = surplus & (allocatable - taken.get(other, Counter()))
+                surplus -= moved
+                for held in (taken, by_jobs):
+                    held[node] = held[node] - moved
+                    held[other] = held.get(other, Counter()) + moved
+        return taken, by_jobs
+
+    def _kept(self) -> Iterator[ObservedPod]:
+        """Pods that jobs leave for debugging: nobody gives their room back."""
+        for _, entry in self._cache.jobs:
+            job = entry.value
+            if conditions.keeps_pods(job.status) and not job.deleting:
+                yield from (pod for pod in self.pods(job) if pod.deleting_since is None)
+
+    def _missing(self, job: ObservedJob) -> Held:
+        """What of the room of all other jobs no pods have taken yet, by node."""
+        missing: Held = {}
+        for _, entry in self._cache.jobs:
+            other = entry.value
+            if other.uid != job.uid and other.status.reserved and not other.deleting:
+                reserved = {each.node: each.amounts for each in other.status.reserved}
+                for node, amount in _without(reserved, self.pods(other)).items():
+                    missing[node] = missing.get(node, Counter()) + amount
+        return {node: amount for node, amount in missing.items() if amount}
+
+    def inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
+        """Of the job, of those, and so on; each once."""
+        known: set[str] = set()
+        waiting = sorted(inputs_of(job.spec))
+        while waiting:
+            name = waiting.pop()
+            entry = None if name in known else self._cache.jobs.get((job.namespace, name))
+            known.add(name)
+            if entry is not None:
+                yield input_of(entry.value)
+                waiting += sorted(inputs_of(entry.value.spec))
+
+    def measured(self, job: ObservedJob) -> Iterator[Attempt]:
+        """The latest attempt with measured times of each other job of the namespace."""
+        for (namespace, name), entry in self._cache.jobs:
+            if namespace == job.namespace and name != job.name:
+                yield from [each for each in entry.value.status.attempts if each.measured][-1:]
+
+
+def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
+    """What is held on each node besides these pods."""
+    rest = dict(held)
+    for pod in pods:
+        if pod.node in rest:
+            rest[pod.node] = rest[pod.node] - Counter(pod.requests)
+    return rest
+
+
+def input_of(job: ObservedJob) -> ObservedInput:
+    """A job as those see it that read its output."""
+    return ObservedInput(
+        name=job.name,
+        algorithm=raw.text(job.spec, "algorithm", "name"),
+        phase=job.status.phase,
+        output_uri=job.status.output.uri if job.status.output else "",
+        spec=job.spec,
+    )
