@@ -112,7 +112,7 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
 
 def leaves(schema: dict[str, Any], path: str = "") -> set[str]:
     """Paths of the values that a schema describes."""
-    inside = schema.get("properties")
+    inside = resolved(schema).get("properties")
     if not inside:
         return {path}
     return set().union(*(leaves(each, f"{path}/{name}") for name, each in inside.items()))
@@ -132,6 +132,7 @@ def test_every_value_stands_in_values_yaml() -> None:
 
 def required(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of the values that may not be null, which for helm is to leave them out."""
+    schema = resolved(schema)
     for name in schema.get("required", ()):
         yield f"{path}/{name}"
     for name, inside in schema.get("properties", {}).items():

@@ -34,15 +34,6 @@ def imported(text: str, project: str, *, source: str, algorithm: str | None = No
     return draft
 
 
-def problems(draft: Draft) -> list[str]:
-    """What `rlhf validate` says of the manifest."""
-    try:
-        Job.parse(draft.document())
-    except SpecError as error:
-        return [str(problem) for problem in error.problems]
-    return []
-
-
 def told(draft: Draft, source: str, project: str) -> str:
     """The manifest, below comments that say what became of each key."""
     lines = [f"Imported from {source} ({project}) by `rlhf import`; it is a draft: read it before it runs."]
@@ -80,15 +71,12 @@ def import_file(file: Path, project: str, *, output: Path | None, algorithm: str
             raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
     else:
         yield manifest, True
-    sentences = [
-        *(f"check: {each}" for each in draft.checks),
-        *(f"no counterpart: {key}: {why}" for key, why in draft.lost.items()),
-        *(f"unknown: {key}" for key in draft.unknown),
-        (
-            f"{len(draft.mapped)} keys mapped, {len(draft.not_needed)} not needed, "
-            f"{len(draft.lost)} without counterpart, {len(draft.unknown)} unknown"
-        ),
-    ]
-    yield from ((sentence, False) for sentence in sentences)
-    if found := problems(draft):
-        raise ConfigError("\n".join(["the manifest is not valid yet:", *found]))
+    yield from ((f"check: {each}", False) for each in draft.checks)
+    yield from ((f"no counterpart: {key}: {why}", False) for key, why in draft.lost.items())
+    yield from ((f"unknown: {key}", False) for key in draft.unknown)
+    mapped, not_needed, lost, unknown = map(len, (draft.mapped, draft.not_needed, draft.lost, draft.unknown))
+    yield f"{mapped} keys mapped, {not_needed} not needed, {lost} without counterpart, {unknown} unknown", False
+    try:
+        Job.parse(draft.document())
+    except SpecError as error:
+        raise ConfigError("\n".join(["the manifest is not valid yet:", *map(str, error.problems)])) from None

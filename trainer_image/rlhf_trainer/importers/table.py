@@ -26,7 +26,6 @@ from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_trainer.importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
-FIELD = re.compile(r"(?P<path>\S+)(?: \((?P<change>\w+)\)| = (?P<value>.+))?")
 SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}
 """Names of transformers' schedules; those of other names that end at a part of the peak are Cosine here, too."""
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
@@ -42,59 +41,51 @@ class OffError(NoCounterpartError):
     """A value that turns something off which is off here where nothing is said."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What becomes of a key: `outcome` and `text` of its row; with `to`, the field `text` is given `change(value)`."""
-
-    outcome: str
-    text: str
-    change: Callable[[Any], Any] = lambda value: value
+Change = Callable[[Any], Any]
+Row = tuple[str, str]
+"""Outcome and text."""
 
 
 @dataclass(frozen=True)
 class Table:
     """The rows by key or pattern, each key by its older name, and defaults that are not the defaults here."""
 
-    rows: Mapping[str, Row]
-    newer: Mapping[str, str]
-    defaults: dict[str, Any]
+    changes: Mapping[str, Change]
+    """What stands in brackets."""
+    rows: dict[str, Row] = field(default_factory=dict)
+    newer: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
     def row(self, key: str) -> Row | None:
         """The row of a key, or of the first pattern that it fits."""
         fitting = (pattern for pattern in self.rows if "*" in pattern and fnmatchcase(key, pattern))
         return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
+    def changed(self, value: Any, how: str) -> Any:
+        """The value as the brackets of a row make it, or what stands behind its `=`."""
+        if how.startswith("= "):
+            return scalar(how.removeprefix("= "))
+        return self.changes[how.strip("()")](value) if how else value
 
-def table(text: str, **changes: Callable[[Any], Any]) -> Table:
+
+def table(text: str, **changes: Change) -> Table:
     """Read a table; its brackets name functions of `changes` and of CHANGES."""
-    rows: dict[str, Row] = {}
-    newer: dict[str, str] = {}
-    defaults: dict[str, Any] = {}
+    read = Table({**CHANGES, **changes})
     prefix = ""
     for line in filter(None, map(str.strip, text.splitlines())):
         if line.startswith("["):
             prefix = line.strip("[]")
-        elif found := ROW.fullmatch(line):
-            row = _row(found["outcome"], found["text"], {**CHANGES, **changes})
-            for each in found["keys"].split():
-                names, _, default = each.partition("=")
-                key, *older = names.split("|")
-                rows[prefix + key] = row
-                newer |= dict.fromkeys(older, prefix + key)
-                defaults |= {prefix + key: scalar(default)} if default else {}
-        else:
-            raise ValueError(f"no row of a table: {line}")
-    return Table(rows, newer, defaults)
-
-
-def _row(outcome: str, text: str, changes: Mapping[str, Callable[[Any], Any]]) -> Row:
-    found = FIELD.fullmatch(text)
-    if outcome != "to" or not found:
-        return Row(outcome, text)
-    if found["value"]:
-        value = scalar(found["value"])
-        return Row(outcome, found["path"], lambda _: value)
-    return Row(outcome, found["path"], changes[found["change"]]) if found["change"] else Row(outcome, found["path"])
+            continue
+        found = ROW.fullmatch(line)
+        assert found, f"no row of a table: {line}"
+        for each in found["keys"].split():
+            names, _, default = each.partition("=")
+            key, *older = names.split("|")
+            read.rows[prefix + key] = found["outcome"], found["text"]
+            read.newer.update(dict.fromkeys(older, prefix + key))
+            if default:
+                read.defaults[prefix + key] = scalar(default)
+    return read
 
 
 @dataclass
@@ -165,42 +156,43 @@ def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
     values = {table.newer.get(key, key): value for key, value in given.items()}
     for key, value in table.defaults.items():
         if key not in values:
-            _fill_one(draft, Draft(), key, value, table.row(key))
+            _fill_one(draft, Draft(), key, value, table)
     for key, value in given.items():
-        _fill_one(draft, draft, key, value, table.row(table.newer.get(key, key)))
+        _fill_one(draft, draft, key, value, table)
     return Values(table.defaults | values)
 
 
-def _fill_one(draft: Draft, told: Draft, key: str, value: Any, row: Row | None) -> None:
-    if row is None:
+def _fill_one(draft: Draft, told: Draft, key: str, value: Any, table: Table) -> None:
+    outcome, text = table.row(table.newer.get(key, key)) or ("", "")
+    if not outcome:
         told.unknown.append(key)
-    elif row.outcome == "lost" and value not in OFF:
-        told.lost[key] = row.text
-    elif row.outcome == "lost":
+    elif outcome == "lost" and value not in OFF:
+        told.lost[key] = text
+    elif outcome == "lost":
         told.not_needed[key] = "is off there, as here"
-    elif row.outcome == "skip":
-        told.not_needed[key] = row.text
+    elif outcome == "skip":
+        told.not_needed[key] = text
     elif value is None:
         told.not_needed[key] = "is null, as if it were not there"
-    elif row.outcome == "with":
-        told.mapped[key] = row.text
-    elif not draft.has(row.text):
-        told.not_needed[key] = f"{draft.algorithm} has no such option"
+    elif outcome == "with":
+        told.mapped[key] = text
     else:
-        _put(draft, told, key, value, row)
+        _put(draft, told, key, value, table, *text.split(" ", 1))
 
 
-def _put(draft: Draft, told: Draft, key: str, value: Any, row: Row) -> None:
+def _put(draft: Draft, told: Draft, key: str, value: Any, table: Table, path: str, how: str = "") -> None:
     try:
-        draft.put(row.text, row.change(value))
+        if not draft.has(path):
+            raise OffError(f"{draft.algorithm} has no such option")
+        draft.put(path, table.changed(value, how))
     except OffError as why:
         told.not_needed[key] = str(why)
     except NoCounterpartError as why:
         told.lost[key] = str(why)
     except (TypeError, ValueError):
-        told.lost[key] = f"{value!r} is not what spec.{row.text} takes"
+        told.lost[key] = f"{value!r} is not what spec.{path} takes"
     else:
-        told.mapped[key] = row.text.replace("<role>", draft.role)
+        told.mapped[key] = path.replace("<role>", draft.role)
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
@@ -243,7 +235,7 @@ def uri_of(place: Any) -> str:
     return f"file://{Path(text).expanduser()}" if is_path else f"hf://{text}"
 
 
-CHANGES: Mapping[str, Callable[[Any], Any]] = {
+CHANGES: Mapping[str, Change] = {
     "above_zero": above_zero,
     "flag": flag,
     "opposite": lambda value: not value,
