@@ -1,7 +1,7 @@
 """What a job reads: data sets, the names of their columns, and how much of a row a model sees."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag
 
@@ -55,10 +55,6 @@ class DataSource(Spec):
         """The same with each data set changed."""
         return change(self)
 
-    def shares(self) -> tuple[float, ...]:
-        """The weights of the data sets."""
-        return (1.0,)
-
 
 class WeightedSource(DataSource):
     """A part of a mix."""
@@ -66,26 +62,29 @@ class WeightedSource(DataSource):
     weight: Annotated[float, Field(gt=0, description="Share of the rows, over the weights of all parts.")] = 1.0
 
 
-class DataMix(Spec):
+class SeveralSources(Spec):
+    """Several data sets, as a list in the field `key`."""
+
+    form: ClassVar[str]
+    key: ClassVar[str]
+
+    def sources(self, path: str) -> dict[str, DataSource]:
+        """The data sets by their fields; `path` is the field of this."""
+        return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
+
+    def changed(self, change: "SourceChange") -> Self:
+        """The same with each data set changed."""
+        return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
+
+
+class DataMix(SeveralSources):
     """Rows of several data sets, in exact shares."""
 
-    form: ClassVar = "a mix"
+    form, key = "a mix", "mix"
 
     mix: Annotated[
         tuple[WeightedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets in shares.")
     ]
-
-    def sources(self, path: str) -> dict[str, DataSource]:
-        """The data sets by their fields; `path` is the field of this."""
-        return {f"{path}.mix.{place}": source for place, source in enumerate(self.mix)}
-
-    def changed(self, change: "SourceChange") -> "DataMix":
-        """The same with each data set changed."""
-        return self.model_copy(update={"mix": tuple(map(change, self.mix))})
-
-    def shares(self) -> tuple[float, ...]:
-        """The weights of the data sets."""
-        return tuple(source.weight for source in self.mix)
 
 
 class NamedSource(DataSource):
@@ -94,51 +93,39 @@ class NamedSource(DataSource):
     name: Annotated[Identifier, Field(description="Its measures are NAME/MEASURE.")]
 
 
-class DataSets(Spec):
+class DataSets(SeveralSources):
     """Several data sets, of which each is measured."""
 
-    form: ClassVar = "several data sets"
+    form, key = "several data sets", "sets"
 
     sets: Annotated[
         tuple[NamedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets; RL only.")
     ]
-
-    def sources(self, path: str) -> dict[str, DataSource]:
-        """The data sets by their fields; `path` is the field of this."""
-        return {f"{path}.sets.{place}": source for place, source in enumerate(self.sets)}
-
-    def changed(self, change: "SourceChange") -> "DataSets":
-        """The same with each data set changed."""
-        return self.model_copy(update={"sets": tuple(map(change, self.sets))})
-
-    def shares(self) -> tuple[float, ...]:
-        """The weights of the data sets."""
-        return (1.0,) * len(self.sets)
 
 
 SourceChange = Callable[[DataSource], DataSource]
 AnyData = DataSource | DataMix | DataSets
 
 
-def _form_by(key: str, several: type[DataMix | DataSets]) -> Callable[[object], str]:
-    """Tells which form of data it is given, by the key that only that of several data sets has."""
+def _form_by(several: type[SeveralSources]) -> Callable[[object], str]:
+    """Tells which form of data it is given, by the key that only several data sets have."""
 
     def form(data: object) -> str:
         if not isinstance(data, Mapping):
             return str(getattr(data, "form", DataSource.form))
-        return several.form if key in data else DataSource.form
+        return several.form if several.key in data else DataSource.form
 
     return form
 
 
 TrainData = Annotated[
     Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataMix, Tag(DataMix.form)],
-    Discriminator(_form_by("mix", DataMix)),
+    Discriminator(_form_by(DataMix)),
     null_is_unset(DataSource, DataMix),
 ]
 HeldOutData = Annotated[
     Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataSets, Tag(DataSets.form)],
-    Discriminator(_form_by("sets", DataSets)),
+    Discriminator(_form_by(DataSets)),
     null_is_unset(DataSource, DataSets),
 ]
 

@@ -80,7 +80,8 @@ class Loader:
         kinds = len(self.reader.responses)
         self._responses, self._labels = others[:kinds], others[kinds:]
         seed = None if spec.algorithm.makes == "data" else spec.training.seed
-        self._order = Order(tuple(len(each[0]) for each in read), source.shares(), seed)
+        shares = tuple(getattr(each, "weight", 1.0) for each in source.sources(path).values())  # of a mix
+        self._order = Order(tuple(len(each[0]) for each in read), shares, seed)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
