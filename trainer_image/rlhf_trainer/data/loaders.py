@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import AnyData, DataSource
+from rlhf_api.data import AnyData, DataMix, DataSource
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.ragged import Ragged
@@ -80,7 +80,8 @@ class Loader:
         kinds = len(self.reader.responses)
         self._responses, self._labels = others[:kinds], others[kinds:]
         seed = None if spec.algorithm.makes == "data" else spec.training.seed
-        shares = tuple(getattr(each, "weight", 1.0) for each in source.sources(path).values())  # of a mix
+        parts = source.mix if isinstance(source, DataMix) else ()
+        shares = tuple(each.weight for each in parts) or (1.0,) * len(read)
         self._order = Order(tuple(len(each[0]) for each in read), shares, seed)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
