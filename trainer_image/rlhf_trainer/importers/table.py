@@ -164,6 +164,7 @@ def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
 
 def _fill_one(draft: Draft, told: Draft, key: str, value: Any, table: Table) -> None:
     outcome, text = table.row(table.newer.get(key, key)) or ("", "")
+    text = text.replace("<role>", draft.role)
     if not outcome:
         told.unknown.append(key)
     elif outcome == "lost" and value not in OFF:
@@ -192,7 +193,7 @@ def _put(draft: Draft, told: Draft, key: str, value: Any, table: Table, path: st
     except (TypeError, ValueError):
         told.lost[key] = f"{value!r} is not what spec.{path} takes"
     else:
-        told.mapped[key] = path.replace("<role>", draft.role)
+        told.mapped[key] = path
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
