@@ -32,6 +32,7 @@ SERVICE_URL = (
 )
 OBJECTIVE = r"^(throughput|lowest-cost|fewest-gpus=[0-9]{1,9}(\.[0-9]{1,9})?)$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
+PROJECT = r"^[^/\\#?%:]+$"
 
 FORMS = {
     JOB_NAME: "lower-case letters, digits and '-', with a letter first and a letter or digit last",
@@ -51,6 +52,7 @@ FORMS = {
     SERVICE_URL: "an http or https URL",
     OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
+    PROJECT: "a name without / \\ # ? % :",
 }
 """What a user is told about each pattern."""
 

@@ -4,14 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import Spec, Text
+from rlhf_api.contract import PROJECT, Spec, Text
 from rlhf_api.functions import ServiceUrl
 
 
 class WandB(Spec):
     """A run in Weights & Biases, named as the job."""
 
-    project: Annotated[Text, Field(description="Project that the run belongs to.")]
+    project: Annotated[
+        str, Field(pattern=PROJECT, max_length=128, description="Project that the run belongs to; no / \\ # ? % : in it.")
+    ]
     entity: Annotated[Text | None, Field(description="User or team of the project; unset: that of the key.")] = None
     mode: Annotated[
         Literal["Online", "Offline"],

@@ -629,6 +629,9 @@ WRONG: dict[str, Case] = {
     "a password in the URL of a tracker": Case(
         "PPO", ("outputs.mlflow={uri: 'http://me:x@host', experiment: a}",), "spec.outputs.mlflow.uri"
     ),
+    "a project with a character that W&B refuses": Case(
+        "PPO", ("outputs.wandb={project: team/a}",), "spec.outputs.wandb.project"
+    ),
     "a tracker without an experiment": Case(
         "PPO", ("outputs.mlflow={uri: 'http://h'}",), "spec.outputs.mlflow.experiment"
     ),

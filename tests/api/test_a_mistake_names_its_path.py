@@ -223,6 +223,11 @@ MISTAKES = {
         f"{SFT}: spec.data.train.uri",
         '"helpful-ppo" is a job of PPO, expected Generate',
     ),
+    "a project that W&B refuses": (
+        [f"{PPO}:outputs={{wandb: {{project: 'a%b'}}}}"],
+        f"{PPO}: spec.outputs.wandb.project",
+        'is "a%b" (text), expected a name without / \\ # ? % :',
+    ),
     "an entry point without a function": (
         [f"{PPO}:evaluation={{data: {{uri: hf://x}}, functions: [{{name: rule, entrypoint: a.b}}]}}"],
         f"{PPO}: spec.evaluation.functions.0.entrypoint",
