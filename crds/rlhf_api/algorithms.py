@@ -20,6 +20,9 @@ Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
 MIN_MULTIPLIER = 1e-6
 """The logarithm of a smaller one would soon be that of 0."""
+OWN = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
+"""Names in a row that a job writes of a response."""
+OWN_OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 Call = tuple[str, str]
 """(a model, its method): the model by the name of the step's parameter."""
 
@@ -133,6 +136,11 @@ class Writing(Algorithm):
     min_reward: Annotated[
         float | None, Field(description="Leave out responses, and pairs whose better response, has a lower reward.")
     ] = None
+
+    @property
+    def own(self) -> frozenset[str]:
+        """What it writes of a response or a pair itself; a row also has columns of the data."""
+        return OWN_OF_PAIRS if self.rows == "Pairs" else OWN
 
 
 class KL(Spec):

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm, PolicyGradient
+from rlhf_api.algorithms import Algorithm, PolicyGradient, Writing
 from rlhf_api.expressions import Expression, Field, holds
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import COMPARES
@@ -61,7 +61,7 @@ def algorithm(test: Callable[[type[Algorithm]], bool]) -> Expression:
 
 def broken(spec: JobSpec) -> list[Problem]:
     """Every problem of every rule, with paths that start at `spec`."""
-    problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec)]
+    problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
     return [problem.within("spec.") for problem in problems]
 
 
@@ -341,6 +341,22 @@ PARTS = (
     *(_lengths, _pretraining, _placement, _user_code, _pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
+
+
+def _taken(spec: JobSpec) -> Iterator[Problem]:
+    """Columns of the data that a row of what the job writes could not have beside its own."""
+    if not isinstance(spec.algorithm, Writing):
+        return
+    sources = spec.data.train.sources("data.train")
+    own = spec.algorithm.own
+    tools = {f"{path}.toolsKey": source.tools_key for path, source in sources.items() if source.tools_key in own}
+    if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
+        own -= {"prompt"}  # what is written under this name is that column
+    named = {name: path.removeprefix("spec.") for name, path in spec.verified(spec.data.train).items()}
+    for path, source in sources.items():
+        named |= dict.fromkeys(source.columns, f"{path}.columns")
+    for path, name in [*tools.items(), *((path, name) for name, path in named.items() if name in own)]:
+        yield Problem(path, f"{name} is a column of what {spec.algorithm.name} writes")
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:

@@ -35,7 +35,6 @@ from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
 from rlhf_trainer.workers.judge import evaluation_code
-from rlhf_trainer.workers.responses import require_free_names
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
 
@@ -83,8 +82,6 @@ class JobCheck:
         strangers = set() if self._found else self._tried(self._strangers)
         if strangers:
             self._job = with_prompts(self._job)
-        if self._job.spec.algorithm.makes == "data":
-            self._tried(require_free_names, self._job)
         self._tried(self._try_measure)
         if data := self._tried(self._data):
             self._tried(self._try_tokens, strangers or set(), data)

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlhf_api.algorithms import Algorithm, Writing
-from rlhf_api.job import Job
+from rlhf_api.algorithms import OWN, Algorithm, Writing
 from rlhf_api.verifiers import RewardVerifier
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NumericsError
+from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -24,12 +23,9 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.save import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.retokenized import prompt_key
 from rlhf_trainer.workers.samples import from_bytes, sample_of
 
 FILE = "responses.jsonl"
-OWN = {"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"}
-OWN_OF_PAIRS = {"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"}
 Row = dict[str, Any]
 
 
@@ -37,13 +33,12 @@ class ResponseWriter:
     """One rank of it; the first one writes the file, and no text passes through the controller."""
 
     def __init__(self, setting: WorkerSetting, *, folder: str) -> None:
-        """folder: of the data set. ConfigError for a column of the data that the data set has itself."""
+        """folder: of the data set."""
         self._algorithm, self._tokenizer = asked_of(setting.job.spec.algorithm), setting.tokenizer()
         self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
         self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
         self._sums: dict[str, float] = defaultdict(float)
         self._bytes = 0
-        require_free_names(setting.job)
 
     @register(
         DP_PROTO,
@@ -135,16 +130,6 @@ def asked_of(algorithm: Algorithm) -> Writing:
     """The options of the job."""
     assert isinstance(algorithm, Writing), "other jobs write no data set"
     return algorithm
-
-
-def require_free_names(job: Job) -> None:
-    """ConfigError for a column of the data that would have the name of another of the data set."""
-    own = OWN_OF_PAIRS if asked_of(job.spec.algorithm).rows == "Pairs" else OWN
-    train = job.spec.data.train
-    if all(prompt_key(source) == "prompt" for source in train.sources("").values()):
-        own = own - {"prompt"}  # what is written under this name is that column
-    if taken := sorted(own.intersection(job.spec.columns(train))):
-        raise ConfigError(f"{job.name}: spec.data.train.columns: {taken[0]} is a column of what Generate writes")
 
 
 def require_finite(row: Row) -> None:
