@@ -12,7 +12,10 @@ class WandB(Spec):
     """A run in Weights & Biases, named as the job."""
 
     project: Annotated[
-        str, Field(pattern=PROJECT, max_length=128, description="Project of the run; a name without / \\ # ? % :")
+        str,
+        Field(
+            pattern=PROJECT, max_length=128, description="Project of the run, whose name is without / \\ # ? % and :."
+        ),
     ]
     entity: Annotated[Text | None, Field(description="User or team of the project; unset: that of the key.")] = None
     mode: Annotated[

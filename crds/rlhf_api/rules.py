@@ -194,6 +194,7 @@ def _sampling() -> Iterator[Rule]:
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
         "evaluation": ~Field("evaluation").given,
         "rollout.keep": Field("rollout.keep") == 0.0,
+        "checkpoint.keepBest": ~Field("checkpoint.keepBest").given,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
     alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712
@@ -204,7 +205,7 @@ def _sampling() -> Iterator[Rule]:
     for path in ("algorithm.rewards.overlongPenalty.bufferTokens", "rollout.minResponseTokens"):
         message = "is {value}, more than data.maxResponseTokens ({longest})"
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
-    measured = Field("checkpoint.keepBest").given.implies(Field("evaluation.everySteps").given)
+    measured = MAKES_DATA | Field("checkpoint.keepBest").given.implies(Field("evaluation.everySteps").given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
     mapped = (MODE == "Auto") & Field("models.actor").given & ~Field("models.actor.parallelism").given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)

@@ -268,6 +268,7 @@ WRONG: dict[str, Case] = {
     ),
     "an evaluation where nothing is trained": Case("Generate", (EVALUATION,), "spec.evaluation"),
     "rollouts of what is written anyway": Case("Generate", ("rollout.keep=0.5",), "spec.rollout.keep"),
+    "the best of what is not trained": Case("Generate", ("checkpoint.keepBest=reward",), "spec.checkpoint.keepBest"),
     "an optimizer of a generator": Case("Generate", ("models.actor.optimizer={}",), "spec.models.actor.optimizer"),
     "recomputation of a generator": Case(
         "Generate", ("models.actor.gradientCheckpointing=true",), "spec.models.actor.gradientCheckpointing"

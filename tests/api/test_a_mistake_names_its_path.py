@@ -554,6 +554,13 @@ def test_every_mistake_is_reported_at_once(chain: str) -> None:
     ]
 
 
+def test_the_best_of_what_is_not_trained_is_refused_once_for_all() -> None:
+    with pytest.raises(SpecError) as raised:
+        Job.parse(made("Generate", ("checkpoint.keepBest=reward",)))
+    refused = "is not for Generate, which trains nothing and keeps what it writes"
+    assert str(raised.value) == f"spec.checkpoint.keepBest: {refused}"
+
+
 def test_no_argument_is_too_deep_to_be_refused() -> None:
     deep: object = 1
     for _ in range(100_000):
