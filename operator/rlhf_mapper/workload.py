@@ -94,6 +94,8 @@ class Work:
     """Sequences of a mini-batch that have one prompt."""
     steps_in_host: bool = False
     """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
+    keeps_generator: bool = False
+    """Whether its generator has its weights from step to step: they do not change, and it never makes room."""
     recomputes: bool | None = False
     """Whether activations are recomputed in the backward pass; None: as it fits best."""
 
@@ -165,6 +167,7 @@ def _work(job: Job, role: Role) -> Work:
         updates=updates,
         read_together=read_together,
         trained_together=trained_together,
+        keeps_generator=bool(passes) and not trained and "reward" not in job.models(),
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )
 

@@ -23,6 +23,7 @@ from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, DeviceMapping, Infeasi
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
+from tests.api.cases import made
 from tests.mapper.oracles import held
 from tests.mapper.oracles.exhaustive import exhaustive
 from tests.mapper.oracles.testbed import MODELS
@@ -383,3 +384,14 @@ def test_an_objective_changes_the_plan() -> None:
     used = [sum(pool.size for pool in found.pools) for found in (fast, small, cheap)]
     assert used[1] < used[0]
     assert used[2] * cheap.prediction.step_seconds < used[0] * fast.prediction.step_seconds
+
+
+@pytest.mark.parametrize(("change", "reshards"), [("models.reward=", False), ("models.reward.uri=hf://r", True)])
+def test_weights_that_never_change_are_resharded_only_where_the_generator_makes_room(
+    change: str, *, reshards: bool
+) -> None:
+    job = Job.parse(made("Generate", (change,)))
+    mapping = auto_map(job, cluster_of(("a100-80g", 1, 8)), shapes_of(job), device="GPU")
+    assert isinstance(mapping, DeviceMapping)
+    assert mapping.prediction
+    assert ("reshard" in mapping.prediction.phases) == reshards

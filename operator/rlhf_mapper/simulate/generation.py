@@ -103,8 +103,8 @@ def received_bytes(passes: Passes, training: Layouts, generator: Layouts) -> Num
 
 
 def transition_seconds(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Seconds of a transition; the way back moves nothing."""
+    """Seconds of a transition in each step; the way back moves nothing."""
     span = training.gpus if passes.software.shards_weights else training.p * training.t
     moved = received_bytes(passes, training, generator) / passes.network.of(span)
     brought = passes.to_or_from_host(training, passes.software.weight_bytes) * work.steps_in_host
-    return moved + brought + passes.software.efficiency.transition_seconds
+    return (moved + brought + passes.software.efficiency.transition_seconds) * (not work.keeps_generator)
