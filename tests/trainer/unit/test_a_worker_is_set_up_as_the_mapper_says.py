@@ -1,7 +1,8 @@
 """What the mapper chose for a model on GPUs is in the setting from which the model's workers are built."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -129,17 +130,26 @@ def mapping(device: Device) -> DeviceMapping:
     )
 
 
-def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path) -> dict[str, WorkerSetting]:
-    """Role -> the setting that its workers are built from when the job starts."""
+def arguments(
+    job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path, strangers: Sequence[Role] = ()
+) -> dict[str, Any]:
+    """Role, or what else works on the batch -> what its workers are built from when the job starts."""
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)
     patch.setattr(wiring, "PayloadMeter", Meter)
     patch.setattr(Group, "built", {})
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
-    runtime = wiring.RayRuntime(job, placed, folders, slots=slots.Slots(), stacks=folder / "stacks.txt")
+    stacks = folder / "stacks.txt"
+    runtime = wiring.RayRuntime(job, placed, folders, slots=slots.Slots(), stacks=stacks, strangers=strangers)
     with runtime.running():
-        return {role: Group.built[role].arguments["setting"] for role in ROLES}
+        return {name: spec.arguments for name, spec in Group.built.items()}
+
+
+def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path) -> dict[str, WorkerSetting]:
+    """Role -> the setting that its workers are built from."""
+    found = arguments(job, placed, patch, folder)
+    return {role: found[role]["setting"] for role in ROLES}
 
 
 def test_micro_batch_offload_recomputation_and_generations_share_are_the_mappers(
@@ -178,3 +188,19 @@ def test_a_manifest_that_says_nothing_has_smaller_micro_batches_on_cpu(
     on_gpus = settings(ppo(tmp_path, tokens=None), mapping("GPU"), monkeypatch, tmp_path)
     assert on_gpus["reference"].job.micro_batch_tokens("GPU", hidden=128) == 16384
     assert on_gpus["actor"].job.micro_batch_tokens("GPU", hidden=128) == 3 * SEQUENCE
+
+
+def test_columns_that_another_vocabulary_needs_are_not_for_the_rows_that_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {
+        "algorithm": {"name": "Generate"},
+        "models": {role: {"uri": "hf://of/model"} for role in ("actor", "reward")},
+        "data": {"train": {"uri": "hf://of/data", "promptKey": "question", "columns": ["answer"]}},
+        "training": {"totalSteps": 1, "promptBatchSize": 8},
+    }
+    pool = MappedPool(name="all", models=("actor", "reward"), slots_per_machine=(2,))
+    placed = replace(mapping("CPU"), pools=(pool,))
+    found = arguments(job(tmp_path, "rows", spec), placed, monkeypatch, tmp_path, strangers=["reward"])
+    assert found["reward"]["setting"].job.spec.data.train.columns == ("answer", "question")
+    assert found["responses"]["columns"] == ("answer",)

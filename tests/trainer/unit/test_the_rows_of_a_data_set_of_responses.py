@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from rlhf_api.algorithms import Writing
@@ -24,8 +25,12 @@ from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training import distributed
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.responses import ResponseWriter, require_finite, rows_of
+from rlhf_trainer.workers.samples import as_bytes
 from tests.api.cases import made
+from tests.trainer.tiny import EXAMPLE_MODEL
 
 
 def asked(**options: Any) -> Writing:
@@ -118,6 +123,24 @@ def test_a_reward_that_is_no_number_ends_the_job(reward: float) -> None:
         NumericsError, match=r"^spec.models.reward: gives (nan|inf) to a response: the model is broken$"
     ):
         require_finite(response("a", reward))
+
+
+def test_a_row_has_the_columns_that_the_job_names(tmp_path: Path) -> None:
+    made = ResponseWriter(
+        WorkerSetting(
+            job=(one := job("Generate", "g", "data.train.columns=[answer]")),
+            role="actor",
+            model=one.models()["actor"],
+            folder=str(EXAMPLE_MODEL),
+            total_steps=1,
+        ),
+        folder=str(tmp_path),
+        columns=("answer",),
+    )
+    one_token = {name: torch.ones(1, 2) for name in ("attention_mask", "response_mask")} | {"finished": torch.ones(1)}
+    given = {"columns": as_bytes([{"answer": 7, "question": "q"}]), "raw_prompts": as_bytes([{"prompt": "q"}])}
+    row = made._row(Batch(step=1, start=0, size=1, fields={**one_token, **given, "tokens": torch.ones(1, 2).long()}), 0)
+    assert row.keys() == {"answer", "prompt", "response", "finished", "response_tokens", "sample"}
 
 
 def writer(file: Path) -> ResponseWriter:

@@ -19,7 +19,6 @@ from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 from rlhf_trainer.run_folder.written_data import with_written_data
-from rlhf_trainer.workers.retokenized import with_prompts
 
 
 def run_jobs(
@@ -66,14 +65,14 @@ def run_on_ray(
         if start.checkpoint:
             publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
         strangers = other_vocabularies(job, folders)
-        running = with_written_data(with_prompts(job) if strangers else job, context.output)
+        running = with_written_data(job, context.output)
         stacks = folder.path / "stacks.txt"
         runtime = RayRuntime(running, mapping, folders, slots=slots, stacks=stacks, strangers=strangers)
         with runtime.running(is_last=is_last) as shape:
             for fact in shape.facts:
                 publisher.say(fact)
             summary = run_job(
-                running,
+                runtime.job,
                 runtime,
                 shape,
                 made=folder.made.resolve(),

@@ -26,6 +26,7 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.keeper import RolloutKeeper
 from rlhf_trainer.workers.responses import ResponseWriter
+from rlhf_trainer.workers.retokenized import with_prompts
 
 
 class RayRuntime:
@@ -43,10 +44,13 @@ class RayRuntime:
     ) -> None:
         """folders: role -> local folder of its model, or its name on the hub; stacks: the file for those of a hang.
 
-        strangers: the models whose tokenizer is not the actor's.
+        strangers: the models whose tokenizer is not the actor's; `self.job` gives them the prompts as they stand.
         """
         self.models: dict[str, Any] = {}
-        self._job, self._placed, self._folders = job, placed, folders
+        self.job = with_prompts(job) if strangers else job
+        self._columns = job.spec.columns(job.spec.data.train)
+        """Those that the manifest names."""
+        self._placed, self._folders = placed, folders
         self._log, self._meter = CallLog(), PayloadMeter()
         self._deadline = float(job.spec.training.call_deadline_seconds)
         self._slots, self._stacks, self._strangers = slots, stacks, strangers
@@ -82,11 +86,11 @@ class RayRuntime:
         return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
 
     def _start(self) -> DataShape:
-        saved = self._job.saved
+        saved = self.job.saved
         home = next(pool for pool in self._placed.pools if saved in pool.models)
-        setting = setting_of(self._job, saved, self._folders)
+        setting = setting_of(self.job, saved, self._folders)
         slots = math.lcm(*(pool.size for pool in self._placed.pools))
-        self._build(home, {"data": WorkerSpec(data_of(self._job), {"setting": setting, "slots": slots})})
+        self._build(home, {"data": WorkerSpec(data_of(self.job), {"setting": setting, "slots": slots})})
         self._groups[home.name].wait_until_built()
         shape: DataShape = self.models["data"].describe().result()[0]
         for pool in self._placed.pools:
@@ -106,7 +110,7 @@ class RayRuntime:
 
     def _workers(self, pool: MappedPool, shape: DataShape, *, is_home: bool) -> dict[str, WorkerSpec]:
         """The workers of a pool's models; beside an RL job's actor also those of advantages and evaluation."""
-        job, generates = self._job, not self._job.spec.algorithm.offline
+        job, generates = self.job, not self.job.spec.algorithm.offline
         total_steps = job.total_steps_for(shape.rows)
         workers: dict[str, WorkerSpec] = {}
         for role in pool.models:
@@ -126,7 +130,8 @@ class RayRuntime:
             setting = setting_of(job, job.saved, self._folders)
             folder = self._stacks.parent.resolve()
             for name, each in helpers_of(job).items():
-                of_writer = {"setting": setting, "folder": str(folder / job.spec.algorithm.makes)}
+                made = str(folder / job.spec.algorithm.makes)
+                of_writer = {"setting": setting, "folder": made, "columns": self._columns}
                 workers[name] = WorkerSpec(each, of_writer if each is ResponseWriter else {"job": job})
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
             if job.spec.rollout.keep:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ Row = dict[str, Any]
 class ResponseWriter:
     """One rank of it; the first one writes the file, and no text passes through the controller."""
 
-    def __init__(self, setting: WorkerSetting, *, folder: str) -> None:
-        """folder: of the data set."""
+    def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
+        """folder: of the data set; columns: those of the data that its rows also have."""
         self._algorithm, self._tokenizer = asked_of(setting.job.spec.algorithm), setting.tokenizer()
         self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
         self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
+        self._columns = columns
         self._sums: dict[str, float] = defaultdict(float)
         self._bytes = 0
 
@@ -99,7 +100,8 @@ class ResponseWriter:
     def _row(self, batch: Batch, row: int) -> Row:
         """All that is known of one of this rank's responses."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
-        found: Row = {**sample.columns, **from_bytes(fields["raw_prompts"][row]), "response": sample.response}
+        found: Row = {name: value for name, value in sample.columns.items() if name in self._columns}
+        found |= from_bytes(fields["raw_prompts"][row]) | {"response": sample.response}
         if "scores" in fields:
             found["reward"] = float(batch["scores"][row])
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
