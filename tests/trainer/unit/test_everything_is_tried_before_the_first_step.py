@@ -45,6 +45,30 @@ spec:
   training: {totalSteps: 1, promptBatchSize: 4}
   resources: {slotsPerNode: 1, device: CPU}
 """
+WRITTEN = """
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: writes}
+spec:
+  algorithm: {name: Generate}
+  models: {actor: {uri: "file://models/language"}}
+  data:
+    train: {uri: package://rlhf_examples/helpful/train.jsonl}
+    maxPromptTokens: 16
+    maxResponseTokens: 8
+  training: {totalEpochs: 1, promptBatchSize: 4}
+  resources: {slotsPerNode: 1, device: CPU}
+---
+apiVersion: rlhf.hybridflow.io/v1alpha1
+kind: RLHFJob
+metadata: {name: reads}
+spec:
+  algorithm: {name: SFT}
+  models: {actor: {uri: "file://models/language"}}
+  data: {train: {uri: job://writes, responseKey: response}}
+  training: {totalSteps: 1, batchSize: 4}
+  resources: {slotsPerNode: 1, device: CPU}
+"""
 JUDGE = "{url: 'http://127.0.0.1:9/v1', model: m"
 Check = Callable[..., Any]
 
@@ -250,6 +274,18 @@ def test_first_rows_that_are_too_long_are_no_mistake(check: Check, tmp_path: Pat
     done = check("data.train.uri=file://rows.jsonl")
     assert done.exit_code == ExitCode.DATA
     assert "are longer than spec.data.maxPromptTokens 16" in done.stderr
+
+
+def test_rows_that_will_be_written_again_are_not_read(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(WRITTEN)
+    writes, _ = load(tmp_path / "job.yaml")
+    folder = JobFolder(tmp_path / "run", writes)
+    folder.begin(None, inputs={})
+    (folder.made / "responses.jsonl").write_text('{"prompt": "a"}\n')
+    folder.succeed()
+    assert "no column 'response'" in check(manifest=WRITTEN).stderr
+    again = check("writes:rollout.temperature=0.5", manifest=WRITTEN)
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "ok\n", "")
 
 
 def test_a_disk_that_is_too_small(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.generate_command import uri_of
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
-from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch
@@ -180,11 +180,13 @@ def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     reads = job("PPO", "rl", "data.train.uri=job://g", "evaluation={data: {uri: job://h}}")
     begun(tmp_path, "g").succeed()
     written = begun(tmp_path, "h")
-    assert not is_written(reads, tmp_path), "not all of its rows are there"
+    made = {name: done.identity for name, done in finished_jobs(tmp_path).items()} | {"h": "h"}
+    assert not is_written(reads, tmp_path, made), "not all of its rows are there"
     with pytest.raises(DataError, match=r"^rl: spec.evaluation.data.uri: job://h has not been written; run its job"):
         with_written_data(reads, tmp_path)
     written.succeed()
-    assert is_written(reads, tmp_path)
+    made = {name: done.identity for name, done in finished_jobs(tmp_path).items()}
+    assert is_written(reads, tmp_path, made)
     found = with_written_data(reads, tmp_path).spec
     assert found.data.train.sources("")[""].uri == (tmp_path / "g" / "data").as_uri()
     assert found.evaluation

@@ -28,6 +28,7 @@ from rlhf_trainer.run.checkpoints import require_measure
 from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
+from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
@@ -147,9 +148,9 @@ class JobCheck:
     def _data(self) -> DataWorker | None:
         """The first rows of every data set; all of them where none of the first is one to train on.
 
-        None where a job is yet to write one of them.
+        None where a job is yet to write one of them, or to write it again.
         """
-        if not is_written(self._job, self._output):
+        if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
             return None
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)

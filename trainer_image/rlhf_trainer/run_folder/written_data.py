@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
@@ -26,9 +27,13 @@ def with_written_data(job: Job, output: Path) -> Job:
     return job.model_copy(update={"spec": with_sources(job.spec, here)})
 
 
-def is_written(job: Job, output: Path) -> bool:
-    """Whether every data set that another job writes for this one is there: one that is begun may lack rows."""
-    return finished_jobs(output).keys() >= set(data_from_jobs(job).values())
+def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
+    """Whether every data set that another job writes for this one is there: one that is begun may lack rows.
+
+    made: the identities of the jobs, by name; what another experiment wrote will be written again.
+    """
+    there = {name: finished.identity for name, finished in finished_jobs(output).items()}
+    return all(name in there and there[name] == made[name] for name in data_from_jobs(job).values())
 
 
 def _folder(output: Path, name: str) -> Path:
