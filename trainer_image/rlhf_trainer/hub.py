@@ -19,35 +19,60 @@ HUB_SECONDS, HUB_TRIES = 5.0, 3
 KIND = Literal["dataset", "model"]
 
 
-@cache
+_silence: list[Exception] = []
+"""Why the hub did not answer: it is asked nothing more in this process."""
+
+
 def require_hub(uri: str, field: str, kind: KIND) -> None:
     """DataError where the hub does not answer, which its client would take minutes to say, or has no such thing.
 
-    Asks once in a process for what a field names, never with HF_HUB_OFFLINE=1. EnvironmentProblem without its client.
+    Asks once in a process, never with HF_HUB_OFFLINE=1. EnvironmentProblem without its client.
     """
     try:
         from huggingface_hub import constants
         from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(f"{field}: {uri} is on the hub, and huggingface_hub is not installed") from error
-    if constants.is_offline_mode():
-        return
+    problem = None if constants.is_offline_mode() else _problem(uri, kind)
+    match problem:
+        case None:
+            return
+        case RepositoryNotFoundError():
+            said = f"the Hugging Face Hub has no {uri} that this user may read"
+        case HFValidationError():
+            said = f"{uri} is no name on the hub, such as hf://organisation/name"
+        case _:
+            said = f"{_unreached(uri, HUB_TRIES, problem)}; HF_HUB_OFFLINE=1 reads what was fetched before"
+    raise DataError(f"{field}: {said}") from problem
+
+
+@cache
+def _problem(uri: str, kind: KIND) -> Exception | None:
+    """What the hub says where it has no such thing, or why it does not answer."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
     for attempt in range(1, HUB_TRIES + 1):
-        said = f"{field}: the Hugging Face Hub cannot be reached for {uri} (try {attempt} of {HUB_TRIES}"
+        if _silence:
+            return _silence[0]
         try:
             _ask(uri.removeprefix(HUB), kind)
-        except RepositoryNotFoundError as error:
-            raise DataError(f"{field}: the Hugging Face Hub has no {uri} that this user may read") from error
-        except HFValidationError as error:
-            raise DataError(f"{field}: {uri} is no name on the hub, such as hf://organisation/name") from error
-        except Exception as error:  # a proxy's error is of the HTTP client's own kind
-            said += f": {one_line(str(error) or type(error).__name__, 200)})"
-            if attempt == HUB_TRIES:
-                raise DataError(f"{said}; HF_HUB_OFFLINE=1 reads what was fetched before") from error
-            logger.warning(said)
-            time.sleep(attempt)
+        except (RepositoryNotFoundError, HFValidationError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001 a proxy's error is of the HTTP client's own kind
+            found = error
         else:
-            return
+            return None
+        if attempt < HUB_TRIES:
+            logger.warning(_unreached(uri, attempt, found))
+            time.sleep(attempt)
+    if not isinstance(found, HfHubHTTPError):
+        _silence.append(found)
+    return found
+
+
+def _unreached(uri: str, attempt: int, error: Exception) -> str:
+    why = one_line(str(error) or type(error).__name__, 200)
+    return f"the Hugging Face Hub cannot be reached for {uri} (try {attempt} of {HUB_TRIES}: {why})"
 
 
 def _ask(name: str, kind: KIND) -> None:

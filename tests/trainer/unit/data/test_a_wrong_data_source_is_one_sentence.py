@@ -237,13 +237,19 @@ def test_a_hub_that_does_not_answer_is_told_with_the_number_of_the_try(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr(hub, "HUB_SECONDS", 0.2)
+        monkeypatch.setattr(hub, "_silence", [])
+        hub._problem.cache_clear()
         monkeypatch.setattr(hub, "time", SimpleNamespace(sleep=pauses.append))
         with pytest.raises(DataError) as raised:
             read()
-    cannot = f"{field}: the Hugging Face Hub cannot be reached for hf://c/d"
+        with pytest.raises(
+            DataError, match=r"^other: the Hugging Face Hub cannot be reached for hf://e/f \(try 3 of 3"
+        ):
+            hub.require_hub("hf://e/f", "other", "model")
+    cannot = "the Hugging Face Hub cannot be reached for hf://c/d"
     assert caplog.messages == [f"{cannot} (try {number} of 3: no answer within 0.2 s)" for number in (1, 2)]
     assert str(raised.value) == (
-        f"{cannot} (try 3 of 3: no answer within 0.2 s); HF_HUB_OFFLINE=1 reads what was fetched before"
+        f"{field}: {cannot} (try 3 of 3: no answer within 0.2 s); HF_HUB_OFFLINE=1 reads what was fetched before"
     )
     assert wait * 3 + sum(pauses) <= 20
 
