@@ -66,6 +66,8 @@ def signed(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """84 ms, 1.53 s, 41 s, 3 min 05 s, 2 h 07 min."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     if seconds < 1:
         return f"{number(1000 * seconds)} ms"
     if seconds < 10:

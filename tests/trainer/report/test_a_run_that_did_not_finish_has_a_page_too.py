@@ -99,6 +99,15 @@ def test_values_of_wrong_types_are_left_out(chain: Chain, file: str, text: str, 
     assert sentence in page_of(folder).sections["helpful-ppo"]
 
 
+@pytest.mark.parametrize("huge", [str(10**400), "Infinity", "1e400"])
+def test_a_number_beyond_all_floats_is_infinite(chain: Chain, huge: str) -> None:
+    folder = chain([sample(1)])
+    with (folder / "helpful-ppo" / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 26, "time/step": {huge}, "reward/mean": {huge}}}\n')
+    (folder / "summary.json").write_text(f'{{"helpful-ppo": {{"reward_after": {huge}, "seconds": {huge}}}}}')
+    assert "inf" in page_of(folder).sections["helpful-ppo"]
+
+
 @pytest.mark.parametrize("file", ["metrics.jsonl", "samples.jsonl", "status.json", "events.log"])
 def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> None:
     folder = chain([sample(1)])

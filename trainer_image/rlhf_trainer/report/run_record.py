@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.report.rollouts import Rollouts, read_rollouts
+from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
+    return dict(from_json(text))
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

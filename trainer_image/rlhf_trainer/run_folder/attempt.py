@@ -22,6 +22,8 @@ from typing import Any, Final
 
 VARIABLE: Final = "RLHF_ATTEMPT"
 JOB_UID_VARIABLE: Final = "RLHF_JOB_UID"
+LONGEST = 300
+"""Digits of a whole number that each float has room for."""
 MARK, EXIT, LIFE, LOCK, STATUS = ".attempt", "exit.json", ".alive", ".lock", "status.json"
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
@@ -126,10 +128,15 @@ def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none, or half of one."""
     try:
-        found = json.loads(path.read_bytes())
+        found = from_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def from_json(text: str | bytes) -> Any:
+    """JSON, in which a whole number beyond all floats is infinite, as 1e400 is. Raises ValueError."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < LONGEST else float(digits))
 
 
 def replace(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, require_hub
-from rlhf_trainer.run_folder.attempt import STATUS, mark, own_attempt, owner, replace
+from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
@@ -65,7 +65,7 @@ def read_summary(output: Path) -> dict[str, Any]:
     """summary.json of a run folder; empty if there is none yet."""
     path = output / SUMMARY
     with understood(path):
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return dict(from_json(path.read_text())) if path.is_file() else {}
 
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:

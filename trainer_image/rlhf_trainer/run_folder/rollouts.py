@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_api.problems import Problem, SpecError
+from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.commands import job_folders
 
 ROLLOUTS = "rollouts.jsonl"
@@ -79,7 +79,7 @@ def _file(output: Path, job: str | None) -> Path:
 def parsed(line: str | bytes) -> dict[str, Any]:
     """A line; empty for one that a run is just writing, or whoever edited the file."""
     try:
-        row = dict(json.loads(line))
+        row = dict(from_json(line))
     except (ValueError, TypeError):
         return {}
     return row if all(isinstance(row.get(name), kind) for name, kind in NEEDED.items()) else {}
