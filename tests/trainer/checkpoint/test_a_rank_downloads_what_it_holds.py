@@ -110,6 +110,17 @@ def test_rows_and_columns_come_as_they_were_written(
     assert torch.equal(read, tensor[part.within(whole)])
 
 
+def test_a_stack_out_of_the_matrices_of_a_file_gives_them_back(tmp_path: Path) -> None:
+    path, matrix, sizes = tmp_path / "matrices.safetensors", torch.arange(12.0).reshape(4, 3), TensorSlice.whole((4, 3))
+    stored_tensors.write_piece(path, {str(row): (matrix + row, sizes) for row in range(2)}, torch.float32)
+    file = stored_tensors.LocalFile(lambda: str(path))
+    pieces = [stored_tensors.Piece(file, str(row), sizes.on_layer(row)) for row in range(2)]
+    layer = stored_tensors.Layer(stored_tensors.StoredTensor(pieces), sizes.on_layer(1))
+    read = torch.zeros(4, 3)
+    stored_tensors.read_into(read, sizes, layer)
+    assert torch.equal(read, matrix + 1)
+
+
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_a_bit_that_has_flipped_is_found_where_a_piece_is_read_as_it_was_written(
     is_remote: bool, tmp_path: Path
