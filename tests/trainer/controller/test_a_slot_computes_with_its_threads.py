@@ -10,13 +10,15 @@ import pytest
 import ray
 import torch
 
+from rlhf_api.spec import Training
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerSpec
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.types import register
 
-DEADLINE = 60.0
+DEADLINE = float(Training.model_fields["call_deadline_seconds"].default)
+"""As of a job: pytest ends sooner what hangs, and a slot may start slowly beside other programs."""
 SIZES = {"left": 2, "right": 1}
 
 
