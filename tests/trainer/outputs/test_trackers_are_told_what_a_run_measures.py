@@ -210,6 +210,22 @@ def test_a_tracker_that_cannot_be_told_is_a_sentence(
     assert str(raised.value).startswith(sentence)
 
 
+def test_a_token_that_cannot_be_sent_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret\n")
+    with pytest.raises(EnvironmentProblem) as raised:
+        require_trackers(made(tmp_path, {"mlflow": {"uri": NOBODY, "experiment": "x"}}), tmp_path)
+    assert str(raised.value) == "tiny: spec.outputs.mlflow: MLFLOW_TRACKING_TOKEN holds a space or a newline"
+
+
+@pytest.mark.parametrize("state", ["", "[]", '{"target": 1', '{"run": 1}', "\x00"])
+def test_a_state_that_is_no_state_is_a_new_run(state: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "tiny").mkdir(parents=True)
+    (tmp_path / "run" / "tiny" / "wandb.json").write_text(state)
+    run_steps(made(tmp_path, {"wandb": WANDB}), tmp_path / "run", {1: 3.0})
+    (run,) = offline_runs(tmp_path / "run" / "tiny")
+    assert list(run.steps) == [1]
+
+
 def test_all_trackers_that_cannot_be_told_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     outputs = {"mlflow": {"uri": NOBODY, "experiment": "x"}, "wandb": {"project": "x"}}

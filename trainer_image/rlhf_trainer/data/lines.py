@@ -108,7 +108,7 @@ def _no_object(text: str) -> str:
     try:
         value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        return f"is no JSON: {error.msg} at {error.colno}"
+        return f"is no JSON: {error.msg.removesuffix(' at')} at {error.colno}"
     except (RecursionError, ValueError):
         return "is no JSON that can be read"
     return "" if isinstance(value, dict) else "is no JSON object"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from rlhf_api.resume import leaves
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem
 
+TOKEN = "MLFLOW_TRACKING_TOKEN"
 VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # a tracker that fails is tried again, however long that takes
@@ -54,6 +56,8 @@ class MLflowRuns:
 
     def check(self) -> None:
         client = self._client
+        if set(os.environ.get(TOKEN, "")) & set(string.whitespace):  # its client would tell the token
+            raise EnvironmentProblem(f"{self.field}: {TOKEN} holds a space or a newline")
         try:
             client.search_experiments(max_results=1)
         except Exception as error:  # whatever it raises: it does not answer as MLflow does

@@ -16,7 +16,7 @@ from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
 from rlhf_trainer.outputs.listeners import Listener
-from rlhf_trainer.run_folder.attempt import replace
+from rlhf_trainer.run_folder.attempt import read_object, replace
 from rlhf_trainer.run_folder.folder import LONGEST_REASON, METRICS, JobFolder
 from rlhf_trainer.telemetry import StepReport
 
@@ -69,8 +69,8 @@ class Tracker:
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the file says the steps
         self._job, self._run, self._step = job, "", 0
-        with suppress(OSError, ValueError, LookupError):  # no state, or none that can be read, is a new run
-            state = json.loads(self._state_file.read_text())
+        with suppress(ValueError, TypeError, LookupError):  # no state, or none that can be read, is a new run
+            state = read_object(self._state_file)
             if state["target"] == self._service.target:
                 self._run, self._step = str(state["run"]), int(state["step"])
         self._thread = threading.Thread(target=self._work, name=self._service.field, daemon=True)

@@ -40,7 +40,7 @@ class WandBRuns:
             raise EnvironmentProblem(f"{self.field}: {KEY} is not set; mode Offline needs none")
         import httpx  # a second that a job without trackers does not need
 
-        url = os.environ.get(URL, PUBLIC).rstrip("/")
+        url = os.environ.get(URL, PUBLIC).strip().rstrip("/")
         question = {"query": "query { viewer { id } }"}
         try:
             answer = httpx.post(f"{url}/graphql", auth=("api", key), json=question, timeout=ANSWER_SECONDS)

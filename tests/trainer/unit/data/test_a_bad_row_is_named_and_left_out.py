@@ -34,6 +34,7 @@ def load(tmp_path: Path, plain: PreTrainedTokenizerFast) -> Load:
 LINES = {
     "half a row": ('{"prompt": "abc", "chosen"', "uri", "is no JSON: Expecting ':' delimiter at 27"),
     "no JSON": ("Human: hi", "uri", "is no JSON: Expecting value at 1"),
+    "half a text": ('{"prompt": "abc', "uri", "is no JSON: Unterminated string starting at 12"),
     "a list": ("[1, 2]", "uri", "is no JSON object"),
     "null": ("null", "uri", "is no JSON object"),
     "an empty row": ("{}", "promptKey", "holds nothing, not a text or a list of messages"),
