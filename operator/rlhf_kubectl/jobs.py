@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
+from rlhf_api.contract import JOB_NAME
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import suggestion
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
@@ -49,7 +50,8 @@ def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
 
 def named(kubectl: Kubectl, name: str) -> ObservedJob:
     """A job; where there is none of this name, KubectlError with the nearest name."""
-    if found := kubectl.find(JOBS.path(kubectl.namespace, quote(name, safe=""))):
+    may_be = re.fullmatch(JOB_NAME, name)  # other words would lead to other paths
+    if may_be and (found := kubectl.find(JOBS.path(kubectl.namespace, name))):
         return parse.job(found)
     near = suggestion(name, [job.name for job in listed(kubectl)])
     message = f"there is no RLHFJob {name} in namespace {kubectl.namespace}: {near}"

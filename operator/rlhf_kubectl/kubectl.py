@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from rlhf_api.contract import DNS_LABEL
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import one_line
 from rlhf_operator.snapshot import Document
@@ -42,6 +43,8 @@ class Kubectl:
     def namespace(self) -> str:
         """The one that is asked about."""
         if self.asked_namespace:
+            if not re.fullmatch(DNS_LABEL, self.asked_namespace):
+                raise KubectlError(f"--namespace: {self.asked_namespace} is no name of a namespace", ExitCode.SPEC)
             return self.asked_namespace
         try:
             said = self.run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
