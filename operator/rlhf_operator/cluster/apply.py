@@ -66,7 +66,7 @@ class Applier:
             await self._write_status(snapshot.job, plan.status)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
-        """All but the status, in order. StaleError, RefusedError, ApiError: this action and later ones were not done."""
+        """All but the status, in order. StaleError, RefusedError, ApiError: it and what follows were not done."""
         events = plan.events
         try:
             for action in plan.actions:
