@@ -493,7 +493,7 @@ BY_A_FAULT: dict[str, Mistake] = {
     "a worker without memory": Mistake(
         code=ExitCode.OUT_OF_MEMORY,
         sentence="… on rank … has not enough memory (CUDA out of memory. Tried to allocate …); lower spec.…",
-        remedy="Lower the field that the message names; `training.microBatchTokens` changes nothing but rounding.",
+        remedy="Lower the field that the message names; `training.microBatchTokens` changes results only by rounding.",
     ),
     "no disk space for a checkpoint": Mistake(
         code=ENVIRONMENT,
@@ -538,9 +538,9 @@ def page() -> str:
     head = f"""\
 # Troubleshooting
 
-A mistake ends a run with one sentence on stderr, `error: ...`, and an exit code. The same sentence is
-in `status.json` and `events.log` of the job. `--debug` also shows the traceback. If you do not know
-where to look, start with [a run that fails](tutorials/failing-run.md).
+A mistake ends a run with one sentence on stderr, `error: ...`, and an exit code. The same sentence
+is in `status.json` and `events.log` of the job. `--debug` also shows the traceback. If you do not
+know where to look, start with [a run that fails](tutorials/failing-run.md).
 
 | exit code | what it is about | |
 |---|---|---|
@@ -549,9 +549,9 @@ where to look, start with [a run that fails](tutorials/failing-run.md).
 {kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
 | 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
 
-`…` stands for text that varies. The tests in `tests/trainer/chain` cause every mistake of this page,
-and generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes that
-die, full memory and full disks: [faults](faults.md).
+`…` stands for text that varies. The tests in `tests/trainer/chain` cause every mistake of this
+page, and generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes
+that die, full memory and full disks: [faults](faults.md).
 """
     return head + "".join(map(_table, KINDS))
 
