@@ -4,6 +4,7 @@
 without a traceback.
 """
 
+import errno
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -70,7 +71,9 @@ def together(errors: Sequence[TrainerError]) -> TrainerError:
 
 
 def user_error(error: BaseException) -> BaseException:
-    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, else `error` itself.
+    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, or a disk is full.
+
+    Else it is `error` itself.
 
     What the handler of a signal raises while Ray waits comes as the cause of a SystemError.
     """
@@ -78,6 +81,8 @@ def user_error(error: BaseException) -> BaseException:
         return user_error(error.__cause__)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlhf_"):
         return EnvironmentProblem(f"the Python package {error.name} is not installed")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentProblem(f"{error.filename or 'what is printed'}: {error.strerror}")
     return error
 
 

@@ -1,5 +1,6 @@
 """A package of others that is not installed is the environment's fault; one of ours is a defect."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -36,3 +37,10 @@ def test_a_module_of_ours_that_is_missing_is_a_defect(error: ModuleNotFoundError
         raise error
 
     assert ending(work, debug=False)[0] == ExitCode.INTERNAL
+
+
+def test_a_full_disk_under_what_is_printed_is_no_defect() -> None:
+    def work() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert ending(work, debug=False) == (ExitCode.ENVIRONMENT, "what is printed: No space left on device")

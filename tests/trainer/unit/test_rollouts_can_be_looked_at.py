@@ -91,3 +91,10 @@ def test_a_run_that_kept_none_says_how(run: Path) -> None:
     (run / "grpo" / ROLLOUTS).unlink()
     done = CliRunner().invoke(app, ["samples", str(run)])
     assert (done.exit_code, done.stderr.strip().endswith("no rollouts were kept; see rollout.keep")) == (2, True)
+
+
+@pytest.mark.parametrize("edited", ['"cost": "z"', '"reward_parts": [1]', '"reward_parts": {"a": null}'])
+def test_a_value_that_is_no_number_is_left_out(edited: str, run: Path) -> None:
+    with (run / "grpo" / ROLLOUTS).open("w") as file:
+        file.write(f'{{"step": 9, "row": 0, "prompt": "a", "response": "b", "reward": 1.5, {edited}}}\n')
+    assert "row 0, reward 1.5, cut off" in shown(run)

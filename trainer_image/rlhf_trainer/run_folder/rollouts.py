@@ -58,12 +58,12 @@ def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """The numbers of a row in one line."""
-    numbers = {name: row[name] for name in NUMBERS if name in row}
-    parts: Mapping[str, float] = row.get("reward_parts", {})
-    numbers |= {f"reward_part/{name}": value for name, value in parts.items()}
+    """The numbers of a row in one line; what somebody has made no number of is left out."""
+    numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
+    numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
+    shown = (f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
     ended = "finished" if row.get("finished") else "cut off"
-    return ", ".join([f"row {row['row']}", *(f"{name} {value:.4g}" for name, value in numbers.items()), ended])
+    return ", ".join([f"row {row['row']}", *shown, ended])
 
 
 def _file(output: Path, job: str | None) -> Path:
