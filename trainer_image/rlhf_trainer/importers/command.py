@@ -7,30 +7,35 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
-from rlhf_api.problems import SpecError, printable
+from rlhf_api.problems import SpecError, one_line, printable
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.importers import openrlhf, trl, verl
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, fill
+from rlhf_trainer.importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
 """A module each, with `read`, `algorithm`, `table_of` and `combine`."""
 
+LONGEST = 60
+"""Characters of a value that are shown."""
+
 
 def imported(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
     """The manifest that a configuration of a project comes to. Raises ConfigError where it is none."""
-    its = PROJECTS[project]
+    its, values = PROJECTS[project], Values()
     try:
-        given = its.read(text, source)
+        given = values = Values(its.read(text, source))
         if not given:
             raise NoCounterpartError(f"it has no key of {project}")
         draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)})
-        its.combine(draft, fill(draft, its.table_of(draft.algorithm), given))
+        values = fill(draft, its.table_of(draft.algorithm), given)
+        its.combine(draft, values)
     except NoCounterpartError as why:
         raise ConfigError(f"{source}: {why}") from None
     except SpecError:
         raise
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise ConfigError(f"{source}: a value is not what {project} takes: {error}") from None
+    except (TypeError, ValueError, ArithmeticError, LookupError):
+        found = one_line(repr(values[values.last]), LONGEST)
+        raise ConfigError(f"{source}: {values.last}: {found} is not what {project} takes") from None
     return draft
 
 

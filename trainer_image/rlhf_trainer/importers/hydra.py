@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_api import kubectl_yaml
-from rlhf_trainer.importers.shell import scalar, words
+from rlhf_trainer.importers.shell import only_document, scalar, words
 
 
 def read(text: str, source: str) -> dict[str, Any]:
@@ -18,8 +17,7 @@ def read(text: str, source: str) -> dict[str, Any]:
         )
         return {key: scalar(value) for key, _, value in pairs}
     kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
-    (document,) = kubectl_yaml.read(kept, f"{source}: ") or [None]
-    values = dict(_flat(document, ""))
+    values = dict(_flat(only_document(kept, source), ""))
     return {key: _resolved(value, values) for key, value in values.items()}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_api.kubectl_yaml import read
-from rlhf_api.problems import SpecError
+from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.errors import ConfigError
 
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\}|\{(\w+)\[[@*]\]\})")
@@ -53,6 +53,14 @@ def _split(text: str, known: dict[str, str]) -> list[str]:
         return known.get(name, os.environ.get(name, found[3] or found[0]))
 
     return shlex.split(VARIABLE.sub(value, text))
+
+
+def only_document(text: str, source: str) -> Any:
+    """What a YAML file holds; None where it is empty. SpecError where it is no YAML, or holds several documents."""
+    documents = read(text, f"{source}: ")
+    if len(documents) > 1:
+        raise SpecError([Problem(source, f"holds {len(documents)} YAML documents, expected one")])
+    return documents[0] if documents else None
 
 
 def scalar(text: str) -> Any:

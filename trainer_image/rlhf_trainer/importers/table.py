@@ -141,10 +141,16 @@ class Draft:
 
 
 class Values(dict[str, Any]):
-    """Values by their keys; None where nothing was said."""
+    """Values by their keys; None where nothing was said. An error names the one that was read last."""
 
-    def __missing__(self, key: str) -> None:
-        return None
+    last = ""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.get(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.last = key
+        return super().get(key, default)
 
 
 def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
@@ -190,7 +196,7 @@ def _put(draft: Draft, told: Draft, key: str, value: Any, table: Table, path: st
         told.not_needed[key] = str(why)
     except NoCounterpartError as why:
         told.lost[key] = str(why)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         told.lost[key] = f"{value!r} is not what spec.{path} takes"
     else:
         told.mapped[key] = path

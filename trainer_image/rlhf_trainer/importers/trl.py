@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.kubectl_yaml import read as read_yaml
 from rlhf_trainer.importers import several_keys as several
-from rlhf_trainer.importers.shell import flags, words
+from rlhf_trainer.importers.shell import flags, only_document, words
 from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM = "(program)"
@@ -146,7 +145,7 @@ def read(text: str, source: str) -> dict[str, Any]:
     """Keys of a configuration file, or flags of a script that calls `trl`, with the program under PROGRAM."""
     if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
         return {PROGRAM: called[1], **flags(words(text, source))}
-    (document,) = read_yaml(text, f"{source}: ") or [None]
+    document = only_document(text, source)
     if not isinstance(document, dict):
         raise NoCounterpartError("it is no mapping of keys to values")
     return {str(key): value for key, value in document.items()}

@@ -278,6 +278,9 @@ def test_the_command_writes_a_manifest_that_validate_takes(tmp_path: Path) -> No
         ("trl", "model_name_or_path: a/b", "say --algorithm"),
         ("trl", "trl kto --beta 1", "trl kto is no algorithm here"),
         ("trl", "reward_funcs: [accuracy_reward]", "the manifest is not valid yet:"),
+        ("trl", "reward_funcs: [a]\nmax_steps: .inf", "max_steps: inf is not what trl takes"),
+        ("openrlhf", "openrlhf.cli.train_ppo_ray --data.max_len abc", ": data.max_len: 'abc' is not what"),
+        ("verl", "a: 1\n---\nb: 2", "holds 2 YAML documents, expected one"),
         ("other", "a: 1", "--from: there is no other"),
     ],
 )
