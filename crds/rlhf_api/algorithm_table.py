@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
+
+from pydantic import AfterValidator, Discriminator, SerializeAsAny, ValidationInfo
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient, Preference
-from rlhf_api.contract import tag_of
+from rlhf_api.contract import null_is_unset, tag_of
+from rlhf_api.custom_algorithm import Custom, described, loaded
 
 PACKAGE = "rlhf_trainer.algorithms"
 
@@ -35,7 +38,23 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
 )
 """Name -> class, in the order in which the reference lists them."""
 
+
+def _with_its_class(algorithm: Algorithm, info: ValidationInfo) -> Algorithm:
+    """An own algorithm's class is looked for where a folder says that the manifest is of this machine."""
+    known = info.context or {}
+    if not isinstance(algorithm, Custom):
+        return algorithm
+    if "folder" in known:
+        return loaded(algorithm)
+    return described(algorithm, known["step"]) if known.get("step") else algorithm
+
+
 if TYPE_CHECKING:
     AnyAlgorithm: TypeAlias = Algorithm
 else:
-    AnyAlgorithm = Union[tuple(ALGORITHMS.values())]  # noqa: UP007
+    AnyAlgorithm = Annotated[
+        SerializeAsAny[Union[(*ALGORITHMS.values(), Custom)]],
+        Discriminator("name"),
+        null_is_unset(*ALGORITHMS.values(), Custom),
+        AfterValidator(_with_its_class),
+    ]

@@ -7,12 +7,13 @@ of its paper, its `step`, and its `advantage`. `algorithm_table` finds these fil
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rlhf_api.contract import Count, Spec, Whole, tag_of
 from rlhf_api.names import PlacedRole, Role
+from rlhf_api.problems import choice
 
 Estimator = Literal["K1", "K2", "K3"]
 Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
@@ -23,6 +24,10 @@ MIN_MULTIPLIER = 1e-6
 OWN = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
 """Names in a row that a job writes of a response."""
 OWN_OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
+CUSTOM = "Custom"
+"""The name of an algorithm that is not of this package."""
+ROWS = ("prompts", "completions", "pairs", "safety_pairs")
+"""What data may give; the first parameter of a step is one of them."""
 Call = tuple[str, str]
 """(a model, its method): the model by the name of the step's parameter."""
 
@@ -56,6 +61,8 @@ class Algorithm(Spec):
     """Options with which it learns from how the responses to one prompt differ: {} is any, None is never."""
     may_lack_reward: ClassVar[bool] = False
     """Whether a job may have no reward though the step asks for one."""
+    workers: ClassVar[Mapping[str, type]] = {}
+    """Workers of its own by the names of the step's parameters; the others are those of the parameters' protocols."""
 
     data: ClassVar[str]
     """What the data's rows are: prompts, completions, pairs or safety_pairs."""
@@ -75,17 +82,28 @@ class Algorithm(Spec):
     """What is left of a job: the model that it has trained, or a data set."""
 
     name: str
+    _entrypoint: str = ""
+    """Where a manifest's own algorithm was found; empty for those of this package."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if not tag_of(cls):
-            return  # a base of others
-        if missing := [each for each in ("paper", "step") if not hasattr(cls, each)]:
+        if tag_of(cls) and (missing := [each for each in ("paper", "step") if not hasattr(cls, each)]):
             raise TypeError(f"the algorithm {tag_of(cls)} has no {' and no '.join(missing)}")
-        cls.data, *cls.models = inspect.signature(cls.step).parameters
-        cls.calls = _calls_of(cls.step, cls.models)
+        if not hasattr(cls, "step"):
+            return  # a base of others
+        data, *models = inspect.signature(cls.step).parameters
+        if data not in ROWS:
+            raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(ROWS)}")
+        cls.has_step(data, models, _calls_of(cls.step, models))
         if "advantage" in cls.models and not hasattr(cls, "advantage"):
-            raise TypeError(f"the step of {tag_of(cls)} asks for an advantage, and it has none")
+            raise TypeError(f"the step of {tag_of(cls) or cls.__name__} asks for an advantage, and it has none")
+        if others := cls.workers.keys() - set(cls.models):
+            raise TypeError(f"workers has {choice(sorted(others))}, which is no parameter of the step")
+
+    @classmethod
+    def has_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
+        """Set what follows from the parameters of the step and from its calls."""
+        cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
         updated = {model for model, method in cls.calls if method.startswith("update_")}
         roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
         cls.trained = tuple(role for role in roles if role in updated)
@@ -93,6 +111,24 @@ class Algorithm(Spec):
         cls.makes = "model" if cls.trained else "data"
         called = {method for _, method in cls.calls}
         cls.offline, cls.chooses_pairs = "generate_sequences" not in called, "choose_pairs" in called
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of a manifest's own, outside this package."""
+        return bool(self._entrypoint)
+
+    def found_at(self, entrypoint: str) -> Self:
+        """This one as that of a manifest which names it so."""
+        self._entrypoint = entrypoint
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        if not self.is_own:
+            return fields
+        options = {name: value for name, value in fields.items() if name != "name"}
+        return {"name": CUSTOM, "entrypoint": self._entrypoint, "options": options}
 
     @property
     def compares_responses(self) -> bool:
@@ -212,6 +248,9 @@ class PolicyGradient(Algorithm):
     """Advantages by the paper, a pure method of tensors: `workers/advantage.py` gives what its parameters name."""
     estimates: ClassVar[tuple[str, ...]] = ("advantages",)
     """The fields that `advantage` gives, as a mapping if they are several."""
+
+    objective: ClassVar[Callable[..., Any] | None] = None
+    """Another objective of a token than the clipped one: a pure method of its ratio and advantage, tensors [B, T]."""
 
     clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
     clip_range_high: Annotated[

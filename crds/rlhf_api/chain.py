@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import CUSTOM
 from rlhf_api.data import SourceChange
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -86,7 +87,7 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
         elif name not in kinds:
             others = suggestion(name, kinds.keys() - {job.name})
             yield Problem(path, f'no job of this file, or finished in the run folder, is named "{name}"; {others}')
-        elif (kind := kinds[name]) not in suitable:
+        elif (kind := kinds[name]) not in (*suitable, CUSTOM):  # what an own algorithm makes is seen when it is read
             yield Problem(path, f'"{name}" is a job of {kind}, expected {choice(suitable)}')
 
 

@@ -14,6 +14,7 @@ JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+OWN_CLASS = ENTRYPOINT.replace(r"*:", r"*:)?").replace("^", "^(", 1)
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?{_WORD}$"
@@ -39,6 +40,7 @@ FORMS = {
     DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
     IDENTIFIER: "letters, digits and '_', not starting with a digit",
     ENTRYPOINT: "module.path:function",
+    OWN_CLASS: "module.path:Class, or a name",
     TIMESTAMP: "an RFC 3339 time such as 2026-01-31T12:00:00Z",
     DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
     LABEL_KEY: "a name such as zone or example.com/zone",
@@ -96,9 +98,10 @@ Labels = Annotated[
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
     """A `file://` URI made absolute against the folder in the validation context, if there is one."""
-    if not info.context or not uri.startswith("file://"):
+    context = info.context or {}
+    if "folder" not in context or not uri.startswith("file://"):
         return uri
-    folder: Path = info.context["folder"]
+    folder: Path = context["folder"]
     # Not Path.resolve: in a mounted ConfigMap it would follow a link that the next update removes.
     return f"file://{os.path.abspath(folder / uri.removeprefix('file://'))}"  # noqa: PTH100
 

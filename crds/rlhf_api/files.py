@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import in_order
 from rlhf_api.job import Job
+from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import Problem, SpecError, suggestion
 
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
@@ -20,7 +21,7 @@ def load(
 
     A Path is read; a str is the manifest itself, and its relative file:// URIs are relative to the working directory.
     `overrides` are the arguments of `--set`; `finished` jobs, name -> algorithm, may be read by `job://`
-    too. Raises SpecError with every mistake.
+    too. Raises SpecError with every mistake, or OwnCodeError for an own algorithm that does not work.
     """
     if isinstance(text_or_path, Path):
         text, source, folder = _text(text_or_path), f"{text_or_path}: ", text_or_path.parent
@@ -34,6 +35,8 @@ def load(
         except SpecError as error:
             label = _name_of(document) or f"document {number}"
             problems += [problem.within(f"{label}: ") for problem in error.problems]
+        except OwnCodeError as error:
+            raise OwnCodeError(f"{_name_of(document) or f'document {number}'}: {error}") from error
     if problems:
         raise SpecError(problems)
     return in_order(jobs, finished)

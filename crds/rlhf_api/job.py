@@ -1,13 +1,15 @@
 """A job, checked as a whole: its fields, and the rules that span several of them."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
+from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.names import Role
+from rlhf_api.own_code import importable
 from rlhf_api.pod_template import PodRole, template_problems
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
@@ -37,12 +39,16 @@ class Job(Spec):
     spec: Annotated[JobSpec, Field(description="What to run.")]
 
     @classmethod
-    def parse(cls, document: object, folder: Path | None = None) -> Self:
+    def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:
         """The job that a document describes; `folder` is what relative file:// URIs are relative to.
 
-        Raises SpecError with every mistake.
+        With a folder the class of an own algorithm is imported, too; without one `step` is all that is known of it.
+        Raises SpecError with every mistake, or OwnCodeError for what is wrong with the class.
         """
-        context = {"folder": folder} if folder is not None else None
+        context: dict[str, Any] = {"step": step}
+        if folder is not None:
+            context = {"folder": folder}
+            importable(folder)
         try:
             return cls.model_validate(document, by_alias=True, by_name=False, context=context)
         except ValidationError as found:
@@ -115,6 +121,7 @@ class Job(Spec):
             and self.spec.training.old_log_probs == "Auto"
             and self.updates_per_step == 1
             and not algorithm.rewards_read_log_probs
+            and "actor" not in algorithm.workers
         )
 
     @property
@@ -128,7 +135,9 @@ class Job(Spec):
 
         On another pool a pass of its own takes no time of the actor's, which would have to wait for the update.
         """
-        return isinstance(self.spec.algorithm, ActorCritic) and self.updates_per_step == 1
+        algorithm = self.spec.algorithm
+        has_own = "critic" in algorithm.workers
+        return isinstance(algorithm, ActorCritic) and self.updates_per_step == 1 and not has_own
 
     def total_steps_for(self, rows: int) -> int:
         """Steps of the whole job on `rows` rows; a batch may span two epochs, and only the very last may be short."""

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm, PolicyGradient, Writing
-from rlhf_api.expressions import Expression, Field, holds
+from rlhf_api.algorithms import CUSTOM, Algorithm, PolicyGradient, Writing
+from rlhf_api.custom_algorithm import Custom
+from rlhf_api.expressions import Expression, Field, Places, Values, holds
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import COMPARES
 from rlhf_api.names import PlacedRole, Role
@@ -54,15 +55,34 @@ class Rule:
                 yield Problem(self.path.replace("[]", f".{place}"), self.message.format(**said))
 
 
+class _Step(Field):
+    """The algorithm, where its class is known; the API server does not know that of a job's own."""
+
+    def _value(self, values: Values) -> Algorithm | None:
+        found = values["spec"].algorithm
+        return None if type(found) is Custom else found
+
+    def presence(self, places: Places) -> list[str]:
+        return [f"({NAME.cel(places)} != '{CUSTOM}')"]
+
+
 def algorithm(test: Callable[[type[Algorithm]], bool]) -> Expression:
-    """Whether the algorithm is one of those of which a test is true."""
-    return NAME.one_of(tuple(name for name, each in ALGORITHMS.items() if test(each)))
+    """Whether a test is true of the algorithm's class."""
+    names = tuple(name for name, each in ALGORITHMS.items() if test(each))
+    return Expression(lambda known: test(type(known["spec"].algorithm)), NAME.one_of(names).cel, (STEP,))
 
 
 def broken(spec: JobSpec) -> list[Problem]:
     """Every problem of every rule, with paths that start at `spec`."""
     problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
-    return [problem.within("spec.") for problem in problems]
+    return [_in_manifest(problem, spec).within("spec.") for problem in problems]
+
+
+def _in_manifest(problem: Problem, spec: JobSpec) -> Problem:
+    """With its path in the manifest, where the options of an own algorithm stand apart."""
+    first, _, rest = problem.path.partition(".")
+    is_option = spec.algorithm.is_own and first == "algorithm"
+    return Problem(f"algorithm.options.{rest}", problem.message) if is_option else problem
 
 
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
@@ -85,10 +105,11 @@ def _uses(role: str) -> Expression:
         return not issubclass(each, PolicyGradient) or each.model_fields["kl"].default.coefficient > 0
 
     coefficient = Field("algorithm.kl.coefficient").or_else(algorithm(asks).then(1.0, 0.0))
-    return has & (Field("models.reference").given | (coefficient > 0.0))
+    penal = Expression(lambda known: known["spec"].algorithm.needs_reference, (coefficient > 0.0).cel)
+    return has & (Field("models.reference").given | penal)
 
 
-NAME = Field("algorithm.name")
+NAME, STEP = Field("algorithm.name"), _Step("algorithm")
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
 MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
 REWARD = Field("models.reward").given
@@ -235,7 +256,7 @@ def _compares() -> Expression:
         if options := each.comparing:
             fields = {Field(f"algorithm.{to_camel(option)}").or_else(""): word for option, word in options.items()}
             compares |= reduce(operator.and_, (value == word for value, word in fields.items()), name == NAME)
-    return compares
+    return Expression(lambda known: known["spec"].algorithm.compares_responses, compares.cel, compares.needs)
 
 
 def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from rlhf_api.algorithm_table import ALGORITHMS, AnyAlgorithm
+from rlhf_api.algorithm_table import AnyAlgorithm
 from rlhf_api.contract import (
     LARGEST,
     WHOLE,
@@ -361,9 +361,7 @@ class Checkpoint(Spec):
 class JobSpec(Spec):
     """What one job runs."""
 
-    algorithm: Annotated[
-        AnyAlgorithm, Discriminator("name"), null_is_unset(*ALGORITHMS.values()), Field(description="What to run.")
-    ]
+    algorithm: Annotated[AnyAlgorithm, Field(description="What to run.")]
     models: Annotated[Models, Field(description="The models it runs on.")]
     data: Annotated[Data, Field(description="The rows it reads.")]
     rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()

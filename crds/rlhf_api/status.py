@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Count, Spec
+from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import PlacedRole
 from rlhf_api.parallel_sizes import Parallelism
@@ -295,6 +296,7 @@ class Status(Spec):
         tuple[ReadShape, ...],
         Field(strict=False, max_length=16, description="Of models whose config.json a pod of the job has read."),
     ] = ()
+    step: Annotated[ReadStep | None, Field(description="Of an own algorithm, as a pod of the job has read it.")] = None
     mapping: Annotated[MappedPlacement | None, Field(description="Where the models of this attempt live.")] = None
     reserved: Annotated[
         tuple[Reserved, ...],

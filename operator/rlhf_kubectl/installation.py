@@ -35,7 +35,8 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
 def parsed(job: ObservedJob) -> Job:
     """A job of the cluster with its defaults. SpecError where it breaks a rule."""
     metadata = {"name": job.name, "namespace": job.namespace}
-    return Job.parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)})
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
+    return Job.parse(document, step=job.status.step)
 
 
 def image_of(kubectl: Kubectl, job: ObservedJob) -> str:

@@ -28,6 +28,12 @@ RIGHT_SUMS = (
     Figure(job="arithmetic-grpo", name="reward_before", most=0.3),
     Figure(job="arithmetic-grpo", name="reward_after", least=0.8),
 )
+OWN = """{name: Custom, entrypoint: "better_half:BetterHalf",
+  options: {rewards: {normalization: Running, missingEndPenalty: 1.0}}}"""
+LEARNT = (
+    *(Figure(job="helpful-grpo", name=f"{each}_after", above=f"{each}_before") for each in check_algorithms.MEASURES),
+    Figure(job="helpful-grpo", name="win_rate", least=0.55),
+)
 STOP_AFTER, TOLERANCE = 8, 1e-6
 RESHARDED = (
     "training.totalSteps=3",
@@ -143,6 +149,22 @@ def algorithms(folder: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
     summary[check_algorithms.PPO]["cost_after"] = check_algorithms.mean_cost(output, check_algorithms.PPO)
     hold_to(check(summary, check_algorithms.FIGURES), summary)
+    return summary
+
+
+def custom_algorithm(folder: Path) -> dict[str, Any]:
+    """Example 02 on the models of `run` by the algorithm of a project that `rlhf init` writes, outside the package."""
+    project, output = folder / "project", folder / "custom_algorithm"
+    subprocess.run([str(RLHF), "init", str(project)], check=True, stdout=sys.stderr)
+    manifest = shutil.copy(ROOT / "examples" / "02-helpful-grpo.yaml", project)
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(folder / "run" / name, output / name)
+    command = [str(RLHF), "run", str(manifest), "--output", str(output), "--set", f"algorithm={OWN}"]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
+    summary: dict[str, Any] = json.loads((output / "summary.json").read_text())["helpful-grpo"]
+    hold_to(check({"helpful-grpo": summary}, LEARNT), summary)
     return summary
 
 
@@ -304,6 +326,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "auto_mapping": auto_mapping,
     "resume": resume,
     "algorithms": algorithms,
+    "custom_algorithm": custom_algorithm,
     "hybrid_engine": hybrid_engine,
     "operator": operator,
     "real_size": real_size,

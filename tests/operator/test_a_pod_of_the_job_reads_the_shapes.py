@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.job import Job
+from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.status import ReadShape
 from rlhf_operator import names
 from rlhf_operator.placement import map_job
@@ -337,3 +339,93 @@ def test_a_reader_has_the_rights_of_the_job_s_pods_and_no_others() -> None:
     claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
     assert sorted(claims) == ["helpful-rm-output", "helpful-sft-output", "models"], "the job's own is not there yet"
     assert all(each.get("readOnly") for each in container["volumeMounts"] if each["name"].startswith("claim-"))
+
+
+OWN = {
+    "algorithm": {"name": "Custom", "entrypoint": "my_algo:Mine", "options": {"shrink": 0.5}},
+    "models": {role: {"uri": HUB, "shape": SMALL} for role in ("actor", "reward")},
+    "data": {"train": {"uri": "hf://x"}},
+    "training": {"totalSteps": 3, "promptBatchSize": 4},
+    "resources": {"device": "CPU", "slotsPerNode": 1},
+}
+STEP = {
+    "base": "PolicyGradient",
+    "data": "prompts",
+    "models": ["actor", "reward", "advantage"],
+    "calls": ["actor.generate_sequences", "reward.compute_reward", "advantage.compute_advantage", "actor.update_actor"],
+}
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [{}, {"mode": "Manual", "pools": [{"name": "a", "models": ["actor", "reward"], "slotsPerNode": 1}]}],
+)
+def test_an_own_algorithm_is_read_in_the_job_s_image_and_then_mapped(placement: dict[str, Any]) -> None:
+    world = World(spec={**OWN, "placement": placement})
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("ReadingShapes", [])
+    assert "the algorithm my_algo:Mine" in message(world, "Mapped")
+    assert world.asked == [{"entrypoint": "my_algo:Mine", "options": {"shrink": 0.5}}]
+    world.told(json.dumps(STEP))
+    world.settle()
+    assert (reason(world, "Mapped"), world.made) == ("ManualPlacement" if placement else "Mapped", ["job-a1"])
+    assert world.status.mapping
+    assert {each.role for each in world.status.mapping.sizes} == {"actor", "reward"}
+    assert world.status.mapping.predicted_step_seconds
+    world.readers.clear()
+    world.restart_operator()
+    world.run_to(2)
+    assert (world.phase, len(world.asked)) == ("Running", 1)
+
+
+def test_what_the_step_needs_is_asked_of_the_spec_once_it_is_known() -> None:
+    spec = {**OWN, "models": {**OWN["models"], "critic": {"uri": HUB, "shape": SMALL}}}  # type: ignore[dict-item]
+    world = World(spec=spec)
+    world.settle()
+    world.told(json.dumps(STEP))
+    world.settle()
+    assert reason(world, "Accepted") == "InvalidSpec"
+    assert message(world, "Accepted") == "spec.models.critic: Custom has no critic; it uses actor or reward"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ('{"problem": "spec.algorithm.entrypoint: my_algo:Mine cannot be imported"}', "cannot be imported"),
+        ('{"base": "Other"}', "job-shapes-"),
+        ("[]", "could not read it: []"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_read_fails_the_job(words: str, sentence: str) -> None:
+    world = World(spec=OWN)
+    world.settle()
+    world.told(words)
+    world.settle()
+    assert (world.phase, reason(world, "Failed")) == ("Failed", "InvalidInput")
+    assert sentence in message(world, "Failed")
+
+
+def test_the_pod_has_the_code_that_a_volume_holds() -> None:
+    code = {"name": "code", "mountPath": "/code"}
+    template = {
+        "spec": {
+            "containers": [{"name": "ray-head", "volumeMounts": [code]}],
+            "volumes": [{"name": "code", "configMap": {"name": "my-algo"}}],
+        }
+    }
+    runtime = {"env": [{"name": "PYTHONPATH", "value": "/code"}], "controller": {"template": template}}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "job"},
+        "spec": {**OWN, "runtime": runtime},
+    }
+    job = Job.parse(document)
+    asked = {"entrypoint": "my_algo:Mine", "options": {}}
+    pod = reader.manifest(snapshot(job), job, SETTINGS, asked)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert code in container["volumeMounts"]
+    assert len(container["volumeMounts"]) > 1
+    assert {"name": "code", "configMap": {"name": "my-algo"}} in pod["volumes"]
+    assert {"name": "PYTHONPATH", "value": "/code"} in container["env"]
+    assert container["resources"] == reader.RESOURCES

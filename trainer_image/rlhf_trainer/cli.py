@@ -114,6 +114,17 @@ def generate(
     run(output / "generate.yaml", output, sets=sets, debug=debug)
 
 
+@app.command(epilog="Example: rlhf init my-project")
+@exits
+def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="New folder of the project.")]) -> None:
+    """Write a small project: a manifest, an algorithm and a reward of its own, and a test."""
+    from rlhf_trainer.init_command import write_project
+
+    for file in write_project(folder):
+        typer.echo(file)
+    typer.echo(f"try: cd {folder}; rlhf validate job.yaml; python -m pytest; rlhf run job.yaml")
+
+
 @app.command(epilog="Example: rlhf validate job.yaml --deep")
 @exits
 def validate(

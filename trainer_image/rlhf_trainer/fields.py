@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,12 +62,21 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("valid", "finished", "sampled", "policy_version", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }
-"""The fields of the algorithms; a method may add others, which are not checked."""
+"""The fields of the algorithms; a method may add others, of which only the rows are checked."""
+UNDECLARED = FieldType(torch.float32, Width.BYTES)
+"""What graphs take others for."""
 
 
-def require_declared(added: Mapping[str, Tensor], *, rows: int) -> None:
-    """ValueError if a method added a field of another type or shape than declared."""
+def require_declared(added: object, names: Collection[str], *, rows: int) -> None:
+    """TypeError or ValueError unless a method added fields of these names, each of the type and shape declared."""
+    if not isinstance(added, Mapping) or added.keys() != set(names):
+        found = ", ".join(added) or "no fields" if isinstance(added, Mapping) else type(added).__name__
+        raise TypeError(f"gave {found}; registered are {', '.join(names) or 'none'}")
     for name, tensor in added.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {type(tensor).__name__}, expected a tensor")
         if name in FIELDS and not FIELDS[name].fits(tensor, rows=rows):
             found = f"{tensor.dtype} {list(tensor.shape)}"
             raise ValueError(f"{name} of {rows} rows is {found}, declared as {FIELDS[name]}")
+        if not tensor.dim() or len(tensor) != rows:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {rows} rows")

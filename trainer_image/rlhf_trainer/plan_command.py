@@ -43,21 +43,21 @@ COLUMNS = 100
 class PlanOptions:
     """What `rlhf plan` is asked besides the manifest."""
 
-    only: str | None
+    only: str | None = None
     """One of the jobs; None: all."""
-    nodes: int | None
-    gpus_per_node: int | None
-    gpu: str | None
-    inventory: Path | None
-    objective: str | None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    gpu: str | None = None
+    inventory: Path | None = None
+    objective: str | None = None
     """As `--objective` says it; None: as the manifest does."""
-    in_json: bool
-    graph: bool
+    in_json: bool = False
+    graph: bool = False
     """Whether to draw the calls of a step instead of explaining the mapping."""
-    svg: Path | None
-    calibrate: Path | None
+    svg: Path | None = None
+    calibrate: Path | None = None
     """Run folder whose times correct the prediction."""
-    lengths: str | None
+    lengths: str | None = None
     """Responses: a named distribution, or a file with the tokens of past ones; None: all are as long as may be."""
 
 
@@ -82,19 +82,31 @@ class JobPlan:
 
 
 def tell_plan(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
-    """Answer for each of the manifest's jobs, or for one; nothing is loaded, and nothing runs.
+    """Answer for each of the manifest's jobs, or for one.
 
-    Raises SpecError; DataError for a model whose shape cannot be read; EnvironmentProblem where no mapping fits, after
-    everything has been told.
+    Raises what `plans_of` does; EnvironmentProblem where no mapping fits, after everything has been told.
+    """
+    plans = plans_of(jobs, output, options)
+    _tell(plans, options)
+    if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
+        raise EnvironmentProblem("; ".join(short))
+
+
+def plans_of(jobs: Sequence[Job], output: Path, options: PlanOptions) -> list[JobPlan]:
+    """The plan of each of the manifest's jobs, or of one; nothing is loaded, and nothing runs.
+
+    Raises SpecError; DataError for a model whose shape cannot be read.
     """
     chosen = _chosen(jobs, options)
     cluster = asked_cluster(
         nodes=options.nodes, gpus_per_node=options.gpus_per_node, gpu=options.gpu, inventory=options.inventory
     )
-    plans = [_planned(job, cluster or this_machine(job, gpus_here), jobs, output, options) for job in chosen]
-    _tell(plans, options)
-    if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
-        raise EnvironmentProblem("; ".join(short))
+    return [_planned(job, cluster or this_machine(job, gpus_here), jobs, output, options) for job in chosen]
+
+
+def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
+    """What `--json` prints of each job, by its name."""
+    return {each.job.name: {"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in plans}
 
 
 def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
@@ -164,7 +176,7 @@ def _tell(answers: Sequence[JobPlan], options: PlanOptions) -> None:
     """Print what was found, in the form that is asked for."""
     found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
     if options.in_json:
-        documents = [{"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in answers]
+        documents = [*documents_of(answers).values()]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
     elif options.graph:
         _draw(found, options.svg)

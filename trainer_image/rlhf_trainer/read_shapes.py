@@ -1,7 +1,9 @@
-"""Tells the operator the shapes of models that only a job's own pods can read.
+"""Tells the operator what only a job's own pods can read: an own algorithm, and the shapes of models.
 
-`python -m rlhf_trainer.read_shapes MODELS FILE`, in a pod that the operator makes before the first attempt: MODELS is a
-JSON list of [URI, revision or null]. For each of them the JSON list in FILE, the pod's termination message, has one of
+`python -m rlhf_trainer.read_shapes ASKED FILE`, in a pod that the operator makes before the first attempt; FILE is the
+pod's termination message. ASKED is the JSON of an algorithm, {"entrypoint": "module:Class", "options": {...}}, and the
+answer has the fields of `rlhf_api.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or ASKED is a JSON list of
+[URI, revision or null]; for each of them the list in FILE has one of
 
     {"shape": {...}}                                the numbers of its config.json, as `models.<role>.shape` has them
     {"problem": "a sentence", "weightBytes": 123}   why there are none; bytes of its weights, where they are there
@@ -17,7 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.problems import one_line
+from rlhf_api.algorithms import CUSTOM
+from rlhf_api.custom_algorithm import Custom, loaded, read
+from rlhf_api.own_code import OwnCodeError
+from rlhf_api.problems import SpecError, one_line
 from rlhf_mapper.config_file import ConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
@@ -32,10 +37,19 @@ WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
-    """Answer for all models of the command line."""
-    models, file = json.loads(sys.argv[1]), Path(sys.argv[2])
-    answers = [answer(uri, revision) for uri, revision in models]
+    """Answer for what the command line asks."""
+    asked, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    answers = step(asked) if isinstance(asked, dict) else [answer(uri, revision) for uri, revision in asked]
     file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")
+
+
+def step(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is told of an algorithm."""
+    try:
+        given = Custom.model_validate({"name": CUSTOM, **asked})
+        return read(loaded(given)).model_dump(mode="json", by_alias=True)
+    except (SpecError, OwnCodeError) as error:
+        return {"problem": one_line(str(error), LONGEST_PROBLEM)}
 
 
 def answer(uri: str, revision: str | None) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class LocalModel:
             result = method(*([] if batch is None else [batch]), **arguments)
         if batch is None or transfer.adds is None:
             return RankValues(result, counted)
-        require_declared(result, rows=batch.size)
+        require_declared(result, transfer.adds, rows=batch.size)
         return batch.with_fields(result)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, cast, get_args
 
+from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -48,6 +49,9 @@ def map_job(
     job: Job, snapshot: Snapshot, settings: Settings, *, as_large_as: MappedPlacement | None = None
 ) -> MappingResult:
     """Where the models of a job would live if an attempt began now; with no more nodes than `as_large_as` has."""
+    if type(job.spec.algorithm) is Custom:
+        message = "no pod of the job has read its algorithm, so its models are not known"
+        return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
     digest = input_hash(job, snapshot, settings)
     if as_large_as is not None:
         job = _no_larger(job, sum(pool.nodes for pool in as_large_as.pools))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.packages import PACKAGE, in_package
@@ -95,9 +96,11 @@ def _inputs(snapshot: Snapshot) -> dict[str, Job]:
     for name, seen in snapshot.inputs.items():
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}
         try:
-            found[name] = Job.parse(document)
+            job = Job.parse(document)
         except SpecError:
             continue  # nothing is known of what it makes
+        if type(job.spec.algorithm) is not Custom:
+            found[name] = job
     return found
 
 

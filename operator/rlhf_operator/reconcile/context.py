@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from pydantic import ValidationError
 
+from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
@@ -233,7 +234,7 @@ class ReconcileContext:
 def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
     job = snapshot.job
     try:
-        return _parsed_job(job.name, job.namespace, json.dumps(job.spec)), ""
+        return _parsed_job(job.name, job.namespace, json.dumps(job.spec), job.status.step), ""
     except SpecError as error:
         return None, str(error)
     except RecursionError:
@@ -241,10 +242,11 @@ def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
 
 
 @lru_cache(maxsize=256)
-def _parsed_job(name: str, namespace: str, spec: str) -> Job:
+def _parsed_job(name: str, namespace: str, spec: str, step: ReadStep | None) -> Job:
     """The job with a spec in JSON; remembered, as each job has several passes soon after one another."""
     metadata = {"name": name, "namespace": namespace}
-    return Job.parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)})
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)}
+    return Job.parse(document, step=step)
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:

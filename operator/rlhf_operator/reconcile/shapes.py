@@ -1,13 +1,15 @@
-"""Has a pod of the job read the shapes of models that the operator cannot read, once for each URI and revision."""
+"""Has a pod of the job read what the operator cannot: an own algorithm, and the shapes of models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from pydantic import ValidationError
 
+from rlhf_api.custom_algorithm import Custom, ReadStep
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.status import ReadShape
@@ -15,7 +17,7 @@ from rlhf_mapper.config_file import ConfigError, architecture_in
 from rlhf_operator import names
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.shapes import Unread, unread
-from rlhf_operator.reconcile import attempt_status
+from rlhf_operator.reconcile import attempt_status, finish
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import reader
 from rlhf_operator.snapshot import ObservedPod
@@ -31,21 +33,50 @@ TOLD: Final = ("shape", "problem", "weightBytes")
 
 def are_read(ctx: ReconcileContext, job: Job) -> bool:
     """Whether nothing is left to read; else it is being read, and the condition Mapped says how far that is."""
+    algorithm = job.spec.algorithm
+    if type(algorithm) is Custom:
+        asked = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
+        return _is_read(ctx, job, asked, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
     wanted = unread(job, ctx.snapshot)
     if not wanted:
         return True
     models = [(each.at, each.revision) for each in wanted]
-    name = reader.name(ctx.snapshot, job, models)
+    what = ", ".join(one_line(each.uri, LONGEST_PROBLEM) for each in wanted)
+    return _is_read(ctx, job, models, f"the config.json of {what}", partial(_take_shapes, ctx, wanted))
+
+
+def _take_shapes(ctx: ReconcileContext, wanted: Sequence[Unread], ended: ObservedPod) -> None:
+    ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])
+
+
+def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
+    """What a pod said of an own algorithm; one that does not work fails the job."""
+    words = _last_words(ended)
+    try:
+        answer = json.loads(words) if _has_read(ended) else {}
+        if "problem" not in answer:
+            ctx.set_status(step=ReadStep.model_validate(answer, by_alias=True, by_name=False))
+            return
+        problem = str(answer["problem"])
+    except (ValueError, TypeError, RecursionError):
+        problem = f"pod {ended.name} could not read it: {words.rpartition(chr(10))[2] or ended.message or ended.reason}"
+    finish.fail(ctx, "InvalidInput", one_line(problem, LONGEST_PROBLEM))
+
+
+def _is_read(
+    ctx: ReconcileContext, job: Job, asked: reader.Asked, what: str, take: Callable[[ObservedPod], None]
+) -> bool:
+    """Have a pod read something, and take what it said when it has ended; False."""
+    name = reader.name(ctx.snapshot, job, asked)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     ended = next(filter(_has_ended, pods), None)
-    what = ", ".join(one_line(each.uri, LONGEST_PROBLEM) for each in wanted)
-    reason, message = "ReadingShapes", f"Job {name} reads the config.json of {what}."
+    reason, message = "ReadingShapes", f"Job {name} reads {what}."
     if ended is not None:
-        ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])
+        take(ended)
         ctx.requeue_after(0.0)  # the next pass maps
     elif not pods:
         ctx.require_live("shapes are read")
-        ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, models)))
+        ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, asked)))
         if queue := ctx.snapshot.job.labels.get(names.QUEUE):
             message = f"{message} Queue {queue} has to admit it first."
         elif ctx.snapshot.complaint:
@@ -75,9 +106,13 @@ def _has_read(pod: ObservedPod) -> bool:
     return any(each.name == names.READER and each.exit_code == 0 for each in pod.containers)
 
 
+def _last_words(pod: ObservedPod) -> str:
+    return next((each.last_words.strip() for each in pod.containers if each.name == names.READER), "")
+
+
 def _told(pod: ObservedPod, wanted: Sequence[Unread]) -> list[ReadShape]:
     """What a pod that has ended said of each model."""
-    words = next((each.last_words.strip() for each in pod.containers if each.name == names.READER), "")
+    words = _last_words(pod)
     if not _has_read(pod):
         why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"
         return [_unknown(each, f"pod {pod.name} failed: {why}") for each in wanted]

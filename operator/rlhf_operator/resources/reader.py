@@ -1,4 +1,4 @@
-"""The Job that reads the shapes of models: a small pod with the image, the claims and the variables of the job.
+"""The Job that reads shapes of models, or an own algorithm: a small pod with image, claims and variables of the job.
 
 It has no credential of Kubernetes: what it read is in its termination message, which the operator sees in the pod.
 """
@@ -6,7 +6,8 @@ It has no credential of Kubernetes: what it read is in its termination message, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_operator import names
@@ -17,9 +18,10 @@ from rlhf_operator.resources.pods import SCRATCH, environment, image_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
-Models = Sequence[tuple[str, str | None]]
-"""(URI as the job names it, revision) of each model."""
-RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+Asked = Sequence[tuple[str, str | None]] | Mapping[str, Any]
+"""(URI as the job names it, revision) of each model; or entry point and options of an algorithm."""
+RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
+"""A module of the user's may import torch."""
 KEPT_SECONDS = 60
 """How long Kubernetes leaves it when it has ended; then it may be made anew."""
 MESSAGE = "/dev/termination-log"
@@ -28,19 +30,19 @@ CONTAINERS = ("containers", "initContainers")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
-def name(snapshot: Snapshot, job: Job, models: Models) -> str:
-    """That of the Job for these models."""
-    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, models))
+def name(snapshot: Snapshot, job: Job, asked: Asked) -> str:
+    """That of the Job for these."""
+    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, asked))
 
 
-def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -> Manifest:
+def manifest(snapshot: Snapshot, job: Job, settings: Settings, asked: Asked) -> Manifest:
     """The Job. A pod that fails is not tried again, unless its node was taken from it."""
-    metadata = identity.metadata(snapshot.job, name(snapshot, job, models))
+    metadata = identity.metadata(snapshot.job, name(snapshot, job, asked))
     mounts = tuple(each for each in storage.mounts(job, snapshot.inputs) if each.read_only)
     container = {
         "name": names.READER,
         **image_of(job, settings),
-        "command": ["python", "-m", "rlhf_trainer.read_shapes", _argument(snapshot, models), MESSAGE],
+        "command": ["python", "-m", "rlhf_trainer.read_shapes", _argument(snapshot, asked), MESSAGE],
         "env": environment(job, settings, {}),
         "resources": RESOURCES,
         "securityContext": identity.of_container(),
@@ -61,6 +63,9 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -
     }
     # It goes where the head may, and is what policies of the cluster want of that.
     over = settings.template_of(job.spec.runtime, names.CONTROLLER)
+    for head in over.get("spec", {}).get("containers", ()):
+        if head["name"] == names.HEAD_CONTAINER:  # a volume may hold the user's code
+            container |= merged({"volumeMounts": container["volumeMounts"]}, {"volumeMounts": head.get("volumeMounts")})
     spec = {field: value for field, value in over.get("spec", {}).items() if field not in CONTAINERS}
     labels = {**identity.labels(snapshot.job), names.ROLE: names.READER}
     template = merged({"metadata": {"labels": labels}, "spec": pod}, {**over, "spec": spec})
@@ -77,5 +82,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, models: Models) -
     }
 
 
-def _argument(snapshot: Snapshot, models: Models) -> str:
-    return json.dumps([[storage.in_pod(uri, snapshot.inputs), revision] for uri, revision in models])
+def _argument(snapshot: Snapshot, asked: Asked) -> str:
+    if isinstance(asked, Mapping):
+        return json.dumps(asked)
+    return json.dumps([[storage.in_pod(uri, snapshot.inputs), revision] for uri, revision in asked])

@@ -33,6 +33,30 @@ spec:
   resources: {slotsPerNode: 1}
 """
 FUNCTIONS = "tests.trainer.rewards.user_functions"
+OWN = """\
+import rlhf
+
+
+class Helper:
+    def __init__(self, job): ...
+
+    @rlhf.register(rlhf.DP_PROTO, reads=("scores",), adds=("scores",))
+    def help(self, batch):
+        return {"scores": batch["scores"] / 1}
+
+
+class Own(rlhf.PolicyGradient):
+    workers = {"helper": Helper}
+
+    @staticmethod
+    def step(prompts, *, actor: rlhf.Actor, reward: rlhf.Reward, helper, advantage: rlhf.Advantage):
+        batch = helper.help(reward.compute_reward(actor.generate_sequences(prompts)))
+        actor.update_actor(advantage.compute_advantage(batch))
+
+    def advantage(self, returns):
+        return returns
+"""
+"""The module of an algorithm of one's own, for a mistake to be made in it."""
 SHORT = ("training.totalSteps=3", "evaluation.data.limit=8")
 ENDLESS = ("training.totalSteps=100000", "evaluation.data.limit=8")
 
@@ -125,6 +149,33 @@ VALIDATE: dict[str, Mistake] = {
         code=SPEC,
         sentence='helpful-sft: spec.training.totalSteps: is "many" (text), expected a whole number',
         remedy="Write a value of the expected type; a number in quotes is text.",
+    ),
+    "an algorithm that is not there": Mistake(
+        how="validate",
+        manifest=PPO,
+        sets=("algorithm={name: Custom, entrypoint: 'nowhere:Own'}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.algorithm.entrypoint: nowhere:Own cannot be imported: ModuleNotFoundError: "
+        "No module named 'nowhere'",
+        remedy="Put the module beside the manifest, into the image, or on `PYTHONPATH`.",
+    ),
+    "an algorithm whose module fails": Mistake(
+        how="validate",
+        manifest=PPO,
+        prepare=file("failing_module.py", "import rlhf\n\nnumber = 1 / 0\n"),
+        sets=("algorithm={name: Custom, entrypoint: 'failing_module:Own'}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.algorithm.entrypoint: failing_module:Own cannot be imported: ZeroDivisionError: "
+        "division by zero (…/failing_module.py:3)",
+        remedy="Correct the line that the sentence names.",
+    ),
+    "a wrong option of an own algorithm": Mistake(
+        how="validate",
+        manifest=PPO,
+        sets=("algorithm={name: Custom, entrypoint: 'rlhf_trainer.algorithms.ppo:PPO', options: {clipRange: 3}}",),
+        code=SPEC,
+        sentence="ppo: spec.algorithm.options.clipRange: is 3, expected less than 1",
+        remedy="Give the option as its class has it.",
     ),
     "a tab in the manifest": Mistake(
         how="validate",
@@ -417,6 +468,44 @@ RUNS: dict[str, Mistake] = {
         sentence="ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
         remedy="Correct the function; the message says what it raised.",
     ),
+    "an own step that calls what is not there": Mistake(
+        slow=True,
+        manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
+        prepare=file("own_step.py", OWN.replace("helper.help(", "helper.hlep(")),
+        sets=("algorithm={name: Custom, entrypoint: 'own_step:Own', options: {kl: {coefficient: 0}}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.algorithm.entrypoint: helper has no method hlep; did you mean help? (…/own_step.py:17)",
+        remedy="Correct the line that the sentence names.",
+    ),
+    "an own step that reads a field that nobody adds": Mistake(
+        slow=True,
+        manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
+        prepare=file("own_read.py", OWN.replace('reads=("scores",)', 'reads=("costs",)')),
+        sets=("algorithm={name: Custom, entrypoint: 'own_read:Own', options: {kl: {coefficient: 0}}}",),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.algorithm.entrypoint: helper.help reads costs; the batch holds … (…/own_read.py:17)",
+        remedy="Call first what adds the field.",
+    ),
+    "an own worker that raises": Mistake(
+        slow=True,
+        manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
+        prepare=file("own_worker.py", OWN.replace("/ 1", "/ None")),
+        sets=("algorithm={name: Custom, entrypoint: 'own_worker:Own', options: {kl: {coefficient: 0}}}",),
+        code=ExitCode.USER_CODE,
+        sentence="helper.help on rank 0: TypeError: unsupported operand type(s) for /: 'Tensor' and 'NoneType' "
+        "(…/own_worker.py:9)",
+        remedy="Correct the line that the sentence names.",
+    ),
+    "an own advantage of another shape": Mistake(
+        slow=True,
+        manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
+        prepare=file("own_shape.py", OWN.replace("return returns", "return returns[:1]")),
+        sets=("algorithm={name: Custom, entrypoint: 'own_shape:Own', options: {kl: {coefficient: 0}}}",),
+        code=ExitCode.USER_CODE,
+        sentence="advantage.compute_advantage on rank 0: ValueError: the advantage has the shape [1], expected a "
+        "tensor [4, …], or [N] with a number for each response of all ranks (…/own_shape.py:20)",
+        remedy="Return a number for each response of the step, or for each token of those that are given.",
+    ),
     "a reward function that raises": Mistake(
         slow=True,
         manifest=PPO,
@@ -527,7 +616,7 @@ KINDS = {
     ENVIRONMENT: "device, disk, Ray or a service",
     ExitCode.OUT_OF_MEMORY: "memory",
     ExitCode.NUMERICS: "numbers",
-    ExitCode.USER_CODE: "your function",
+    ExitCode.USER_CODE: "your code",
     ExitCode.COMMUNICATION: "a worker",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,14 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.custom_algorithm import ReadStep, read
+from rlhf_api.job import Job
 from rlhf_api.model_shape import Shape
 from rlhf_mapper.config_file import architecture_in, shape_of
+from rlhf_mapper.workload import workload_of
 from rlhf_trainer.read_shapes import answer
+from tests.api.cases import made
 from tests.trainer.chain.mistakes import LLAMA_7B
 
 KEPT_BYTES = 4096
@@ -98,3 +104,41 @@ def test_the_last_words_of_all_models_of_a_job_are_kept(folder: Path) -> None:
         assert 5 * len(json.dumps(each, ensure_ascii=False).encode()) + 10 < KEPT_BYTES, (
             "SafeRLHF has five models that may differ"
         )
+
+
+def told_of(entrypoint: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a pod tells of an algorithm that is in a folder of its PYTHONPATH."""
+    asked, message = json.dumps({"entrypoint": entrypoint, "options": options}), folder / "message"
+    command = [sys.executable, "-m", "rlhf_trainer.read_shapes", asked, str(message)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(folder)}, cwd="/")
+    told: dict[str, Any] = json.loads(message.read_text())
+    return told
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_of_an_algorithm_it_tells_all_that_the_mapper_asks(name: str) -> None:
+    """What is made of its answer is to the operator what the class itself is to the trainer."""
+    found, document = ALGORITHMS[name], made(name)
+    here = Job.parse(document)
+    entrypoint = f"{found.__module__}:{found.__name__}"
+    document["spec"]["algorithm"] = {"name": "Custom", "entrypoint": entrypoint, "options": {}}
+    answered = json.dumps(read(here.spec.algorithm).model_dump(mode="json", by_alias=True))
+    assert len(answered) < KEPT_BYTES
+    there = Job.parse(document, step=ReadStep.model_validate_json(answered, by_alias=True, by_name=False))
+    assert workload_of(there) == workload_of(here)
+    assert (there.models(), there.saved, there.trained()) == (here.models(), here.saved, here.trained())
+    for each in ("makes", "offline", "chooses_pairs", "compares_responses", "prompts_drawn", "has_cost_critic"):
+        assert getattr(there.spec.algorithm, each) == getattr(here.spec.algorithm, each)
+    assert there.model_dump(mode="json", by_alias=True)["spec"]["algorithm"] == document["spec"]["algorithm"]
+
+
+def test_the_program_reads_an_own_algorithm_with_its_options(tmp_path: Path) -> None:
+    source = "import rlhf\nclass Own(rlhf.PolicyGradient):\n    step = staticmethod(rlhf.sample_and_learn)\n"
+    (tmp_path / "in_the_image.py").write_text(f"{source}    def advantage(self, returns): return returns\n")
+    told = told_of("in_the_image:Own", {"kl": {"coefficient": 0}}, tmp_path)
+    assert (told["base"], told["data"], told["holds"]) == ("PolicyGradient", "prompts", [])
+    assert told["calls"][-1] == "actor.update_actor"
+    assert told_of("in_the_image:Own", {"kl": {}}, tmp_path)["holds"] == ["needs_reference", "rewards_read_log_probs"]
+    wrong = told_of("in_the_image:Own", {"shrink": 1}, tmp_path)
+    assert wrong["problem"].startswith("spec.algorithm.options.shrink: unknown field")
+    assert told_of("nowhere:Own", {}, tmp_path)["problem"].endswith("ModuleNotFoundError: No module named 'nowhere'")

@@ -132,10 +132,27 @@ def test_a_call_that_reads_what_nobody_added_is_named() -> None:
 
 
 def test_a_field_in_another_form_than_declared_is_refused() -> None:
-    require_declared({"scores": torch.zeros(2), "mine": torch.zeros(5, 5, dtype=torch.bool)}, rows=2)
+    mine = torch.zeros(2, 5, dtype=torch.bool)
+    require_declared({"scores": torch.zeros(2), "mine": mine}, ("mine", "scores"), rows=2)
     for wrong in (torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)):
         with pytest.raises(ValueError, match=r"scores of 2 rows is torch\.float.*, declared as float32 \[B\]"):
-            require_declared({"scores": wrong}, rows=2)
+            require_declared({"scores": wrong}, ("scores",), rows=2)
+    with pytest.raises(ValueError, match=r"^mine is \[2, 5\], expected 3 rows$"):
+        require_declared({"mine": mine}, ("mine",), rows=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"mine": torch.zeros(2)}, "gave mine; registered are scores"),
+        ({}, "gave no fields; registered are scores"),
+        (None, "gave NoneType; registered are scores"),
+        ({"scores": [1.0, 2.0]}, "scores is list, expected a tensor"),
+    ],
+)
+def test_other_fields_than_registered_are_refused(given: object, sentence: str) -> None:
+    with pytest.raises(TypeError, match=f"^{sentence}$"):
+        require_declared(given, ("scores",), rows=2)
 
 
 @pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.algorithm_table import ALGORITHMS
 
-FIRST = ("rlhf_api", "rlhf_api.algorithms", "rlhf_api.algorithm_table", "rlhf_trainer.algorithms.models")
+FIRST = ("rlhf", "rlhf_api", "rlhf_api.algorithms", "rlhf_api.algorithm_table", "rlhf_trainer.algorithms.models")
 SCRIPT = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(("torch", "ray", "vllm", "transformers")))

@@ -28,6 +28,8 @@ B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Actor(Protocol[B]):
+    """The policy: adds tokens, response_mask and old_log_probs [B, T] of its responses; learns from advantages."""
+
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def compute_log_prob(self, batch: B) -> B: ...
     def compute_loss(self, batch: B) -> Any: ...
@@ -41,11 +43,15 @@ class Generator(Protocol[B]):
 
 
 class OnlinePreferenceActor(Protocol[B]):
+    """An actor that learns from pairs of its own responses."""
+
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def update_actor(self, batch: B) -> Any: ...
 
 
 class Critic(Protocol[B]):
+    """Adds values [B, T] of the tokens, and learns from token_rewards [B, T]."""
+
     def compute_values(self, batch: B) -> B: ...
     def update_critic(self, batch: B) -> B: ...
 
@@ -55,22 +61,32 @@ class CostCritic(Critic[B], Protocol[B]):
 
 
 class Reference(Protocol[B]):
+    """The actor before training: adds ref_log_probs [B, T]."""
+
     def compute_log_prob(self, batch: B) -> B: ...
 
 
 class PairReference(Protocol[B]):
+    """The actor before training: adds ref_chosen and ref_rejected [B]."""
+
     def compute_pair_log_prob(self, batch: B) -> B: ...
 
 
 class Pairs(Protocol[B]):
+    """Makes a pair of the responses to each prompt."""
+
     def choose_pairs(self, batch: B) -> B: ...
 
 
 class Reward(Protocol[B]):
+    """Adds scores [B] of the responses: a model, a function, a service, a judge or a sum of them."""
+
     def compute_reward(self, batch: B) -> B: ...
 
 
 class Cost(Protocol[B]):
+    """Adds costs [B] of the responses; above 0 is unsafe."""
+
     def compute_cost(self, batch: B) -> B: ...
 
 
@@ -81,6 +97,8 @@ class Responses(Protocol[B_contra]):
 
 
 class Advantage(Protocol[B]):
+    """Adds advantages [B, T], by the method `advantage` of the algorithm."""
+
     def compute_advantage(self, batch: B) -> B: ...
 
 
@@ -91,18 +109,26 @@ class CriticsAdvantage(Advantage[B], Protocol[B]):
 
 
 class SupervisedActor(Protocol[B_contra]):
+    """An actor that learns from written responses."""
+
     def update_actor(self, batch: B_contra) -> Any: ...
 
 
 class PreferenceActor(Protocol[B_contra]):
+    """An actor that learns from pairs of responses."""
+
     def update_actor(self, batch: B_contra) -> Any: ...
 
 
 class RewardInTraining(Protocol[B_contra]):
+    """A reward model that learns from pairs."""
+
     def update_reward(self, batch: B_contra) -> Any: ...
 
 
 class CostInTraining(Protocol[B_contra]):
+    """A cost model that learns from pairs and from which of them are safe."""
+
     def update_cost(self, batch: B_contra) -> Any: ...
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.problems import suggestion
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
-from rlhf_trainer.fields import FIELDS, FieldType, Widths
+from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 
@@ -43,6 +43,18 @@ class NoValue:
         raise TypeError("the step waits for a value of a call, so what it calls is not known before it runs")
 
 
+class Recording:
+    """A model whose calls are recorded."""
+
+    def __init__(self, name: str, calls: Mapping[str, Any]) -> None:
+        self._name, self._calls = name, calls
+
+    def __getattr__(self, method: str) -> Any:
+        if method not in self._calls:
+            raise AttributeError(f"{self._name} has no method {method}; {suggestion(method, self._calls)}")
+        return self._calls[method]
+
+
 @dataclass(frozen=True)
 class ModelLocation:
     """Where a model lives."""
@@ -64,7 +76,7 @@ class Tracer:
     def model(self, name: str, worker_class: type, location: ModelLocation) -> Any:
         """A handle like `ModelHandle`'s, whose calls are recorded."""
         calls = transfers_of(worker_class).items()
-        return SimpleNamespace(**{key: partial(self._call, f"{name}.{key}", each, location) for key, each in calls})
+        return Recording(name, {key: partial(self._call, f"{name}.{key}", each, location) for key, each in calls})
 
     def graph(self) -> Graph:
         """What was recorded."""
@@ -73,7 +85,7 @@ class Tracer:
     def _call(
         self, name: str, transfer: Transfer, location: ModelLocation, batch: ShapeFuture | None = None, **arguments: Any
     ) -> Any:
-        """Record a call; KeyError if it reads a field that nobody has added, or adds one that is not declared."""
+        """Record a call; KeyError if it reads a field that nobody has added."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
             raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
@@ -81,7 +93,7 @@ class Tracer:
             number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, location.layout
         )
         before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(location.pool, -1)]
-        added = {key: FIELDS[key] for key in transfer.adds or ()}
+        added = {key: FIELDS.get(key, UNDECLARED) for key in transfer.adds or ()}
         call = Call(
             number=number,
             name=name,

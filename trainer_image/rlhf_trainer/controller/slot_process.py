@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlhf_api.custom_algorithm import own_line
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
-from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError, UserCodeError
 from rlhf_trainer.telemetry import TRANSFER, Report, recorder
 from rlhf_trainer.types import Fields, Transfer, transfers_of
 
@@ -75,7 +77,9 @@ class Outcome:
 class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
-    def __init__(self, *, pool: str) -> None:
+    def __init__(self, *, pool: str, path: Sequence[str]) -> None:
+        """path: where the controller finds modules; what is only there is found here too, after all other places."""
+        sys.path += [each for each in path if each not in sys.path]
         recorder.pool = pool
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
         self._workers: dict[str, Any] = {}
@@ -157,19 +161,20 @@ class SlotProcess:
 
     def _run(self, request: CallRequest, tensors: Sequence[Tensor]) -> tuple[Outcome, list[Tensor]]:
         """Run a method of a worker; its outcome, and the blocks of what it adds that other processes read."""
-        transfer = transfers_of(type(self._workers[request.role]))[request.method]
-        with self._running_call(request.name), translated_errors(request.name):
+        worker = type(self._workers[request.role])
+        transfer = transfers_of(worker)[request.method]
+        with self._running_call(request.name), translated_errors(request.name, getattr(worker, request.method)):
             result = self._call(request, transfer, tensors)
             if request.batch is None or transfer.adds is None:
                 return Outcome(request.number, result, recorder.drain()), []
-            blocks = self._keep(request, request.batch, result)
+            blocks = self._keep(request, request.batch, transfer.adds, result)
             return Outcome(request.number, None, recorder.drain()), blocks
 
-    def _keep(self, request: CallRequest, batch: BatchSlice, result: Fields) -> list[Tensor]:
-        """Keep what a call added; its blocks for other processes."""
+    def _keep(self, request: CallRequest, batch: BatchSlice, names: Sequence[str], result: Fields) -> list[Tensor]:
+        """Keep what a call added, fields of these names; its blocks for other processes."""
         from rlhf_trainer.fields import require_declared
 
-        require_declared(result, rows=len(batch.rows))
+        require_declared(result, names, rows=len(batch.rows))
         added = {name: tensor.cpu() for name, tensor in result.items()}
         self._kept[request.number] = batch.rows.start, added
         # a clone, as a view would be sent with the whole tensor that it is a view of
@@ -208,8 +213,11 @@ class SlotProcess:
 
 
 @contextmanager
-def translated_errors(where: str) -> Iterator[None]:
-    """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised."""
+def translated_errors(where: str, method: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised.
+
+    method: of a call; if it is the user's own, or the error is of code that it runs, the file and line are said, too.
+    """
     try:
         yield
     except TrainerError:
@@ -220,7 +228,9 @@ def translated_errors(where: str) -> Iterator[None]:
             said = said.partition(" GPU ")[0][:100].rstrip(".")
             reason = f"{where} on rank {recorder.rank} has not enough memory ({said}); {memory_remedy(where)}"
         else:
-            reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {said[:500]}"
+            own = own_line(error, method)
+            kind = UserCodeError if own and kind is TrainerError else kind
+            reason = f"{where} on rank {recorder.rank}: {type(error).__name__}: {said[:500]}{own}"
         raised = kind(reason)
         raised.host = socket.gethostname()
         raise raised from error

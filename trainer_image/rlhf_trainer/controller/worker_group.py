@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,7 +194,7 @@ class WorkerGroup:
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": {**RAY_SETTINGS, **environment}},
-            ).remote(pool=pool.name)
+            ).remote(pool=pool.name, path=sys.path)
             for strategy, _ in pool.slots()
         ]
 

@@ -3,6 +3,7 @@
 `normalizer` (`num_tokens`, `num_pairs`) is that of the global batch, so the shares of ranks and micro-batches add up.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ def policy_loss(
     weights: Float[Tensor, "B T"] | None,
     aggregation: Aggregation,
     normalizer: int | float | Tensor,
+    objective: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> PolicyLoss:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated and aggregated.
 
@@ -46,6 +48,7 @@ def policy_loss(
 
     clip_ranges: (low, high); they differ in DAPO (arXiv:2503.14476, eq. 8). ratio "Sequence": r is the geometric mean
     of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as `rollout_weights`; None is 1.
+    objective: another one than min(r A, clip(r) A), of r and weight * A, [B, T] like both.
     """
     log_ratio = keep(log_probs - old_log_probs, mask)
     if ratio == "Sequence":
@@ -56,8 +59,9 @@ def policy_loss(
     low, high = clip_ranges
     unclipped, clipped = moved * gain, moved.clamp(1.0 - low, 1.0 + high) * gain
     deviation = (moved.detach() - 1.0).abs()
+    gained = torch.minimum(unclipped, clipped) if objective is None else objective(moved, gain)
     return PolicyLoss(
-        loss=-aggregate(torch.minimum(unclipped, clipped), mask, aggregation=aggregation, normalizer=normalizer),
+        loss=-aggregate(gained, mask, aggregation=aggregation, normalizer=normalizer),
         clipped_tokens=masked_sum((clipped < unclipped).to(mask.dtype), mask),
         max_ratio_deviation=torch.cat([deviation.flatten(), deviation.new_zeros(1)]).max(),
     )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
@@ -17,6 +17,9 @@ from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.report.rollouts import Rollouts, read_rollouts
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
@@ -39,6 +42,12 @@ class JobRecord:
     mapping: Mapping[str, Any] = field(default_factory=dict)
     """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
     notes: list[str] = field(default_factory=list)
+
+    def metrics(self) -> DataFrame:
+        """The records as a pandas DataFrame with a row for each step; a metric that a step lacks is NaN."""
+        from pandas import DataFrame
+
+        return DataFrame(self.records or {"step": []}).set_index("step")
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -74,6 +83,10 @@ class Run:
     jobs: list[JobRecord]
     """In the chain's order: each after the jobs that it reads."""
     environment: Mapping[str, Any]
+
+    def __getitem__(self, job: str) -> JobRecord:
+        """The job of this name; KeyError if there is none."""
+        return {each.name: each for each in self.jobs}[job]
 
 
 def read_run(folder: Path) -> Run:

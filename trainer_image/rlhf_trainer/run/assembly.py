@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.problems import choice
 from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.workers.actor import ActorWorker, GeneratorActorWorker, SingleUpdateActorWorker
-from rlhf_trainer.workers.advantage import ADVANTAGE_WORKERS
+from rlhf_trainer.workers.advantage import advantage_worker
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import (
     CostCriticWorker,
@@ -80,12 +81,19 @@ SINGLE_UPDATE: Mapping[type, type] = {
 def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     """The worker class of each parameter of the algorithm's step but the data."""
     found: dict[str, type] = {}
-    for name, hint in get_type_hints(algorithm.step).items():
+    hints = get_type_hints(algorithm.step)
+    for name in algorithm.models:
+        hint = hints.get(name)
         protocol = get_origin(next(filter(get_origin, get_args(hint)), hint))  # of Critic[B], or of Critic[B] | None
-        if protocol in (models.Advantage, models.CriticsAdvantage) and issubclass(algorithm, PolicyGradient):
-            found[name] = ADVANTAGE_WORKERS[algorithm]
-        elif name in algorithm.models:
+        if name in algorithm.workers:
+            found[name] = algorithm.workers[name]
+        elif protocol in (models.Advantage, models.CriticsAdvantage) and issubclass(algorithm, PolicyGradient):
+            found[name] = advantage_worker(algorithm)
+        elif protocol in WORKERS:
             found[name] = WORKERS[protocol]
+        else:
+            known = choice(each.__name__ for each in (*WORKERS, models.Advantage, models.CriticsAdvantage))
+            raise TypeError(f"the step's {name} has no worker and no protocol, such as Actor[B]; there are {known}")
     return found
 
 
@@ -122,13 +130,10 @@ MAY_BE_LEFT_OUT = ("reference", "reward")
 
 
 class LeftOut:
-    """Stands in a step for a model that the job does without."""
+    """Stands in a step for a model that the job does without: its calls add nothing."""
 
-    def compute_log_prob(self, batch: Any) -> Any:
-        return batch
-
-    def compute_reward(self, batch: Any) -> Any:
-        return batch
+    def __getattr__(self, _: str) -> Callable[..., Any]:
+        return lambda batch, **_: batch
 
 
 class KeepingActor:

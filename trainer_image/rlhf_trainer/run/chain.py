@@ -36,7 +36,7 @@ from rlhf_trainer.run_folder.lock import only_run_in
 
 
 def run_file(
-    manifest: Path,
+    manifest: Path | str,
     *,
     output: Path,
     overrides: Sequence[str],
@@ -44,7 +44,7 @@ def run_file(
     address: str | None,
     options: OutputOptions,
 ) -> None:
-    """Run every job of the manifest: from its newest checkpoint on, and not again if it has succeeded in this folder.
+    """Run the jobs of a manifest (a file, or its text) from their newest checkpoints on, but for those that succeeded.
 
     Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
     """

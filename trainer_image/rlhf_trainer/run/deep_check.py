@@ -13,8 +13,10 @@ from rlhf_api.chain import with_sources
 from rlhf_api.data import DataSource
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import JobSpec
 from rlhf_mapper.config_file import SCORERS, made_from
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
@@ -26,6 +28,7 @@ from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.checkpoints import require_measure
 from rlhf_trainer.run.evaluation import measures_of
+from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
@@ -83,6 +86,7 @@ class JobCheck:
         strangers = set() if self._found else self._tried(self._strangers)
         if strangers:
             self._job = with_prompts(self._job)
+        self._tried(self._try_step)
         self._tried(self._try_measure)
         if data := self._tried(self._data):
             self._tried(self._try_tokens, strangers or set(), data)
@@ -115,6 +119,14 @@ class JobCheck:
             if reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=on_cpu):
                 path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
                 raise ConfigError(f"{path}: {reason}")
+
+    def _try_step(self) -> None:
+        """Record the calls of an algorithm that is not of this package."""
+        if not self._job.spec.algorithm.is_own:
+            return
+        pool = MappedPool(name="one", models=tuple(self._job.models()), slots_per_machine=(1,))
+        sizes = dict.fromkeys(pool.models, ParallelSizes(data=1))
+        graph_of(self._job, DeviceMapping(device="CPU", pools=(pool,), sizes=sizes))
 
     def _try_measure(self) -> None:
         """Look for what is to be best among what will be measured."""

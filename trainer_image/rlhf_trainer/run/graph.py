@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from rlhf_api.custom_algorithm import own_line
 from rlhf_api.job import Job
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
+from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
 from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, training_batch, worker_of
 from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
-    """One step of a job on these pools, the loading of its batch included; nothing runs. Columns count no bytes."""
+    """One step of a job on these pools, the loading of its batch included; nothing runs.
+
+    Columns count no bytes, nor do fields of own workers. UserCodeError for an own algorithm whose step cannot be.
+    """
+    try:
+        return _recorded(job, placed)
+    except Exception as error:
+        if not job.spec.algorithm.is_own:
+            raise
+        what = error.args[0] if isinstance(error, KeyError) else error  # the text of a KeyError is in quotes
+        line = own_line(error, job.spec.algorithm.step)
+        raise UserCodeError(f"{job.name}: spec.algorithm.entrypoint: {what}{line}") from error
+
+
+def _recorded(job: Job, placed: DeviceMapping) -> Graph:
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
     widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}

@@ -62,6 +62,8 @@ def run_on_ray(
         report_mapping(mapping, publisher)
         if placed.unmapped:
             publisher.say(f"not mapped: {placed.unmapped}")
+        if changed := folder.keep_code(first_step=1 + (start.checkpoint.step if start.checkpoint else 0)):
+            publisher.say(changed)
         if start.checkpoint:
             publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
         strangers = other_vocabularies(job, folders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -105,7 +106,7 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
     return found
 
 
-def load_with_finished(output: Path, manifest: Path, overrides: Sequence[str]) -> list[Job]:
+def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[str]) -> list[Job]:
     """The jobs of a manifest that is run in `output`, whose finished jobs they may read. Raises SpecError."""
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
@@ -240,6 +241,19 @@ class JobFolder:
         replace(self.path / INPUTS, json.dumps(dict(inputs)) + "\n")
         replace(self.path / JOB_FILE, dump(self._job))
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
+
+    def keep_code(self, *, first_step: int) -> str:
+        """Keep the source of an own algorithm's module; a sentence if a run goes on with another than before."""
+        algorithm = self._job.spec.algorithm
+        if not algorithm.is_own:
+            return ""
+        text = Path(str(sys.modules[type(algorithm).__module__].__file__)).read_text(encoding="utf-8")
+        last = max(self.path.glob("algorithm-from-*.py"), default=None)
+        if last and last.read_text(encoding="utf-8") == text:
+            return ""
+        with written(self.path):
+            (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
+        return f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
 
     @writes
     def write_mapping(self, placed: DeviceMapping) -> None:

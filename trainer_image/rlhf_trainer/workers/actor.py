@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from rlhf_api.algorithms import ActorCritic, PolicyGradient
+from rlhf_api.own_code import defined_at
+from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
@@ -124,6 +126,7 @@ class ActorWorker(GeneratingActor):
             weights=self._rollout_weights(old, micro),
             aggregation=aggregation,
             normalizer=normalizer,
+            objective=self._own_objective if algorithm.objective else None,
         )
         total = policy.loss
         if algorithm.entropy_coefficient:
@@ -143,6 +146,16 @@ class ActorWorker(GeneratingActor):
         recorder.mean("clip_fraction", policy.clipped_tokens, tokens)
         recorder.mean("entropy", masked_sum(found.entropy.detach(), mask), tokens)
         return total, policy.max_ratio_deviation
+
+    def _own_objective(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """The algorithm's own objective of each token, [b, t] like both. UserCodeError for another shape."""
+        objective = self._algorithm.objective
+        assert objective is not None
+        found = objective(ratio, advantages)
+        if not isinstance(found, Tensor) or found.shape != ratio.shape:
+            what = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise UserCodeError(f"objective gave {what}, expected one {list(ratio.shape)}{defined_at(objective)}")
+        return found
 
     def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
         """Importance weights of the tokens, trainer over generator; None unless the job asks for them."""

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ class AdvantageWorker:
             **{name: INPUTS[name](self, batch) if name in INPUTS else batch.fields.get(name) for name in names}
         )
         fields: dict[str, Tensor] = found if isinstance(found, dict) else {"advantages": found}
-        if (advantages := fields["advantages"]).dim() == 1:
-            mask = fields.get("response_mask", batch["response_mask"])
+        mask = fields.get("response_mask", batch["response_mask"])
+        if (advantages := _checked(fields.get("advantages"), mask, batch)).dim() == 1:
             fields["advantages"] = on_every_token(advantages[_rows(batch)].float(), mask)
         return fields
 
@@ -177,12 +178,12 @@ class AdvantageWorker:
         )
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
-        """A number [B] of each of this rank's rows as those of all rows, float64 [N], if responses are compared.
+        """A number [B] of each of this rank's rows as those of all rows, float64 [N]; None if they are not compared.
 
         The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups. A row
         that does not count has none: NaN.
         """
-        if not self._algorithm.compares_responses:
+        if self._algorithm.comparing and not self._algorithm.compares_responses:
             return None
         return rows_of_all_ranks(here.masked_fill(batch["valid"] == 0, math.nan), batch.start)
 
@@ -239,7 +240,18 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
     return whiten(x, mask, mean=mean, std=variance**0.5)
 
 
-def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
+def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
+    """The advantages, if they are those of each token here or of each response anywhere; else TypeError, ValueError."""
+    expected = f"a tensor {list(mask.shape)}, or [N] with a number for each response of all ranks"
+    if not isinstance(advantages, Tensor):
+        raise TypeError(f"the advantage is {type(advantages).__name__}, expected {expected}")
+    if advantages.shape != mask.shape and advantages[_rows(batch)].shape != (batch.size,):
+        raise ValueError(f"the advantage has the shape {list(advantages.shape)}, expected {expected}")
+    return advantages
+
+
+@cache
+def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
@@ -251,6 +263,7 @@ def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     reads = list(dict.fromkeys(reads))
 
     @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
+    @wraps(algorithm.advantage, assigned=())  # for a message about it
     def compute_advantage(self: AdvantageWorker, batch: Batch) -> Fields:
         return self.estimate(batch)
 
@@ -269,5 +282,5 @@ def _worker_of(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     return type(f"{algorithm.__name__}Advantage", (AdvantageWorker,), members)
 
 
-ADVANTAGE_WORKERS = {each: _worker_of(each) for each in ALGORITHMS.values() if issubclass(each, PolicyGradient)}
-globals().update({each.__name__: each for each in ADVANTAGE_WORKERS.values()})  # other processes find them by name
+SHIPPED = [advantage_worker(each) for each in ALGORITHMS.values() if issubclass(each, PolicyGradient)]
+globals().update({each.__name__: each for each in SHIPPED})  # other processes find them by name

@@ -1,0 +1,193 @@
+"""An algorithm of the user's own: a class like those of the package, found by its entry point."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+
+from rlhf_api.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
+from rlhf_api.contract import DEEPEST, OWN_CLASS, Count, Identifier, Spec, shallow, tag_of
+from rlhf_api.own_code import OwnCodeError, defined_at, line_of, package_of, said
+from rlhf_api.problems import Problem, SpecError, suggestion
+from rlhf_api.pydantic_errors import explain
+
+GROUP = "rlhf.algorithms"
+"""Entry points of installed packages, by which a manifest may name their algorithms."""
+OUR_PACKAGES = {"rlhf_api", "rlhf_trainer"}
+FIELD, OPTIONS = "spec.algorithm.entrypoint", "spec.algorithm.options"
+
+
+def _unknown(prompts: Any) -> None:
+    """Stands for the step of a class that was not looked for."""
+
+
+class Custom(Algorithm):
+    """A manifest's own algorithm where its class is not known, as in the operator: nothing is said of its step."""
+
+    paper, step = "", staticmethod(_unknown)
+    name: Annotated[Literal["Custom"], Field(description="A class of your own, outside this package.")]
+    entrypoint: Annotated[
+        str,
+        Field(
+            pattern=OWN_CLASS,
+            max_length=256,
+            description=f"module.path:Class, or the name under which an installed package has it in {GROUP}.",
+        ),
+    ]
+    options: Annotated[
+        dict[Identifier, JsonValue],
+        Field(max_length=64, description=f"Fields of the class, at most {DEEPEST} levels deep."),
+        BeforeValidator(shallow),
+    ] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the options of a base, as one that was `described` has them."""
+        fields: dict[str, Any] = write(self)
+        return {name: fields[name] for name in Custom.model_fields if name in fields}
+
+
+Custom.makes, Custom.offline = "model", False
+
+
+class ReadStep(Spec):
+    """What a pod of the job, whose image has it, says of the class of an own algorithm."""
+
+    base: Annotated[Literal["ActorCritic", "PolicyGradient", "Algorithm"], Field(description="What it extends.")]
+    data: Annotated[Literal["prompts", "completions", "pairs", "safety_pairs"], Field(description="What its rows are.")]
+    models: Annotated[
+        tuple[Identifier, ...], Field(strict=False, max_length=16, description="The other parameters of its step.")
+    ]
+    calls: Annotated[
+        tuple[str, ...], Field(strict=False, max_length=64, description="What the step calls, such as actor.generate.")
+    ]
+    holds: Annotated[
+        tuple[str, ...], Field(strict=False, max_length=16, description="Properties of it that are true.")
+    ] = ()
+    own_workers: Annotated[
+        tuple[Identifier, ...], Field(strict=False, max_length=16, description="Models with workers of its own.")
+    ] = ()
+    prompts_drawn: Annotated[Count, Field(description="Prompts drawn for each one that is trained on.")] = 1
+
+
+HOLDS = ("compares_responses", "needs_reference", "has_cost_critic", "may_lack_reward", "rewards_read_log_probs")
+BASES: Mapping[str, type[Algorithm]] = {
+    "ActorCritic": ActorCritic,
+    "PolicyGradient": PolicyGradient,
+    "Algorithm": Algorithm,
+}
+
+
+def read(algorithm: Algorithm) -> ReadStep:
+    """What a pod says of an algorithm."""
+    base = next(name for name, base in BASES.items() if isinstance(algorithm, base))
+    return ReadStep.model_validate(
+        {
+            "base": base,
+            "data": algorithm.data,
+            "models": algorithm.models,
+            "calls": [f"{model}.{method}" for model, method in algorithm.calls],
+            "holds": [name for name in HOLDS if getattr(algorithm, name, False)],
+            "own_workers": list(algorithm.workers),
+            "prompts_drawn": algorithm.prompts_drawn,
+        }
+    )
+
+
+def described(given: Custom, step: ReadStep) -> Algorithm:
+    """The algorithm as far as a pod has read it, where its class is not."""
+    fields = given.model_dump(by_alias=True)
+    return _described_by(step).model_validate(fields, by_alias=True, by_name=False)
+
+
+@lru_cache(maxsize=256)
+def _described_by(step: ReadStep) -> type[Algorithm]:
+    base = BASES[step.base]
+    made: type[Algorithm] = type("Described", (Custom,) if base is Algorithm else (Custom, base), {})
+    calls = [call.partition(".") for call in step.calls]
+    made.has_step(step.data, step.models, [(model, method) for model, _, method in calls])
+    told = {name: name in step.holds for name in HOLDS}
+    for name, value in {**told, "prompts_drawn": step.prompts_drawn}.items():
+        setattr(made, name, value)
+    made.workers = dict.fromkeys(step.own_workers, object)
+    return made
+
+
+def loaded(given: Custom) -> Algorithm:
+    """The user's algorithm with its options. OwnCodeError, or SpecError with the paths of wrong options."""
+    found = algorithm_class(given.entrypoint)
+    if "name" in given.options:
+        raise SpecError([Problem(f"{OPTIONS}.name", "is taken; choose another name")])
+    document = {**given.options, "name": tag_of(found) or CUSTOM}
+    try:
+        made = found.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SpecError([_in_options(each) for each in explain(found, error).problems]) from None
+    except Exception as error:
+        where = line_of(error, [package_of(found.__module__)])
+        raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {said(error)}{where}") from error
+    if isinstance(made, PolicyGradient) and made.kl.coefficient and "reference" not in made.models:
+        message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
+        raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])
+    return made.found_at(given.entrypoint)
+
+
+def _in_options(problem: Problem) -> Problem:
+    """What is wrong with an option; a validator of the whole class names none."""
+    return Problem(OPTIONS if problem.path == "document" else f"{OPTIONS}.{problem.path}", problem.message)
+
+
+def algorithm_class(entrypoint: str) -> type[Algorithm]:
+    """The class that an entry point names. OwnCodeError if there is none, or it is no algorithm."""
+    module, _, name = _address(entrypoint).partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:
+        where = line_of(error, [package_of(module)])
+        raise OwnCodeError(f"{FIELD}: {entrypoint} cannot be imported: {said(error)}{where}") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        kind = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise OwnCodeError(f"{FIELD}: {entrypoint} is {kind}, expected a subclass of rlhf.Algorithm")
+    if not hasattr(found, "step"):
+        raise OwnCodeError(f"{FIELD}: {entrypoint} has no step, a static method that makes the calls of one iteration")
+    if not found.trained + found.frozen:
+        raise OwnCodeError(f"{FIELD}: {entrypoint} has no parameter that is a model, such as actor, in its step")
+    return found
+
+
+def own_packages() -> set[str]:
+    """The packages of the own algorithms that this process has imported, and of their workers."""
+    found = [Algorithm]
+    for each in found:
+        found += each.__subclasses__()
+    classes = [*found, *(worker for each in found for worker in each.workers.values())]
+    return {package_of(each.__module__) for each in classes} - OUR_PACKAGES
+
+
+def own_line(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """` (file:line)` in the user's code: where it raised an error, or else where the function that failed begins."""
+    packages = own_packages()
+    inner = inspect.unwrap(function) if function else None
+    is_own = package_of(getattr(inner, "__module__", "")) in packages
+    return line_of(error, packages) or (defined_at(inner) if is_own else "")
+
+
+def _address(entrypoint: str) -> str:
+    """`module:name` of an entry point that may be the name of an installed one."""
+    if ":" in entrypoint:
+        return entrypoint
+    installed = {each.name: each.value for each in entry_points(group=GROUP)}
+    if entrypoint not in installed:
+        raise OwnCodeError(f"{FIELD}: no package has {entrypoint} in {GROUP}; {suggestion(entrypoint, installed)}")
+    return installed[entrypoint]

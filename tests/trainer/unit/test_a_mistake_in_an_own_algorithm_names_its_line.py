@@ -1,0 +1,209 @@
+"""What an own algorithm or worker does wrong is one sentence with its file and line, and the exit code of user code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.job import Job
+from rlhf_mapper.place import place
+from rlhf_trainer.controller.batch import BatchSlice
+from rlhf_trainer.controller.slot_process import CallRequest, SlotProcess
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.run.assembly import workers_of
+from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.workers.actor import ActorWorker
+from tests.trainer.jobs import job as job_of
+
+HEAD = """
+import rlhf
+from rlhf import Actor, Advantage, B, PolicyGradient, Reference, Reward, register, sample_and_learn
+from rlhf.workers import ActorWorker
+class Own(PolicyGradient):
+    workers = {}
+    step = staticmethod(sample_and_learn)
+    def advantage(self, returns):
+        return returns
+"""
+SPEC = {
+    "algorithm": {"name": "Custom", "entrypoint": "own_mistake:Own", "options": {"kl": {"coefficient": 0.0}}},
+    "models": {"actor": {"uri": "hf://a"}, "reward": {"uri": "hf://r"}},
+    "data": {"train": {"uri": "hf://x"}, "maxPromptTokens": 4, "maxResponseTokens": 4},
+    "training": {"totalSteps": 1, "promptBatchSize": 2},
+    "resources": {"slotsPerNode": 1, "device": "CPU"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path = [*sys.path]
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("own_mistake", None)
+
+
+def own(folder: Path, source: str) -> Job:
+    """A job whose algorithm is made from the text above by a change, or by what comes below it."""
+    (folder / "own_mistake.py").write_text(HEAD + source)
+    return job_of(folder, "job", SPEC)
+
+
+def line_of(folder: Path, words: str) -> str:
+    """Where words stand in the module, as a sentence says it."""
+    lines = (folder / "own_mistake.py").read_text().splitlines()
+    return f" ({folder / 'own_mistake.py'}:{next(n for n, line in enumerate(lines, 1) if words in line)})"
+
+
+STEP = """
+class Own(Own):
+    workers = {WORKERS}
+    @staticmethod
+    def step(prompts, *, actor: Actor[B], reward: REWARD, advantage: Advantage[B]):
+        batch = actor.generate_sequences(prompts)
+        batch = reward.compute_reward(batch)
+        CALL
+        actor.update_actor(advantage.compute_advantage(batch))
+"""
+
+
+def step(call: str, *, reward: str = "Reward[B]", workers: str = "") -> str:
+    return STEP.replace("CALL", call).replace("REWARD", reward).replace("WORKERS", workers)
+
+
+IN_THE_STEP = {
+    "an unknown method": (step("actor.fly(batch)"), "actor has no method fly; ", "actor.fly"),
+    "a method that is nearly right": (
+        step("batch = actor.compute_log_probs(batch)"),
+        "actor has no method compute_log_probs; did you mean compute_log_prob?",
+        "actor.compute_log_probs",
+    ),
+    "a field that nobody adds": (
+        step("pass") + "    def advantage(self, returns, values): return returns\n",
+        "advantage.compute_advantage reads values; the batch holds prompt_ids, ",
+        "advantage.compute_advantage",
+    ),
+    "no protocol": (
+        step("pass", reward="object"),
+        "the step's reward has no worker and no protocol, such as Actor[B]; there are Actor, ",
+        "@staticmethod",
+    ),
+    "a value that it waits for": (
+        step("actor.compute_loss(batch).result()"),
+        "the step waits for a value of a call, so what it calls is not known before it runs",
+        "compute_loss(batch).result()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_STEP)
+def test_in_the_step(folder: Path, name: str) -> None:
+    source, sentence, words = IN_THE_STEP[name]
+    made = own(folder, source)
+    with pytest.raises(UserCodeError) as raised:
+        graph_of(made, place(made, (0,)))
+    said = str(raised.value)
+    assert said.startswith(f"job: spec.algorithm.entrypoint: {sentence}")
+    assert said.endswith(line_of(folder, words))
+    assert raised.value.exit_code == ExitCode.USER_CODE
+
+
+MASK = torch.ones(2, 3)
+FIELDS = {"scores": torch.ones(2), "finished": torch.ones(2), "valid": torch.ones(2), "response_mask": MASK}
+
+
+def called(worker: type, method: str, arguments: Mapping[str, object], fields: Mapping[str, Tensor] = FIELDS) -> None:
+    """A call of a worker in a process of a slot."""
+    process = SlotProcess(pool="all", path=())
+    process.join({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, lambda: 0)
+    process.build("own", worker, arguments)
+    rows = BatchSlice(step=1, rows=range(2), kept={}, blocks={name: [range(2)] for name in fields})
+    request = CallRequest(number=1, role="own", method=method, arguments={}, batch=rows, counts=True, sent=0.0)
+    process.run([request], *fields.values())
+
+
+ADVANTAGES = {
+    "no tensor": ("return [1.0, 2.0]", "TypeError: the advantage is list, expected a tensor [2, 3], or [N] with"),
+    "another shape": (
+        "return returns.repeat(2, 5)",
+        "ValueError: the advantage has the shape [2, 10], expected a tensor",
+    ),
+    "other rows": (
+        "return returns[:1]",
+        "ValueError: the advantage has the shape [1], expected a tensor [2, 3], or [N]",
+    ),
+    "an error": ("return returns.fly()", "AttributeError: 'Tensor' object has no attribute 'fly'"),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_in_the_advantage(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_trainer.workers.advantage.rows_of_all_ranks", lambda here, _: here)
+    code, sentence = ADVANTAGES[name]
+    made = own(folder, f"class Own(Own):\n    def advantage(self, returns):\n        {code}\n")
+    with pytest.raises(UserCodeError) as raised:
+        called(workers_of(type(made.spec.algorithm))["advantage"], "compute_advantage", {"job": made})
+    line = line_of(folder, code) if name == "an error" else r" \(\S+own_mistake.py:\d+\)"
+    assert str(raised.value).startswith(f"own.compute_advantage on rank 0: {sentence}")
+    assert str(raised.value).endswith(line) or re.search(f"{line}$", str(raised.value))
+
+
+WORKER = """
+class Helper:
+    def __init__(self, job): ...
+    @register(rlhf.DP_PROTO, reads=("scores",), adds=("mine",))
+    def help(self, batch):
+        CODE
+class Own(Own):
+    workers = {"helper": Helper}
+    @staticmethod
+    def step(prompts, *, actor: Actor[B], reward: Reward[B], helper):
+        helper.help(reward.compute_reward(actor.generate_sequences(prompts)))
+"""
+WORKERS = {
+    "an error": ("return 1 / 0", "ZeroDivisionError: division by zero", "1 / 0"),
+    "an unknown field": ('return {"mine": batch["costs"]}', "KeyError: 'costs'", "batch["),
+    "other fields than registered": (
+        "return {}",
+        "TypeError: gave no fields; registered are mine",
+        "@register",
+    ),
+    "another number of rows": (
+        'return {"mine": batch["scores"][:1]}',
+        "ValueError: mine is [1], expected 2 rows",
+        "@register",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_in_a_worker(folder: Path, name: str) -> None:
+    code, sentence, words = WORKERS[name]
+    made = own(folder, WORKER.replace("CODE", code))
+    with pytest.raises(UserCodeError) as raised:
+        called(workers_of(type(made.spec.algorithm))["helper"], "help", {"job": made})
+    assert str(raised.value) == f"own.help on rank 0: {sentence}{line_of(folder, words)}"
+
+
+def test_in_the_objective(folder: Path) -> None:
+    made = own(
+        folder, "class Own(Own):\n    def objective(self, ratio, advantages): return (ratio * advantages).sum()\n"
+    )
+    actor = ActorWorker.__new__(ActorWorker)
+    actor._algorithm = made.spec.algorithm  # type: ignore[assignment]
+    with pytest.raises(UserCodeError) as raised:
+        actor._own_objective(MASK, MASK)
+    assert str(raised.value) == f"objective gave a tensor [], expected one [2, 3]{line_of(folder, 'objective')}"
+
+
+def test_an_error_of_ours_stays_one(folder: Path) -> None:
+    made = own(folder, "")
+    with pytest.raises(Exception, match=r"^own on rank 0: TypeError: .*__init__") as raised:
+        called(workers_of(type(made.spec.algorithm))["actor"], "update_actor", {})
+    assert not isinstance(raised.value, UserCodeError)

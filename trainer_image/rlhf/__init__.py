@@ -1,0 +1,162 @@
+"""The public Python API: algorithms and workers of one's own, and runs from Python (docs/extending.md).
+
+It imports neither torch nor Ray; what needs them is in `rlhf.workers`. Names of this package change only with a major
+version; everything in `rlhf_api`, `rlhf_trainer` and the other packages is private.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.algorithms import ActorCritic, Algorithm, PolicyGradient, Preference
+from rlhf_api.files import dump
+from rlhf_api.files import load as load_manifest
+from rlhf_api.job import Job
+from rlhf_api.own_code import OwnCodeError
+from rlhf_api.problems import SpecError
+from rlhf_trainer.algorithms.models import (
+    Actor,
+    Advantage,
+    B,
+    Critic,
+    CriticsAdvantage,
+    PreferenceActor,
+    Reference,
+    Reward,
+    SupervisedActor,
+    Tensor,
+    Whiten,
+    sample_and_learn,
+)
+from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.protocols import (
+    ALL_TO_ALL,
+    DP_PROTO,
+    ONE_TO_ALL,
+    THREE_D_ALL_MICRO_DP,
+    THREE_D_PP_ONLY,
+    THREE_D_PROTO,
+    TransferProtocol,
+)
+from rlhf_trainer.report.run_record import JobRecord, Run, read_run
+from rlhf_trainer.types import Batch, register
+
+__all__ = [
+    "ALL_TO_ALL",
+    "DP_PROTO",
+    "ONE_TO_ALL",
+    "THREE_D_ALL_MICRO_DP",
+    "THREE_D_PP_ONLY",
+    "THREE_D_PROTO",
+    "Actor",
+    "ActorCritic",
+    "Advantage",
+    "Algorithm",
+    "B",
+    "Batch",
+    "Critic",
+    "CriticsAdvantage",
+    "Job",
+    "JobRecord",
+    "Manifest",
+    "OwnCodeError",
+    "PolicyGradient",
+    "Preference",
+    "PreferenceActor",
+    "Reference",
+    "Reward",
+    "Run",
+    "SpecError",
+    "SupervisedActor",
+    "Tensor",
+    "TrainerError",
+    "TransferProtocol",
+    "Whiten",
+    "load",
+    "load_run",
+    "plan",
+    "register",
+    "run",
+    "sample_and_learn",
+]
+
+Manifest: TypeAlias = str | PathLike[str] | Job | Mapping[str, Any] | Sequence[Job | Mapping[str, Any]]
+"""The path of a file, or jobs: as `load` gives them, or as mappings with the keys of a manifest."""
+
+
+def load(manifest: Manifest, *, sets: Sequence[str] = ()) -> list[Job]:
+    """The jobs of a manifest, each after those it reads; sets: as `--set`, such as "ppo:training.totalSteps=5".
+
+    Raises SpecError with every mistake, and OwnCodeError for an own algorithm that is not there or not right.
+    """
+    return load_manifest(_source(manifest), sets)
+
+
+def run(
+    manifest: Manifest,
+    *,
+    output: str | PathLike[str] | None = None,
+    sets: Sequence[str] = (),
+    restart: bool = False,
+    address: str | None = None,
+) -> Run:
+    """Run the jobs of a manifest as `rlhf run` does, in the main thread, and read what they leave.
+
+    output: the run folder, by default runs/<name of the file or of the last job>; in it a run goes on where it stopped
+    unless `restart`. address: of a Ray; by default RAY_ADDRESS, or one of its own. Raises SpecError, OwnCodeError or
+    TrainerError, each with its `exit_code`.
+    """
+    from rlhf_trainer.outputs.listeners import OutputOptions
+    from rlhf_trainer.run.chain import run_file
+
+    folder, options = _folder(manifest, output), OutputOptions()
+    run_file(_source(manifest), output=folder, overrides=sets, restart=restart, address=address, options=options)
+    return read_run(folder)
+
+
+def plan(
+    manifest: Manifest,
+    *,
+    output: str | PathLike[str] | None = None,
+    sets: Sequence[str] = (),
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Where the models of each job would live, by its name, as `rlhf plan --json` says it.
+
+    nodes, gpus_per_node, gpu: of a cluster; by default this machine. output: the run folder whose finished jobs
+    `job://` may name. Raises SpecError, OwnCodeError, and TrainerError for a model whose shape cannot be read.
+    """
+    from rlhf_trainer.plan_command import PlanOptions, documents_of, plans_of
+    from rlhf_trainer.run_folder.folder import load_with_finished
+
+    folder = _folder(manifest, output)
+    jobs = load_with_finished(folder, _source(manifest), sets)
+    return documents_of(plans_of(jobs, folder, PlanOptions(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)))
+
+
+def load_run(folder: str | PathLike[str]) -> Run:
+    """What is in a run folder, of a run that goes on too: `run["job"].metrics()` is a pandas DataFrame.
+
+    Raises TrainerError if it is none.
+    """
+    return read_run(Path(folder))
+
+
+def _source(manifest: Manifest) -> Path | str:
+    """A file, or the text of a manifest."""
+    if isinstance(manifest, str | PathLike):
+        return Path(manifest)
+    jobs = [manifest] if isinstance(manifest, Job | Mapping) else manifest
+    return "---\n".join(dump(job) if isinstance(job, Job) else kubectl_yaml.write(dict(job)) for job in jobs)
+
+
+def _folder(manifest: Manifest, output: str | PathLike[str] | None) -> Path:
+    """The run folder."""
+    if output is not None:
+        return Path(output)
+    source = _source(manifest)
+    return Path("runs") / (Path(fspath(source)).stem if isinstance(source, Path) else load_manifest(source)[-1].name)
