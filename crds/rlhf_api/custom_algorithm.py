@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -13,11 +13,13 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     ValidationError,
+    field_validator,
     model_serializer,
 )
 
 from rlhf_api.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
 from rlhf_api.contract import DEEPEST, OWN_CLASS, Count, Identifier, Spec, shallow, tag_of
+from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, line_of, package_of, said
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.pydantic_errors import explain
@@ -79,6 +81,13 @@ class ReadStep(Spec):
         tuple[Identifier, ...], Field(strict=False, max_length=16, description="Models with workers of its own.")
     ] = ()
     prompts_drawn: Annotated[Count, Field(description="Prompts drawn for each one that is trained on.")] = 1
+
+    @field_validator("models")
+    @classmethod
+    def _has_a_model(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        if not {*get_args(PlacedRole)} & {*models}:
+            raise ValueError("holds no model, such as actor")
+        return models
 
 
 HOLDS = ("compares_responses", "needs_reference", "has_cost_critic", "may_lack_reward", "rewards_read_log_probs")

@@ -393,6 +393,7 @@ def test_what_the_step_needs_is_asked_of_the_spec_once_it_is_known() -> None:
     [
         ('{"problem": "spec.algorithm.entrypoint: my_algo:Mine cannot be imported"}', "cannot be imported"),
         ('{"base": "Other"}', "job-shapes-"),
+        ('{"base": "Algorithm", "data": "prompts", "models": ["advantage"], "calls": []}', "job-shapes-"),
         ("[]", "could not read it: []"),
     ],
 )
