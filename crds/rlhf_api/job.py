@@ -13,7 +13,7 @@ from rlhf_api.own_code import importable
 from rlhf_api.pod_template import PodRole, template_problems
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.rules import broken, used_roles
+from rlhf_api.rules import broken, reads_reference, reference_is_actor, used_roles
 from rlhf_api.runtime import PodSize
 from rlhf_api.spec import CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
 
@@ -88,6 +88,11 @@ class Job(Spec):
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
     @property
+    def reference_is_actor(self) -> bool:
+        """Whether the reference is the actor without its adapter, and so no model of its own."""
+        return reads_reference(self.spec) and reference_is_actor(self.spec)
+
+    @property
     def saved(self) -> Role:
         """The model that the job is for: the one that it trains, or that generates."""
         return (*self.spec.algorithm.trained, *self.spec.algorithm.frozen)[0]
@@ -159,4 +164,5 @@ def _source(model: Model) -> dict[str, object]:
 
 def _untrained(model: Model) -> Model:
     offload = "Parameters" if model.offload in ("Parameters", "All", "OptimizerInHost") else "None"
-    return model.model_copy(update={"optimizer": None, "gradient_checkpointing": None, "offload": offload})
+    unset = dict.fromkeys(("optimizer", "gradient_checkpointing", "lora"))
+    return model.model_copy(update={**unset, "offload": offload})

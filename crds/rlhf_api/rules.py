@@ -91,12 +91,24 @@ def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     no_model = models.reward is not None or spec.algorithm.may_lack_reward
     is_left_out = {
         "reward": no_model and "reward" not in models.given(),
-        "reference": models.reference is None and not spec.algorithm.needs_reference,
+        "reference": reference_is_actor(spec) or not reads_reference(spec),
     }
     return tuple(role for role in roles if not is_left_out.get(role))
 
 
+def reads_reference(spec: JobSpec) -> bool:
+    """Whether the algorithm reads a reference, be it a model of its own or the actor without its adapter."""
+    is_asked_for = spec.models.reference is not None or spec.algorithm.needs_reference
+    return "reference" in spec.algorithm.frozen and is_asked_for
+
+
+def reference_is_actor(spec: JobSpec) -> bool:
+    """Whether a reference would be the actor without its adapter."""
+    return bool(REFERENCE_IS_ACTOR.of({"spec": spec}))
+
+
 def _uses(role: str) -> Expression:
+    """Whether a model of this role is read or trained, though that of the reference may be the actor's."""
     has = algorithm(lambda each: role in each.trained + each.frozen)
     if role != "reference":
         return has
@@ -118,6 +130,13 @@ REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
 FORM = {"form": Field("models.reward.form")}
 SAMPLES = Field("rollout.samplesPerPrompt")
 MODE = Field("placement.mode")
+SAME_SOURCE = (
+    Field(f"models.reference.{field}").or_else("") == Field(f"models.actor.{field}").or_else("")
+    for field in ("uri", "revision")
+)
+REFERENCE_IS_ACTOR = Field("models.actor.lora").given & (
+    ~Field("models.reference").given | reduce(operator.and_, SAME_SOURCE)
+)
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -148,7 +167,8 @@ def _models() -> Iterator[Rule]:
 def _only_read(path: str, role: str) -> Iterator[Rule]:
     """A model that is not trained does not say how to train."""
     read, untrained = algorithm(lambda each: role in each.frozen), f"{{name}} does not train the {role}"
-    yield Rule(f"{path}.optimizer", read.implies(~Field(f"{path}.optimizer").given), untrained)
+    for part in ("optimizer", "lora"):
+        yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").given), untrained)
     yield Rule(f"{path}.gradientCheckpointing", read.implies(~Field(f"{path}.gradientCheckpointing")), untrained)
     kept = Field(f"{path}.offload").one_of(("None", "Parameters"))
     message = f"is {{value}}, but {untrained}; expected None or Parameters"
@@ -308,12 +328,17 @@ def _placement() -> Iterator[Rule]:
         message = f"{role} is in {{count}} pools, expected exactly one"
         if role == "reward":
             placed &= modelled
+        if role == "reference":
+            placed &= ~REFERENCE_IS_ACTOR
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
     for role in ROLES:
         lives, message = Field("placement.pools[].models").contains(role), f"{{name}} has no {role}"
         if role == "reference":
             message = "{name} has no reference; without a KL penalty there is one only if models.reference is given"
         yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)
+    lives = Field("placement.pools[].models").contains("reference") & _uses("reference")
+    message = "the reference is the actor without its adapter, and lives where the actor does"
+    yield Rule("placement.pools[].models", lives.implies(~REFERENCE_IS_ACTOR), message)
     lives = Field("placement.pools[].models").contains("reward")
     message = "the reward is {form}, and only models live in pools"
     yield Rule("placement.pools[].models", (lives & _uses("reward")).implies(modelled), message, FORM)

@@ -25,6 +25,7 @@ from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import RewardJudge
+from rlhf_api.lora import Lora
 from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
 from rlhf_api.outputs import Outputs
@@ -87,6 +88,7 @@ class Model(Spec):
         Parallelism | None, Field(description="How the model is cut over its pool; unset means by data alone.")
     ] = None
     optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
+    lora: Annotated[Lora | None, Field(description="Trained models only: train an adapter, and nothing else.")] = None
 
 
 class ScoringModel(Model):

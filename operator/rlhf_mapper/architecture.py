@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.lora import Lora
+
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
@@ -80,6 +82,17 @@ class Architecture:
             (1, self.vocabulary * self.hidden),
             *own_head,
         )
+
+    def trained_parameters(self, lora: Lora | None) -> int:
+        """Those that are trained: all or, with an adapter, its own and the head of a scorer."""
+        if lora is None:
+            return self.parameters
+        queries, keys = (each * self.head_size for each in (self.heads, self.kv_heads))
+        ends = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        if self.experts == 1:
+            ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.ffn)
+        adapted = sum(self.hidden + other for name, other in ends.items() if not lora.targets or name in lora.targets)
+        return self.layers * lora.rank * adapted + self.head_parameters * self.scores
 
     @property
     def kv_values(self) -> int:

@@ -217,18 +217,18 @@ def _asked(job: Job, role: Role) -> Parallelism | None:
 
 def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
-    rollout = job.spec.rollout
-    if device == "CPU":  # where the trainer takes it from the manifest alone
-        work = replace(work, recomputes=bool(work.recomputes))
+    rollout, asked = job.spec.rollout, job.models()[role]
+    recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # there it is as the manifest says
+    trained = model.trained_parameters(asked.lora) / model.parameters
     return ModelRequest(
         model=model,
-        work=work,
+        work=replace(work, recomputes=recomputes, trained_share=trained),
         micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
         sizes=_asked(job, role),
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
-        offload=job.models()[role].offload,
+        offload=asked.offload,
     )
 
 

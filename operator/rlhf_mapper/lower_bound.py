@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec import Model
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import Cluster
@@ -23,7 +24,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
     """
     software, models = software_for("CPU", job.spec.training.precision), job.models()
     states = {
-        role: number * sum(memory.states(ONE, software, trains=bool(models[role].optimizer)).values()) / ONE.parameters
+        role: number * sum(memory.states(ONE, software, trains=_is_trained(models[role])).values()) / ONE.parameters
         for role, number in parameters.items()
         if number and models[role].offload != "OptimizerInHost"
     }
@@ -34,3 +35,8 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
     there = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
     least = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB"
     return Infeasible(reason=f"{least}, but {there} hold {have / 1e9:,.1f} GB", short_bytes=needed - have)
+
+
+def _is_trained(model: Model) -> bool:
+    """Whether all of a model is; an adapter's share depends on the shape."""
+    return model.optimizer is not None and model.lora is None

@@ -141,7 +141,8 @@ class PoolCosts:
         wanted = self.wanted[role]
         if offload == "OptimizerInHost" and wanted.work.trained:
             return {"weights": 0.0}
-        return memory.states(wanted.model, self.settings[group].software, trains=wanted.work.trained > 0)
+        work, software = wanted.work, self.settings[group].software
+        return memory.states(wanted.model, software, trains=work.trained > 0, trained_share=work.trained_share)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
         """Each way to keep the states: with a smallest p t, and in host memory while not in use.
@@ -222,8 +223,12 @@ class PoolCosts:
         for role in roles:
             wanted = self.wanted[role]
             if wanted.work.trained:
-                gradients = (software.gradient_bytes,) * (offload == "OptimizerInHost")
-                sizes = (software.weight_bytes, *moments, *gradients)
+                gradients, share = (
+                    (software.gradient_bytes,) * (offload == "OptimizerInHost"),
+                    wanted.work.trained_share,
+                )
+                frozen = (software.frozen_bytes,) * (share < 1)
+                sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *gradients)))
             else:
                 sizes = (software.frozen_bytes,) * (offload == "All")
             for size in sizes:

@@ -203,7 +203,7 @@ def _add_passes(
         held = float(memory.fullest(moments, tokens))
         if "gradients" not in parts["training"]:
             on_gpu = setting.software.gradient_bytes * (not work.steps_in_host)
-            shards = strategies.wanted.model.parameters * on_gpu * sizes.replicas
+            shards = strategies.wanted.model.parameters * work.trained_share * on_gpu * sizes.replicas
             parts["training"]["gradients"] = min(shards / sizes.world_size, held)
             held -= parts["training"]["gradients"]
         parts["training"]["activations"] = held

@@ -154,6 +154,7 @@ class Strategies:
             recomputes=recomputes,
             accumulates=accumulates,
             in_host=self.wanted.work.steps_in_host,
+            trained_share=self.wanted.work.trained_share,
             gpu_memory=self.setting.nodes.gpu.memory,
         )
         return memory.updating(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)

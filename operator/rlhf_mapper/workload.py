@@ -92,6 +92,8 @@ class Work:
     """Sequences of forward passes that have one prompt, which is computed once."""
     trained_together: int = 1
     """Sequences of a mini-batch that have one prompt."""
+    trained_share: float = 1.0
+    """Of the parameters that there are: less than 1 where an adapter is trained beside them."""
     steps_in_host: bool = False
     """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
     keeps_generator: bool = False
@@ -154,14 +156,16 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 def _work(job: Job, role: Role) -> Work:
     """What the calls of a step ask of a model, in sequences; a pair is two."""
-    methods = [method for model, method in job.spec.algorithm.calls if model == role]
+    calls = job.spec.algorithm.calls
+    methods = [method for model, method in calls if model == role]
+    models = {role} | ({"reference"} if role == "actor" and job.reference_is_actor else set())
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
     read_together, trained_together = _together(job, role, updates)
     return Work(
         generated=job.sequences_per_step * passes,
         passes=passes,
-        read=sum(_read(job, role, method) for method in methods),
+        read=sum(_read(job, model, method) for model, method in calls if model in models),
         read_apart=job.values_by_update and "compute_values" in methods,
         trained=trained,
         updates=updates,
@@ -176,7 +180,7 @@ def _is_update(method: str) -> bool:
     return method.startswith("update_")
 
 
-def _read(job: Job, role: Role, method: str) -> float:
+def _read(job: Job, role: str, method: str) -> float:
     """Sequences of forward passes of a call."""
     if (role, method) == ("actor", "compute_log_prob") and not job.recomputes_log_probs:
         return 0.0

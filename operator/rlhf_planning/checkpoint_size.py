@@ -12,12 +12,12 @@ from rlhf_planning.numbers import size_text
 
 
 def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Of one: weights and moments of the trained models, in float32."""
-    trained = job.trained()
+    """Of one: weights and moments of the trained models, or of their adapters, in float32."""
+    trained, models = job.trained(), job.models()
     if not all(role in shapes for role in trained):
         return 0
     of_a_parameter = TRAINER.weight_bytes + TRAINER.optimizer_bytes
-    return round(of_a_parameter * sum(shapes[role].parameters for role in trained))
+    return round(of_a_parameter * sum(shapes[role].trained_parameters(models[role].lora) for role in trained))
 
 
 def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:

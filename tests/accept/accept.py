@@ -24,6 +24,8 @@ from rlhf_mapper.mapping import PHASES
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 EXAMPLE, SUMS = "examples/01-helpful-ppo.yaml", "examples/12-arithmetic-grpo.yaml"
+LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
+"""Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
     Figure(job="arithmetic-grpo", name="reward_before", most=0.3),
     Figure(job="arithmetic-grpo", name="reward_after", least=0.8),
@@ -166,6 +168,26 @@ def custom_algorithm(folder: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((output / "summary.json").read_text())["helpful-grpo"]
     hold_to(check({"helpful-grpo": summary}, LEARNT), summary)
     return summary
+
+
+def lora(folder: Path) -> dict[str, Any]:
+    """PPO of `run` with adapters, on its models: what they win, and their bytes beside those of whole checkpoints."""
+    output = folder / "lora"
+    for name in ("helpful-sft", "helpful-rm"):
+        shutil.copytree(folder / "run" / name, output / name)
+    command = [str(RLHF), "run", LORA, "--output", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
+    summaries = [json.loads((each / "summary.json").read_text()) for each in (output, folder / "run")]
+    row: dict[str, Any] = {"win_rate": summaries[0]["helpful-lora"]["win_rate"], "whole": summaries[1][PPO]["win_rate"]}
+    row["share_of_the_gain"] = (row["win_rate"] - 0.5) / (row["whole"] - 0.5)
+    for name, job in (("checkpoint_bytes", output / "helpful-lora"), ("whole_checkpoint_bytes", folder / "run" / PPO)):
+        newest = max((job / "checkpoints").iterdir())
+        row[name] = sum(file.stat().st_size for file in newest.rglob("shard-*"))
+    if row["share_of_the_gain"] < LORA_GAIN or row["checkpoint_bytes"] >= row["whole_checkpoint_bytes"]:
+        raise FellShortError("adapters win less than they should, or their checkpoints are no smaller", row)
+    return row
 
 
 def hybrid_engine(folder: Path) -> dict[str, Any]:
@@ -327,6 +349,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "resume": resume,
     "algorithms": algorithms,
     "custom_algorithm": custom_algorithm,
+    "lora": lora,
     "hybrid_engine": hybrid_engine,
     "operator": operator,
     "real_size": real_size,

@@ -124,6 +124,17 @@ RIGHT: dict[str, Case] = {
     ),
     "empty mappings": Case("PPO", ("algorithm.kl={}", "algorithm.rewards={}", "models.actor.optimizer={}")),
     "a reference": Case("DPO", ("models.reference={uri: hf://a, offload: Parameters}",)),
+    "an adapter": Case("PPO", ("models.actor.lora={}", "models.critic.lora={rank: 8, alpha: 8, targets: [q_proj]}")),
+    "an adapter of a reward model": Case("RewardModel", ("models.reward.lora={initial: hf://a/b}",)),
+    "an actor that is its own reference": Case(
+        "PPO", ("models.actor.lora={}", "models.reference={uri: hf://a}", _pools(_pool("a", "actor, critic, reward")))
+    ),
+    "an adapter beside another reference": Case(
+        "PPO", ("models.actor.lora={}", "models.reference={uri: hf://b}", POOLS)
+    ),
+    "an adapter beside a reference of another revision": Case(
+        "PPO", ("models.actor.lora={}", "models.reference={uri: hf://a, revision: x}", POOLS)
+    ),
     "an optimizer in host memory": Case("PPO", ("models.actor.offload=OptimizerInHost",)),
     "a known shape": Case("PPO", ("models.actor.shape={name: llama-3-8b, vocabSize: 128264}",)),
     "a shape in numbers": Case("PPO", (f"models.critic.shape={SHAPE}",)),
@@ -269,6 +280,20 @@ WRONG: dict[str, Case] = {
     "an evaluation where nothing is trained": Case("Generate", (EVALUATION,), "spec.evaluation"),
     "rollouts of what is written anyway": Case("Generate", ("rollout.keep=0.5",), "spec.rollout.keep"),
     "the best of what is not trained": Case("Generate", ("checkpoint.keepBest=reward",), "spec.checkpoint.keepBest"),
+    "an adapter of a generator": Case("Generate", ("models.actor.lora={}",), "spec.models.actor.lora"),
+    "an adapter without rows": Case("SFT", ("models.actor.lora={rank: 0}",), "spec.models.actor.lora.rank"),
+    "a job's output as an adapter": Case(
+        "SFT", ("models.actor.lora={initial: 'job://x'}",), "spec.models.actor.lora.initial"
+    ),
+    "dropout of an adapter": Case("SFT", ("models.actor.lora={dropout: 0.1}",), "spec.models.actor.lora.dropout"),
+    "an actor that is its own reference, which has a pool": Case(
+        "PPO", ("models.actor.lora={}", POOLS), "spec.placement.pools.0.models"
+    ),
+    "an adapter without a pool for another reference": Case(
+        "PPO",
+        ("models.actor.lora={}", "models.reference={uri: hf://b}", _pools(_pool("a", "actor, critic, reward"))),
+        "spec.placement.pools",
+    ),
     "an optimizer of a generator": Case("Generate", ("models.actor.optimizer={}",), "spec.models.actor.optimizer"),
     "recomputation of a generator": Case(
         "Generate", ("models.actor.gradientCheckpointing=true",), "spec.models.actor.gradientCheckpointing"
@@ -426,6 +451,7 @@ WRONG: dict[str, Case] = {
             "gradientCheckpointing: true",
             "offload: Optimizer",
             "offload: OptimizerInHost",
+            "lora: {}",
         )
     },
     **{
@@ -434,7 +460,7 @@ WRONG: dict[str, Case] = {
             (_sum(_part("a", f"{{uri: hf://a, {setting}}}")),),
             f"spec.models.reward.sum.0.reward.{setting.split(':')[0]}",
         )
-        for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: All")
+        for setting in ("optimizer: {}", "gradientCheckpointing: true", "offload: All", "lora: {}")
     },
     **{
         f"a shape of the {role} without all its numbers": Case(
@@ -845,6 +871,9 @@ UPDATES: dict[str, Update] = {
         ("models.actor.optimizer={}",),
         ("models.actor.optimizer={learningRate: 1}",),
         "spec.models.actor.optimizer.learningRate",
+    ),
+    "another rank": Update(
+        "PPO", ("models.actor.lora={}",), ("models.actor.lora={rank: 8}",), "spec.models.actor.lora.rank"
     ),
     "another form of reward": Update("PPO", (), (FUNCTION,), "spec.models.reward"),
     "another function": Update(

@@ -23,6 +23,7 @@ OF_TODAY = [path for path in PAGES if "adr" not in path.parts and path.name != "
 OF_USERS = {
     "my_module",
     "HEAD_POD",
+    "adapter/",
     "model/",
     "checkpoints/",
     "runs/01-helpful-ppo/",

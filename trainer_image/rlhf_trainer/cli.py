@@ -221,11 +221,12 @@ def checkpoints(run_dir: RunDir) -> None:
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Of an adapter: one model with what it adds to.")] = False,
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face directory."""
+    """Write the model of a checkpoint as a Hugging Face directory, its adapter as a PEFT directory."""
     from rlhf_trainer.run_folder.export import export as export_model
 
-    export_model(checkpoint, folder)
+    export_model(checkpoint, folder, merges=merge)
     typer.echo(folder)
 
 

@@ -47,19 +47,25 @@ class Update:
     """Whether an update has several micro-batches, so that gradients of the first wait for the last."""
     in_host: bool = False
     """Whether gradients leave the GPU as soon as they are summed (`OptimizerInHost`)."""
+    trained_share: float = 1.0
+    """Of the parameters that there are, how many have gradients."""
     gpu_memory: float
     """Bytes of the GPU, by which the trainer chooses whether whole gradients wait or their shards."""
 
 
-def states(model: Architecture, software: Software, *, trains: bool) -> dict[Part, float]:
-    """Bytes of a model's states over all GPUs of a replica; gradients only where they are always there."""
+def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:
+    """Bytes of a model's states over all GPUs of a replica; gradients only where they are always there.
+
+    trained_share: see `Work`.
+    """
+    frozen, trained = model.parameters * software.frozen_bytes, model.parameters * trained_share
     if not trains:
-        return {"weights": model.parameters * software.frozen_bytes}
+        return {"weights": frozen}
     held: dict[Part, float] = {
-        "weights": model.parameters * software.weight_bytes,
-        "optimizer": model.parameters * software.optimizer_bytes,
+        "weights": trained * software.weight_bytes + frozen * (trained_share < 1),
+        "optimizer": trained * software.optimizer_bytes,
     }
-    return held if software.shards_weights else {**held, "gradients": model.parameters * software.gradient_bytes}
+    return held if software.shards_weights else {**held, "gradients": trained * software.gradient_bytes}
 
 
 def parts_of_gpu(
@@ -125,7 +131,7 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     if not software.shards_weights:
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]
-    found, ratio = [], software.gradient_bytes / software.compute_bytes
+    found, ratio = [], how.trained_share * software.gradient_bytes / software.compute_bytes
     busy = layer.backward_peak(software).of(model, layouts.t)
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
@@ -208,7 +214,7 @@ class _Gradients(NamedTuple):
 
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
-    ratio = software.gradient_bytes / software.compute_bytes
+    ratio = how.trained_share * software.gradient_bytes / software.compute_bytes
     whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.d
     few = (1 - share) * whole <= WHOLE_GRADIENTS * how.gpu_memory
     kept = np.where(few, 1.0, share) * how.accumulates

@@ -10,7 +10,8 @@ from rlhf_mapper.simulate.layouts import Layouts, Numbers, ring
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
-BACKWARD_OVER_FORWARD = 2.0
+BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
+"""FLOPs; of an adapter alone: those of the weights' own gradients are left out."""
 OPTIMIZER_BYTES = 34.0
 """Of a parameter, what Adam reads and writes: gradient, master weight and moments, and the rounded weight."""
 
@@ -27,13 +28,14 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     tokens = _computed_tokens(load, size, work.trained_together)
     count = np.ceil(of_a_rank / size)
     forwards = 1.0 + bool(work.recomputes)
-    compute = passes.compute(layouts, size, tokens) * (forwards + BACKWARD_OVER_FORWARD)
+    backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
+    compute = passes.compute(layouts, size, tokens) * (forwards + backwards)
     reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
     one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
     one = one + 2 * passes.between_stages(layouts, size * tokens)
     filled = (count + layouts.p - 1) * one
-    backward = BACKWARD_OVER_FORWARD * passes.compute(layouts, size, tokens)
-    update = filled + _synchronised(passes, layouts, backward) + _optimizer(passes, work, layouts)
+    backward = backwards * passes.compute(layouts, size, tokens)
+    update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
     seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
     return seconds
 
@@ -76,13 +78,14 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
     """FSDP's all-gathers for the forward and the backward pass, and its reduce-scatter of the gradients."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
-    gradients = _shard_parameters(passes, layouts) * passes.software.gradient_bytes
+    trained = passes.software.gradient_bytes * work.trained_share
+    gradients = _shard_parameters(passes, layouts) * trained
     scattered = ring(layouts.d) * gradients / passes.network.of_data_ranks(layouts)
-    back = passes.to_or_from_host(layouts, passes.software.gradient_bytes) * work.steps_in_host
+    back = passes.to_or_from_host(layouts, trained) * work.steps_in_host
     return 2 * _gathered(passes, work, layouts) + scattered + back
 
 
-def _synchronised(passes: Passes, layouts: Layouts, backward: Numbers) -> Numbers:
+def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Numbers) -> Numbers:
     """Once a mini-batch where replicas are whole: the gradients' reduce-scatter and the new weights' all-gather.
 
     The reduce-scatter hides behind the backward pass of the last micro-batch.
@@ -90,12 +93,18 @@ def _synchronised(passes: Passes, layouts: Layouts, backward: Numbers) -> Number
     software = passes.software
     if software.shards_weights:
         return np.zeros_like(layouts.gpus)
-    shares = ring(layouts.d) * _shard_parameters(passes, layouts) / passes.network.of_data_ranks(layouts)
+    shares = (
+        ring(layouts.d)
+        * work.trained_share
+        * _shard_parameters(passes, layouts)
+        / passes.network.of_data_ranks(layouts)
+    )
     return np.maximum(shares * software.gradient_bytes - backward, 0.0) + shares * software.weight_bytes
 
 
 def _optimizer(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """On the GPU; on the host, whose memory is taken to be as fast as the way to the GPU."""
+    of_a_parameter = OPTIMIZER_BYTES * work.trained_share
     if work.steps_in_host:
-        return passes.to_or_from_host(layouts, OPTIMIZER_BYTES)
-    return passes.model.parameters / layouts.gpus * OPTIMIZER_BYTES / passes.memory_bandwidth
+        return passes.to_or_from_host(layouts, of_a_parameter)
+    return passes.model.parameters / layouts.gpus * of_a_parameter / passes.memory_bandwidth

@@ -92,13 +92,13 @@ def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
 
 
 def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
-    """Rewrite what pods have as a folder, wherever a `uri` stands."""
+    """Rewrite what pods have as a folder, wherever a `uri` stands, or the `initial` adapter."""
     if isinstance(found, list):
         for each in found:
             _tell_uris(each, inputs)
     elif isinstance(found, dict):
         for name, value in found.items():
-            if name == "uri" and isinstance(value, str) and value.startswith((SCHEME, storage.PVC)):
+            if name in ("uri", "initial") and isinstance(value, str) and value.startswith((SCHEME, storage.PVC)):
                 found[name] = storage.in_pod(value, inputs)
             else:
                 _tell_uris(value, inputs)

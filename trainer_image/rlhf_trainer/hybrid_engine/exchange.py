@@ -18,6 +18,7 @@ from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.buckets import Part, Step, loads, numel, steps
 from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.lora import AdaptedShard
 
 
 @dataclass
@@ -32,6 +33,8 @@ class ReshardStats:
     """Bytes of the send and receive buffers, which are freed when the reshard ends."""
 
 
+Shard = Tensor | AdaptedShard
+"""This rank's shard of a training weight, without gradient."""
 Arrived = dict[tuple[str, TensorSlice], Tensor]
 """What came from other ranks: parameter and slice -> a part of a buffer."""
 
@@ -61,7 +64,7 @@ class Exchange:
         self.stats = ReshardStats()
         """Of the last reshard."""
 
-    def pieces(self, weights: Mapping[str, Tensor]) -> Iterator[WeightSlice]:
+    def pieces(self, weights: Mapping[str, Shard]) -> Iterator[WeightSlice]:
         """This rank's generation shard, piece by piece in the plan's order. Every rank must iterate to the end.
 
         weights: parameter -> this rank's training shard of it, on any device, which is only read. A piece is valid
@@ -111,7 +114,7 @@ class Exchange:
             raise NumericsError(f"{name}: the generator of rank {source} keeps other bits than arrived (checksum)")
         raise NumericsError(f"{name}: what rank {destination} received of it is not what rank {source} sent (checksum)")
 
-    def _buffers(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    def _buffers(self, weights: Mapping[str, Shard]) -> list[Tensor]:
         """Those for steps by turns, and one to cast what this rank takes from itself if it is not ready as it is."""
         moved = max((step.numel for step in self._steps), default=0)
         is_ready = all((weight.dtype, weight.device) == (self._dtype, self._device) for weight in weights.values())
@@ -119,7 +122,7 @@ class Exchange:
         sizes = [moved] * (3 if self._forwards else 2) + [0 if is_ready else max(own, default=0)]
         return [torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes]
 
-    def _start(self, step: Step, buffer: Tensor, weights: Mapping[str, Tensor], arrived: Arrived) -> dist.Work:
+    def _start(self, step: Step, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> dist.Work:
         """Cast and pack what other ranks need, also of what came in the step before, and start the collective."""
         given, got = numel(step.sends), numel(step.receives)
         sent, received = buffer[:given], buffer[given : given + got]
@@ -148,7 +151,7 @@ class Exchange:
         return work
 
     def _deliver(
-        self, step: Step, work: dist.Work | None, weights: Mapping[str, Tensor], arrived: Arrived, cast: Tensor
+        self, step: Step, work: dist.Work | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
     ) -> Iterator[WeightSlice]:
         """Wait for a step and give its pieces: this rank's own, cast, and those of other ranks as they arrived."""
         if work is not None:
@@ -175,11 +178,11 @@ class Exchange:
             table.index_add_(0, slots, torch.stack([total for _, total in sums]))
         return table.view(self._world, -1)
 
-    def _local(self, name: str, part: TensorSlice, weights: Mapping[str, Tensor]) -> Tensor:
-        """The elements of a part, as a view of this rank's training weights."""
+    def _local(self, name: str, part: TensorSlice, weights: Mapping[str, Shard]) -> Tensor:
+        """The elements of a part: a view of this rank's training weights or, with an adapter, their sum with it."""
         weight, held = weights[name], self._plan.held[name]
         assert weight.shape == held.shape, f"{name}: rank {self._plan.rank} holds {tuple(weight.shape)}, not {held}"
-        return weight.detach()[part.within(held)]
+        return weight[part.within(held)]
 
 
 def _views(parts: Sequence[Part], buffer: Tensor) -> Iterator[tuple[Part, Tensor]]:

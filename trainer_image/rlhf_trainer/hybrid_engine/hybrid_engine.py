@@ -12,7 +12,8 @@ from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import device_here, local_shard
+from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.lora import with_adapters
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
@@ -39,7 +40,8 @@ class HybridEngine:
         NumericsError, with the parameter and the ranks, if the bits that arrived are not those that were sent, or the
         bits that a generator keeps not those that arrived.
         """
-        weights = {name: local_shard(parameter.detach()) for name, parameter in named_parameters(self._model)}
+        adapter = self._model.adapter
+        weights = with_adapters(dict(named_parameters(self._model)), adapter.scale if adapter else 0.0)
         self._exchange.verify(self._generator.load_weights(self._exchange.pieces(weights), self._plan.wanted))
         return self._exchange.stats
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_trainer.importers import several_keys as several
 from rlhf_trainer.importers.shell import flags, words
 from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, table, uri_of
@@ -53,7 +54,9 @@ ckpt.load_enable|load_checkpoint                    skip  a run always goes on f
 ckpt.save_hf|save_hf_ckpt ckpt.*                    skip  a job leaves a Hugging Face model and checkpoints by itself
 eval.dataset|eval_dataset eval.split=train          with  evaluation.data
 eval.steps|eval_steps                               with  evaluation.everySteps
-ds.lora.rank|lora_rank                              with  models
+ds.lora.rank|lora_rank ds.lora.alpha|lora_alpha=16  with  models.<role>.lora
+ds.lora.target_modules|target_modules=all-linear    with  models.<role>.lora
+ds.lora.dropout|lora_dropout                        lost  adapters have no dropout
 ds.ring_attn_size=1                                 with  models
 ds.param_dtype                                      skip  training.precision: Auto is BF16 with FP32 masters on GPUs
 ds.load_in_4bit                                     lost  weights are not quantised
@@ -196,7 +199,9 @@ def table_of(name: str) -> Table:
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
     draft.name = draft.algorithm.lower()
-    several.lacks(draft, lora=bool(values["ds.lora.rank"]), ring=values["ds.ring_attn_size"])
+    rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
+    several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)
+    several.no_ring(draft, values["ds.ring_attn_size"])
     if dataset := values["data.prompt_dataset"] or values["data.dataset"]:
         several.train_on(draft, [{"uri": uri_of(dataset)}])
         if "," in str(dataset):

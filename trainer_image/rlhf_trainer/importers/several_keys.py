@@ -10,10 +10,16 @@ from rlhf_trainer.importers.table import Draft, uri_of
 FUNCTION = "models.reward: a function gets prompts, responses and columns by name: docs/rewards.md"
 
 
-def lacks(draft: Draft, *, lora: bool, ring: int = 1) -> None:
-    """What is not here: LoRA, and texts that several ranks share."""
-    if lora:
-        draft.checks.append("there is no LoRA here: all weights are trained, which takes more memory")
+def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targets: Any) -> None:
+    """Adapters of all linear layers, or of some, where there is a rank."""
+    names = [targets] if isinstance(targets, str) else list(targets)
+    every = names == ["all-linear"]
+    for role in roles if rank else ():
+        draft.put(f"models.{role}.lora", {"rank": int(rank), "alpha": int(alpha), "targets": [] if every else names})
+
+
+def no_ring(draft: Draft, ring: int) -> None:
+    """What is not here: texts that several ranks share."""
     if ring != 1:
         draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
 

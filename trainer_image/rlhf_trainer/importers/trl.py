@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_trainer.importers import several_keys as several
 from rlhf_trainer.importers.shell import flags, only_document, words
 from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
@@ -21,6 +22,8 @@ MARKS = {
 }
 """Keys that only one of the programs has, the first that fits decides."""
 AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
+PEFT_TARGETS = ("q_proj", "v_proj")
+"""What PEFT adapts of most models, unless it is told otherwise."""
 VERIFIERS = {
     "accuracy_reward": {"name": "Math", "answerKey": "solution"},
     "think_format_reward": {"name": "Format", "tags": ["think"]},
@@ -35,7 +38,10 @@ dtype torch_dtype                       skip  models are read in their own type;
 bf16 fp16                               skip  training.precision: Auto is BF16 with FP32 masters on GPUs
 attn_implementation use_liger_kernel torch_compile model_init_kwargs  skip  kernels and loading are the trainer's
 tf32 gradient_checkpointing_kwargs disable_dropout padding_free       skip  kernels and loading are the trainer's
-use_peft lora_* use_rslora use_dora     with  models
+use_peft lora_r=16 lora_alpha=32        with  models.<role>.lora
+lora_target_modules                     with  models.<role>.lora
+lora_dropout use_rslora use_dora        lost  adapters are plain ones, without dropout
+lora_*                                  skip  beside an adapter the head of a reward model is trained
 load_in_* bnb_* use_bnb_*               lost  weights are not quantised
 dataset_name dataset_config datasets    with  data.train
 dataset_train_split=train               to    data.train.split
@@ -166,7 +172,9 @@ def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
     draft.name = draft.algorithm.lower()
-    several.lacks(draft, lora=flag(values["use_peft"]))
+    rank, targets = flag(values["use_peft"]) and values["lora_r"], values["lora_target_modules"] or PEFT_TARGETS
+    trained = ALGORITHMS[draft.algorithm].trained
+    several.adapters(draft, trained, rank=rank, alpha=values["lora_alpha"], targets=targets)
     several.outputs(draft, values["report_to"], "trl")
     _optimizer(draft, values)
     _data(draft, values)

@@ -82,7 +82,9 @@ apply_chat_template_kwargs*           lost  the chat template gets no further ar
 path                                  to    models.actor.uri (uri)
 trust_remote_code                     to    models.actor.trustRemoteCode (flag)
 enable_gradient_checkpointing         to    models.actor.gradientCheckpointing (flag)
-lora.rank|actor_rollout_ref.model.lora_rank  with  models.actor
+lora.rank|actor_rollout_ref.model.lora_rank  with  models.actor.lora
+lora.alpha|actor_rollout_ref.model.lora_alpha=16  with  models.actor.lora
+target_modules=all-linear             with  models.actor.lora
 custom_chat_template override_config* lost  the model's own is taken
 *                                     skip  kernels and loading are the trainer's
 
@@ -194,7 +196,9 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     """What several keys say together."""
     draft.name = dns_label(values["trainer.experiment_name"] or "")
     several.critic_from(draft, values[MODEL + "path"])
-    several.lacks(draft, lora=bool(values[MODEL + "lora.rank"]), ring=values[ACTOR + "ulysses_sequence_parallel_size"])
+    rank, alpha, targets = (values[MODEL + key] for key in ("lora.rank", "lora.alpha", "target_modules"))
+    several.adapters(draft, ("actor",), rank=rank, alpha=alpha, targets=targets)
+    several.no_ring(draft, values[ACTOR + "ulysses_sequence_parallel_size"])
     several.outputs(draft, values["trainer.logger"], str(values["trainer.project_name"]))
     _steps(draft, values)
     _kl(draft, values)

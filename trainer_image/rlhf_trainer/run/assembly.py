@@ -136,6 +136,14 @@ class LeftOut:
         return lambda batch, **_: batch
 
 
+class ActorAsReference:
+    """Stands in a step for a reference that is the actor without its adapter."""
+
+    def __init__(self, actor: Any) -> None:
+        self.compute_log_prob = actor.compute_ref_log_prob
+        self.compute_pair_log_prob = actor.compute_ref_pair_log_prob
+
+
 class KeepingActor:
     """The actor in a step, whose responses are kept before it learns from them."""
 
@@ -148,6 +156,11 @@ class KeepingActor:
     def update_actor(self, batch: Any) -> Any:
         self._rollouts.keep(batch)
         return self._actor.update_actor(batch)
+
+
+def own_reference(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
+    """The reference of a job whose actor is its own; nothing for others."""
+    return {"reference": ActorAsReference(models["actor"])} if job.reference_is_actor else {}
 
 
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:

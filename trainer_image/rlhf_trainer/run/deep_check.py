@@ -108,7 +108,7 @@ class JobCheck:
         origin = Origin(trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision)
         scores = role in SCORERS
         if is_made:
-            try_config(setting.folder, scores=scores, **origin)
+            setting.adapt(try_config(setting.folder, scores=scores, **origin))
         elif scores:
             setting.scorer(may_add_head=role in self._job.trained())
         else:
@@ -187,7 +187,8 @@ class JobCheck:
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
     """What a worker of the role would be made from, and whether another job is yet to make its model from that."""
     maker, made = made_from(job, role, jobs)
-    model, folder = maker.models()[made], model_folders(maker, output)[made]
+    source, folder = maker.models()[made], model_folders(maker, output)[made]
+    model = source.model_copy(update={"lora": job.models()[role].lora})
     return WorkerSetting(job=job, role=role, model=model, folder=folder, total_steps=1), maker is not job
 
 

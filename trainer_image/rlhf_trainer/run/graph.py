@@ -10,7 +10,7 @@ from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, training_batch, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, own_reference, training_batch, worker_of
 from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
@@ -43,6 +43,7 @@ def _recorded(job: Job, placed: DeviceMapping) -> Graph:
     models = {
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }
+    models |= own_reference(job, models)
     batch = training_batch(job, models.pop("data"), ShapeFuture())
     algorithm.step(batch, **inputs_of(job, models))
     return tracer.graph()

@@ -40,6 +40,8 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
     spec = job.spec
     for role, model in job.models().items():
         yield f"models.{spec.models.source_field(role)}.uri", model.uri
+        if model.lora and model.lora.initial:
+            yield f"models.{spec.models.field(role)}.lora.initial", model.lora.initial
     yield from ((f"{field}.uri", source.uri) for field, source in spec.data.train.sources("data.train").items())
     if spec.data.pretrain:
         yield "data.pretrain.uri", spec.data.pretrain.uri

@@ -17,7 +17,7 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
-from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, worker_of
+from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, own_reference, setting_of, worker_of
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
@@ -95,6 +95,7 @@ class RayRuntime:
         shape: DataShape = self.models["data"].describe().result()[0]
         for pool in self._placed.pools:
             self._build(pool, self._workers(pool, shape, is_home=pool is home))
+        self.models.update(own_reference(self.job, self.models))
         for group in self._groups.values():
             group.wait_until_built()
         self.drain()

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
 
+from rlhf_api import kubectl_yaml
+from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint import CheckpointStore
+from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
+from rlhf_trainer.run_folder.folder import JOB_FILE, understood
 from rlhf_trainer.storage import open_storage, storage_errors
+from rlhf_trainer.stored_tensors import TensorSource
+from rlhf_trainer.training.adapter_files import CONFIG as ADAPTER_CONFIG
+from rlhf_trainer.training.adapter_files import adapter_of, merged_weights, write_adapter
+from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder, write_weights
 from rlhf_trainer.training.stacks import as_stored
 from rlhf_trainer.training.state import saved_weights
 
 
-def export(uri: str, folder: Path) -> None:
+def export(uri: str, folder: Path, *, merges: bool) -> None:
     """Write the model that the job of a checkpoint trains, as it was then, to a folder that is not there yet.
 
-    Raises SpecError for an address that is no whole checkpoint, and for a folder that holds something.
+    An adapter becomes a PEFT directory or, with `merges`, one model with the weights that it adds to. Raises SpecError
+    for an address that is no whole checkpoint, for one without an adapter that shall be merged, and for a folder that
+    holds something.
     """
     store, slash, name = uri.rstrip("/").rpartition("/")
     found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
@@ -32,10 +43,28 @@ def export(uri: str, folder: Path) -> None:
     if role is None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{found[name].uri}/{role}"
-    weights = saved_weights(saved)
+    weights: Mapping[str, TensorSource] = saved_weights(saved)
+    adapter = _adapter_of(found[name], role)
+    if merges and not adapter:
+        raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
     with atomic_folder(folder.resolve()) as unfinished:
+        if adapter and not merges:
+            write_adapter(adapter, weights, unfinished)
+            return
         with storage_errors(uri):
             files, path = open_storage(saved)
             files.get(f"{path}/{CONFIG_FOLDER}/", f"{unfinished}/", recursive=True)
+        (unfinished / ADAPTER_CONFIG).unlink(missing_ok=True)
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
+        weights = merged_weights(adapter, weights) if adapter else weights
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)
+
+
+def _adapter_of(checkpoint: Checkpoint, role: Role) -> Adapter | None:
+    """The adapter of a checkpoint's model; None if it has none."""
+    with understood(checkpoint.uri):
+        source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
+        if source.lora is None:
+            return None
+        text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
+        return adapter_of(text, trust_remote_code=source.trust_remote_code)

@@ -68,16 +68,15 @@ def has_weights(folder: str) -> bool:
     return False
 
 
-def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> None:
-    """Make a model of config.json alone on the meta device; raises what its loading would, whatever its weights are."""
+def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> LanguageModel | Scorer:
+    """A model of config.json alone on the meta device; raises what its loading would, whatever its weights are."""
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     with OnMeta():
         model = _made(factory, folder, config, trust_remote_code, revision)
     if scores:
         _require_score_head(model, folder)
-    else:
-        LanguageModel(model)
+    return Scorer(model) if scores else LanguageModel(model)
 
 
 def load_language_model(
@@ -176,12 +175,32 @@ def _unread(
 ) -> tuple[Any, dict[str, StoredTensor]]:
     """A model on the meta device and where its parameters are stored; its config names the type they are stored in."""
     source_dtype = config.dtype
+    if getattr(config, "quantization_config", None):
+        raise DataError(
+            f"{folder}: its weights are quantised, which is not supported, nor with an adapter (QLoRA); "
+            "take the model that they were made of"
+        )
     with OnMeta():
         model = _made(factory, folder, config, trust_remote_code, revision)
     with _one_sentence(folder):
         stored = stored_weights(model, folder, revision)
         model.config.dtype = source_dtype or next(iter(stored.values())).dtype
     return model, stored
+
+
+def stored_model(
+    folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None
+) -> dict[str, StoredTensor]:
+    """Where the parameters of a causal language model or a scorer are stored; DataError if the folder is none.
+
+    A scorer that was made of a language model lacks its head.
+    """
+    config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
+    if scores:
+        config.num_labels = 1
+    factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    model, weights = _unread(factory, folder, config, trust_remote_code, revision)
+    return {name: weights[name] for name, _ in model.named_parameters() if name in weights}
 
 
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:

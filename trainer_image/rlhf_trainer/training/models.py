@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,26 @@ warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tenso
 
 Weights = Mapping[str, TensorSource]
 """Where the values of a model's parameters are, by Hugging Face name."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The low-rank adapter of a model (`lora`): what it adds to, and how much of it."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    """The last parts of the names of the adapted modules."""
+    base: str
+    """The folder, or name on the hub, of the weights that stay as they are."""
+    revision: str | None
+    trust_remote_code: bool
+    scores: bool
+    """Whether the model is a scorer, whose head is trained, too."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
 
 
 class MissingLayer(nn.Module):
@@ -39,6 +60,7 @@ class Scorer(nn.Module):
         """weights: see `LanguageModel`; label: which output of the head is the score."""
         super().__init__()
         self.classifier, self.weights, self._label = classifier, weights, label
+        self.adapter: Adapter | None = None
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor:
         hidden = _last_hidden_state(self.classifier, given, text)
@@ -66,6 +88,7 @@ class LanguageModel(nn.Module):
         if getattr(head, "bias", None) is not None:
             raise DataError(f"{causal_lm.name_or_path}: the model's head has a bias, which is not supported")
         self.causal_lm, self.weights = causal_lm, weights
+        self.adapter: Adapter | None = None
         config: Any = causal_lm.config
         # What Granite divides the logits by, Cohere multiplies them by, and Gemma 2 bounds them by.
         scale = getattr(config, "logit_scale", None) or 1.0

@@ -18,19 +18,23 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.stored_tensors import LocalFile, TensorSource, saved_by_ranks, write_piece, write_tensors
+from rlhf_trainer.training.adapter_files import merged_weights, write_adapter
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import ShardedModel, named_parameters, pieces_to_save
+from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, trained_parameters
 from rlhf_trainer.training.stacks import as_stored
 
 FILE_SIZE = "5GB"
 
 CONFIG_FOLDER = "huggingface"
 """Folder of a model's checkpoint in which `save_config_and_tokenizer` writes."""
+ADAPTER_FOLDER = "adapter"
+"""Beside the folder of a saved model that has one."""
 
 
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
 
+    A model with an adapter is merged with it, and the adapter is written beside the folder, as a PEFT directory.
     Every rank of the first replica writes what it holds, and all ranks put the final files together from these pieces,
     in chunks. So all ranks need to see the folder, which appears complete or not at all. EnvironmentProblem when it
     cannot be written. A collective.
@@ -38,13 +42,14 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     rank = dist.get_rank()
     with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
         dist.barrier()
-        pieces, dtype = unfinished / "pieces", inner(model.module).config.dtype
+        pieces = unfinished / "pieces"
         with disk_errors("the model", folder):
             pieces.mkdir(parents=True, exist_ok=True)
-            held = pieces_to_save(model.mesh, dict(named_parameters(model)))
+            held = pieces_to_save(model.mesh, trained_parameters(model))
+            dtype = torch.float32 if model.adapter else inner(model.module).config.dtype
             write_piece(pieces / f"{rank}.safetensors", held, dtype)
             dist.barrier()
-            _put_together(pieces, inner(model.module).config.model_type, dtype, unfinished)
+            _put_together(pieces, model, folder, unfinished)
         dist.barrier()
         if rank == 0:
             shutil.rmtree(pieces)
@@ -52,12 +57,18 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     dist.barrier()
 
 
-def _put_together(pieces: Path, model_type: str, dtype: torch.dtype, folder: Path) -> None:
+def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: Path) -> None:
     """Write this rank's share of the final files; at the end no piece is open, as NFS deletes no open file."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    config, adapter = inner(model.module).config, model.adapter
     files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
-    weights = as_stored(model_type, saved_by_ranks(files))
-    write_weights(weights, dtype, folder, rank=rank, ranks=ranks)
+    weights: Mapping[str, TensorSource] = saved_by_ranks(files)
+    if adapter:
+        if rank == 0:
+            with atomic_folder(folder.with_name(ADAPTER_FOLDER)) as alone:
+                write_adapter(adapter, weights, alone)
+        weights = merged_weights(adapter, weights)
+    write_weights(as_stored(config.model_type, weights), config.dtype, unfinished, rank=rank, ranks=ranks)
 
 
 def write_weights(

@@ -22,7 +22,7 @@ from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.mesh import ModelMesh
-from rlhf_trainer.training.models import LanguageModel, Scorer, Weights, has_copy_of_embedding, inner
+from rlhf_trainer.training.models import Adapter, LanguageModel, Scorer, Weights, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.pipeline import keep_stage
 from rlhf_trainer.training.tensor_parallel import shard_tensors
@@ -40,6 +40,12 @@ class ShardedModel:
     """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
     mesh: ModelMesh
     compute_dtype: torch.dtype
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is trained beside the model's weights; None where they are trained, or nothing is."""
+        assert isinstance(self.module, LanguageModel | Scorer)
+        return self.module.adapter
 
 
 def shard(
@@ -138,6 +144,11 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
         assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Offloader.in_use"
         own = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
         yield new_names.get(own, own), parameter
+
+
+def trained_parameters(model: ShardedModel) -> dict[str, nn.Parameter]:
+    """Those of `named_parameters` that are trained: all, or those of an adapter and a new head."""
+    return {name: parameter for name, parameter in named_parameters(model) if parameter.requires_grad}
 
 
 def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:

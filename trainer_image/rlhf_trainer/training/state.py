@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import StoredTensor, saved_by_ranks, tensor_files, write_piece
 from rlhf_trainer.training.save import disk_errors
-from rlhf_trainer.training.sharding import ShardedModel, named_parameters, pieces_to_save, read_shard
+from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_shard, trained_parameters
 
 WEIGHT, MOMENT = "model.", "optimizer."
 READERS = 8
@@ -82,9 +82,9 @@ class TrainerState:
                 set_random_state(load(files.cat_file(random)))
 
     def _tensors(self) -> dict[str, Any]:
-        """Every weight and moment by name; before the first step moments are made, all zero."""
+        """Every weight that is trained, and its moments, by name; before the first step moments are made, all zero."""
         tensors: dict[str, Any] = {}
-        for name, parameter in named_parameters(self._model):
+        for name, parameter in trained_parameters(self._model).items():
             moments = self._optimizer.state[parameter]
             if not moments:
                 moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it beside the moments

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -20,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf_api.problems import choice
 from rlhf_mapper.architecture import CUT, architecture_of
+from rlhf_trainer.training.lora import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.models import MissingLayer
 
 HEADS_DIM = 2
@@ -53,7 +55,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     for name, module in list(base.named_modules()):
         for pattern, style in plan.items():
             if fnmatch(name, pattern):
-                parallelize_module(module, axis, STYLES[style]())
+                _shard(module, axis, STYLES[style]())
     if base.embed_tokens is not None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
@@ -61,6 +63,13 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         parallelize_module(head, axis, ColwiseParallel())
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
+
+
+def _shard(module: nn.Module, axis: DeviceMesh, style: ParallelStyle) -> None:
+    if isinstance(module, AdaptedLinear):
+        shard_adapted(module, axis, style)
+    else:
+        parallelize_module(module, axis, style)
 
 
 def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:

@@ -28,7 +28,7 @@ from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
-from rlhf_trainer.training.sharding import ShardedModel
+from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
 from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
@@ -40,6 +40,9 @@ LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
 
 PASSES = {"scoring": 1.0, "update": 3.0}
 """FLOPs of a phase in forward passes: a backward pass is two; layers that are computed again do not count."""
+
+BESIDE_FROZEN = 2.0
+"""The same of an update of an adapter: weights that are not trained have no gradient of their own."""
 
 PARTS_DEALT = 4
 """Into how many parts of about equal tokens a rank can cut its rows at least, if they are not too long."""
@@ -120,7 +123,8 @@ class ModelRunner:
         """Record the FLOPs of the rows that this rank computes with the other ranks of its replica."""
         costs = float((self.costs.of(bundles.lengths) - self.costs.of(bundles.shared)).sum())
         read = sum(float((text.read > 0).sum()) for text in texts if text.read is not None)
-        recorder.add(f"flops/{phase}", PASSES[phase] * self.costs.flops(costs, read))
+        passes = BESIDE_FROZEN if phase == "update" and self.model.adapter else PASSES[phase]
+        recorder.add(f"flops/{phase}", passes * self.costs.flops(costs, read))
         recorder.maximum("peak_flops", self._peak)
 
     @torch.no_grad()
@@ -191,7 +195,7 @@ class Trainer(ModelRunner):
         self._max_skipped_updates = max_skipped_updates
         self._path = path
         self.skipped_in_a_row = 0
-        self._optimizer = ShardedAdamW(model.module.parameters(), optimizer)
+        self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(
             model,
             token_budget=token_budget,
@@ -292,6 +296,8 @@ class Trainer(ModelRunner):
         recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")
 
     def _tied_embedding(self) -> nn.Parameter | None:
-        """The embedding, of which first and last stage each hold a copy; None on other stages and without copies."""
+        """The embedding, of which first and last stage each hold a copy; None elsewhere, and if it is not trained."""
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
-        return tied_embedding(self.model.module) if is_end and ties_embedding(self.model.module) else None
+        if not is_end or not ties_embedding(self.model.module):
+            return None
+        return embedding if (embedding := tied_embedding(self.model.module)).requires_grad else None

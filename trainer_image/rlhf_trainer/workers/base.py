@@ -17,11 +17,15 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model, ScoringModel
 from rlhf_trainer.checkpoint import UploadFolder
+from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
+from rlhf_trainer.training.adapter_files import initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.lora import add_adapter
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
@@ -76,17 +80,19 @@ class WorkerSetting:
 
     def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
         """A causal language model without memory for its weights; see `load_language_model`."""
-        return load_language_model(
+        model = load_language_model(
             self.folder,
             seed=self.job.spec.training.seed,
             trust_remote_code=self.model.trust_remote_code,
             revision=self.model.revision,
-            may_initialise=may_initialise,
+            may_initialise=may_initialise and self.model.lora is None,
         )
+        self.adapt(model)
+        return model
 
     def scorer(self, *, may_add_head: bool) -> Scorer:
         """A scorer without memory for its weights; see `load_scorer`."""
-        return load_scorer(
+        model = load_scorer(
             self.folder,
             seed=self.job.spec.training.seed,
             trust_remote_code=self.model.trust_remote_code,
@@ -95,6 +101,20 @@ class WorkerSetting:
             may_add_head=may_add_head,
             label=self.model.label if isinstance(self.model, ScoringModel) else None,
         )
+        self.adapt(model)
+        return model
+
+    def adapt(self, model: LanguageModel | Scorer) -> None:
+        """Give the model the adapter that the manifest asks for."""
+        lora, path = self.model.lora, f"{self.path}.lora"
+        if lora is None:
+            return
+        adapter = add_adapter(model, lora, self.model, self.folder, seed=self.job.spec.training.seed, path=path)
+        if lora.initial:
+            hub = lora.initial.removeprefix(HUB) if lora.initial.startswith(HUB) else None
+            shapes = {name: tuple(each.shape) for name, each in inner(model).named_parameters() if each.requires_grad}
+            initial = initial_weights(adapter, hub or str(local_path(lora.initial)), shapes, path=f"{path}.initial")
+            model.weights = {**(model.weights or {}), **initial}
 
     def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:
         """The model, sharded, for forward passes only, and held in the type that it computes in."""
@@ -158,7 +178,10 @@ class TrainedModel:
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
-                save_config_and_tokenizer(self.trainer.model, self.tokenizer, upload_folder.folder / CONFIG_FOLDER)
+                folder, adapter = upload_folder.folder / CONFIG_FOLDER, self.trainer.model.adapter
+                save_config_and_tokenizer(self.trainer.model, self.tokenizer, folder)
+                if adapter:
+                    write_adapter_config(adapter, folder)
         with self.trainer.offloader.in_use(moments=True):
             self.trainer.state.begin_save(upload_folder.folder, then=upload_folder.upload, copies=copies)
 

@@ -18,12 +18,13 @@ from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
+from rlhf_trainer.workers.reference import OwnReference
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, GeneratingActor
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
 
-class PreferenceActorWorker(TrainedModel):
+class PreferenceActorWorker(OwnReference, TrainedModel):
     """One rank of an actor that learns from the pairs of the data."""
 
     def __init__(self, setting: WorkerSetting) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.training.lora import without_adapter
+from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, side_log_probs
+
+REFERENCE_FIELDS, PAIR_REFERENCE_FIELDS = ("ref_log_probs",), ("ref_chosen", "ref_rejected")
 
 
 class ReferenceWorker:
@@ -15,13 +19,39 @@ class ReferenceWorker:
         self.setting = setting
         self._model = setting.frozen(setting.language_model())
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("ref_log_probs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring")
     def compute_log_prob(self, batch: Batch) -> Fields:
         """ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
-        temperature = self.setting.job.spec.rollout.temperature
-        return {"ref_log_probs": log_probs_by(self._model, batch, temperature=temperature)}
+        return _log_probs(self._model, self.setting, batch)
 
-    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=("ref_chosen", "ref_rejected"), phase="scoring")
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """ref_chosen and ref_rejected float32 [B]: of the whole responses."""
-        return {f"ref_{side}": side_log_probs(self._model, batch, side) for side in ("chosen", "rejected")}
+        return _pair_log_probs(self._model, batch)
+
+
+class OwnReference:
+    """One rank of an actor that is its own reference, without its adapter."""
+
+    setting: WorkerSetting
+    trainer: Trainer
+
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring")
+    def compute_ref_log_prob(self, batch: Batch) -> Fields:
+        """As `ReferenceWorker.compute_log_prob`."""
+        with without_adapter(self.trainer.model.module):
+            return _log_probs(self.trainer, self.setting, batch)
+
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
+    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
+        """As `ReferenceWorker.compute_pair_log_prob`."""
+        with without_adapter(self.trainer.model.module):
+            return _pair_log_probs(self.trainer, batch)
+
+
+def _log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
+    return {"ref_log_probs": log_probs_by(model, batch, temperature=setting.job.spec.rollout.temperature)}
+
+
+def _pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
+    return {f"ref_{side}": side_log_probs(model, batch, side) for side in ("chosen", "rejected")}

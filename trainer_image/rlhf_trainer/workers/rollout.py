@@ -22,6 +22,7 @@ from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.reference import OwnReference
 
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
@@ -155,7 +156,7 @@ class GeneratorWorker(Generating):
         return fields
 
 
-class GeneratingActor(Generating, TrainedModel):
+class GeneratingActor(Generating, OwnReference, TrainedModel):
     """One rank of the actor in RL."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:

@@ -101,6 +101,7 @@ scale_rewards: none
 loss_type: dr_grpo
 use_vllm: true
 use_peft: true
+lora_r: 8
 bf16: true
 eval_strategy: steps
 report_to: [tensorboard]
@@ -184,7 +185,7 @@ def test_a_verl_file_says_what_is_lost() -> None:
     assert draft.get("models.actor.optimizer.warmupSteps") == 20
     assert draft.get("models.reward.uri") == "hf://org/rm"
     assert "actor_rollout_ref.actor.clip_ratio_c" in draft.lost
-    assert any("no LoRA" in check for check in draft.checks)
+    assert draft.get("models.actor.lora") == {"rank": 32, "alpha": 16, "targets": []}
     assert any("never cut" in check for check in draft.checks)
 
 
@@ -217,6 +218,10 @@ def test_an_openrlhf_script_keeps_its_mathematics() -> None:
     assert draft.unknown == ["made.up"]
 
 
+def test_an_adapter_of_openrlhf_is_one_of_all_linear_layers() -> None:
+    assert draft_of("OpenRLHF SFT").get("models.actor.lora") == {"rank": 16, "alpha": 16, "targets": []}
+
+
 def test_flags_of_older_openrlhf_are_known() -> None:
     draft = draft_of("OpenRLHF DPO of 0.9")
     assert draft.spec["algorithm"] == {"name": "DPO", "beta": 0.05}
@@ -234,6 +239,7 @@ def test_a_trl_file_keeps_its_mathematics() -> None:
     assert draft.get("training.promptBatchSize") == 8, "16 responses, 4 at a time, of 8 to a prompt"
     assert draft.get("training.miniBatchSize") == 64
     assert draft.get("models.actor.optimizer.warmupSteps") == 40
+    assert draft.get("models.actor.lora") == {"rank": 8, "alpha": 32, "targets": ["q_proj", "v_proj"]}
     assert [part["weight"] for part in draft.get("models.reward.sum")] == [1.0, 0.5, 0.1]
     assert draft.get("models.reward.sum")[2]["reward"] == {"entrypoint": "my.rewards:brief"}
     assert draft.spec["outputs"] == {"tensorboard": True}

@@ -1,0 +1,29 @@
+"""What a user may ask of a low-rank adapter."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlhf_api.contract import ABSOLUTE, MODEL_URI, ONE_PACKAGE, WITHIN_ITSELF, Count, Identifier, Spec
+from rlhf_api.expressions import VALUE, Check
+
+NO_JOB = Check(
+    ~VALUE.starts_with("job://"),
+    'is "{value}", which is a merged model; name the folder of its adapter, or take it as the uri',
+)
+AdapterUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, NO_JOB, ABSOLUTE]
+
+
+class Lora(Spec):
+    """A low-rank adapter (arXiv:2106.09685): B A alpha / rank is added to matrices that stay as they are."""
+
+    rank: Annotated[Count, Field(description="Rows of A and columns of B.")] = 16
+    alpha: Annotated[Count, Field(description="The adapter counts alpha / rank times.")] = 32
+    targets: Annotated[
+        tuple[Identifier, ...],
+        Field(strict=False, max_length=32, description="Last names of the matrices, such as q_proj; none: all linear."),
+    ] = ()
+    initial: Annotated[
+        AdapterUri | None,
+        Field(description="PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."),
+    ] = None
