@@ -2,22 +2,21 @@
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from collections.abc import Iterator
+from functools import reduce
 from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import CUSTOM, Algorithm, PolicyGradient, Writing
-from rlhf_api.custom_algorithm import Custom
-from rlhf_api.expressions import Expression, Field, Places, Values, holds
+from rlhf_api.algorithms import Algorithm, PolicyGradient, Writing
+from rlhf_api.expressions import Expression, Field
 from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import COMPARES
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
+from rlhf_api.rule import NAME, Rule, algorithm
 from rlhf_api.spec import JobSpec, Rollout, Training
 from rlhf_api.verifiers import RewardVerifier
 
@@ -25,51 +24,6 @@ OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
 """Of every evaluation with responses."""
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What must be true of a spec or, where the path has `[]`, of each entry of a list; else the path is wrong.
-
-    The message may name {value} (at the path), {name} (of the algorithm) and the `values` of the rule.
-    """
-
-    path: str
-    test: Expression
-    message: str
-    values: Mapping[str, Expression] = field(default_factory=dict)
-
-    @cached_property
-    def _entries(self) -> Field | None:
-        """The list that the rule is about."""
-        entries, repeated, _ = self.path.partition("[]")
-        return Field(entries) if repeated else None
-
-    def problems(self, spec: JobSpec) -> Iterator[Problem]:
-        """One for each place where the rule is broken."""
-        for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
-            known = {"spec": spec, "each": each}
-            if not holds(self.test, known):
-                said = {name: value.of(known) for name, value in self.values.items()}
-                said |= {"value": Field(self.path).of(known), "name": spec.algorithm.name}
-                yield Problem(self.path.replace("[]", f".{place}"), self.message.format(**said))
-
-
-class _Step(Field):
-    """The algorithm, where its class is known; the API server does not know that of a job's own."""
-
-    def _value(self, values: Values) -> Algorithm | None:
-        found = values["spec"].algorithm
-        return None if type(found) is Custom else found
-
-    def presence(self, places: Places) -> list[str]:
-        return [f"({NAME.cel(places)} != '{CUSTOM}')"]
-
-
-def algorithm(test: Callable[[type[Algorithm]], bool]) -> Expression:
-    """Whether a test is true of the algorithm's class."""
-    names = tuple(name for name, each in ALGORITHMS.items() if test(each))
-    return Expression(lambda known: test(type(known["spec"].algorithm)), NAME.one_of(names).cel, (STEP,))
 
 
 def broken(spec: JobSpec) -> list[Problem]:
@@ -121,7 +75,6 @@ def _uses(role: str) -> Expression:
     return has & (Field("models.reference").given | penal)
 
 
-NAME, STEP = Field("algorithm.name"), _Step("algorithm")
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
 MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
 REWARD = Field("models.reward").given

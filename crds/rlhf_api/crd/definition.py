@@ -14,7 +14,8 @@ from rlhf_api.expressions import Field, as_cel, entries, validation, without_val
 from rlhf_api.job import LONGEST_NAME
 from rlhf_api.names import GROUP, KIND, VERSION
 from rlhf_api.resume import LENGTHS, MAY_CHANGE, alike, may_change
-from rlhf_api.rules import ROLES, RULES, Rule
+from rlhf_api.rule import Rule
+from rlhf_api.rules import ROLES, RULES
 from rlhf_api.spec import JobSpec
 from rlhf_api.status import Status
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.files import load
@@ -58,7 +59,7 @@ NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards")
 
 ONE_SLOT = "--set=resources.slotsPerNode=1"
 """For those that always run: a job's processes start in half the time."""
-GRPO = "helpful-grpo"
+GRPO, LORA = "helpful-grpo", "helpful-lora"
 ROWS = "uri: package://rlhf_examples/helpful/heldout.jsonl"
 THRICE = [
     f"--set={GRPO}:evaluation.samplesPerPrompt=3",
@@ -188,3 +189,24 @@ def test_the_saved_model_loads_and_is_not_the_one_it_began_with(run: Run) -> Non
             assert cost(tokens).logits.shape == (1, 1)
         else:
             assert not torch.equal(AutoModelForCausalLM.from_pretrained(folder)(tokens).logits, start), job.name
+
+
+def test_an_adapter_is_exported_alone_or_merged(run: Run, tmp_path: Path) -> None:
+    """As the job leaves both: PEFT reads the one, transformers the other, and they answer alike."""
+    if LORA not in [job.name for job in run[1]]:
+        return
+    checkpoint = run[0] / LORA / "checkpoints" / f"step-{STEPS:06}"
+    for folder, options in (("adapter", []), ("model", ["--merge"])):
+        done = rlhf("export", checkpoint, tmp_path / folder, *options)
+        assert done.returncode == 0, done.stderr
+        files = {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.safetensors")}
+        assert files == {path.name: path.read_bytes() for path in (run[0] / LORA / folder).glob("*.safetensors")}
+    tokens = torch.tensor([[5, 6, 7]])
+    adapted = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(adapted(input_ids=tokens).logits, merged(tokens).logits, rtol=0, atol=1e-4)
+    assert "adapter_config.json" not in {path.name for path in (tmp_path / "model").iterdir()}
+    whole = next(job.name for job in run[1] if job.name != LORA and job.trained())
+    done = rlhf("export", run[0] / whole / "checkpoints" / f"step-{STEPS:06}", tmp_path / "whole", "--merge")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.endswith("is of a job without an adapter, so there is nothing to merge\n")

@@ -1,0 +1,60 @@
+"""One rule that spans several fields of a spec, and what rules say of its algorithm."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.algorithms import CUSTOM, Algorithm
+from rlhf_api.custom_algorithm import Custom
+from rlhf_api.expressions import Expression, Field, Places, Values, holds
+from rlhf_api.problems import Problem
+from rlhf_api.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must be true of a spec or, where the path has `[]`, of each entry of a list; else the path is wrong.
+
+    The message may name {value} (at the path), {name} (of the algorithm) and the `values` of the rule.
+    """
+
+    path: str
+    test: Expression
+    message: str
+    values: Mapping[str, Expression] = field(default_factory=dict)
+
+    @cached_property
+    def _entries(self) -> Field | None:
+        """The list that the rule is about."""
+        entries, repeated, _ = self.path.partition("[]")
+        return Field(entries) if repeated else None
+
+    def problems(self, spec: JobSpec) -> Iterator[Problem]:
+        """One for each place where the rule is broken."""
+        for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
+            known = {"spec": spec, "each": each}
+            if not holds(self.test, known):
+                said = {name: value.of(known) for name, value in self.values.items()}
+                said |= {"value": Field(self.path).of(known), "name": spec.algorithm.name}
+                yield Problem(self.path.replace("[]", f".{place}"), self.message.format(**said))
+
+
+class _Step(Field):
+    """The algorithm, where its class is known; the API server does not know that of a job's own."""
+
+    def _value(self, values: Values) -> Algorithm | None:
+        found = values["spec"].algorithm
+        return None if type(found) is Custom else found
+
+    def presence(self, places: Places) -> list[str]:
+        return [f"({NAME.cel(places)} != '{CUSTOM}')"]
+
+
+NAME, STEP = Field("algorithm.name"), _Step("algorithm")
+
+
+def algorithm(test: Callable[[type[Algorithm]], bool]) -> Expression:
+    """Whether a test is true of the algorithm's class."""
+    names = tuple(name for name, each in ALGORITHMS.items() if test(each))
+    return Expression(lambda known: test(type(known["spec"].algorithm)), NAME.one_of(names).cel, (STEP,))
