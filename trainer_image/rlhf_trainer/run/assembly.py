@@ -84,7 +84,8 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     hints = get_type_hints(algorithm.step)
     for name in algorithm.models:
         hint = hints.get(name)
-        protocol = get_origin(next(filter(get_origin, get_args(hint)), hint))  # of Critic[B], or of Critic[B] | None
+        hint = next(filter(get_origin, get_args(hint)), hint)  # of Critic[B] | None
+        protocol = get_origin(hint) or hint
         if name in algorithm.workers:
             found[name] = algorithm.workers[name]
         elif protocol in (models.Advantage, models.CriticsAdvantage) and issubclass(algorithm, PolicyGradient):
