@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlhf_api import rule as one_rule
 from rlhf_api import rules
 from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.crd.definition import in_cel
@@ -165,7 +166,8 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
     class HeirWithAnOption(REINFORCEPP):
         name: Literal["HeirWithAnOption"]  # type: ignore[assignment]
 
-    monkeypatch.setattr(rules, "ALGORITHMS", {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption})
+    for module in (rules, one_rule):
+        monkeypatch.setattr(module, "ALGORITHMS", {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption})
     (rule,) = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
     program = ENV.compile(in_cel(rule, SCHEMA)[1]["rule"])
 
