@@ -172,6 +172,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
         {
             "models.actor.uri": "pvc://models/llama 7b/100%",
             "models.reference.uri": "pvc://models/etc",
+            "models.actor.lora": {"initial": "pvc://models/adapter"},
             "data.train.uri": "pvc://sets.v2/train.jsonl",
             "checkpoint.storage": "pvc://models/runs",
         },
@@ -185,6 +186,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
     document = given(job)
     assert document["spec"]["models"]["actor"]["uri"] == "file:///rlhf/claims/models/llama%207b/100%25"
     assert document["spec"]["models"]["reference"]["uri"] == "file:///rlhf/claims/models/etc"
+    assert document["spec"]["models"]["actor"]["lora"]["initial"] == "file:///rlhf/claims/models/adapter"
     assert document["spec"]["data"]["train"]["uri"] == "file:///rlhf/claims/sets.v2/train.jsonl"
     assert claims_named(job.spec.model_dump()) == {"models", "sets.v2"}
 

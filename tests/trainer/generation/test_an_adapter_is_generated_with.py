@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups
@@ -13,11 +13,11 @@ from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.save import save_model
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, texts
-from tests.trainer.generation.models import prompts
+from tests.trainer.generation.models import prompts, save_config
 from tests.trainer.generation.test_engines_over_several_ranks_write_what_one_model_says import (
     differs_where_two_are_close,
 )
-from tests.trainer.tiny import divisible_config, save_tiny
+from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_an_adapter_is_trained_beside_frozen_weights import train, trainer_of
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,9 @@ def write(folder: str, output: str, layout: ParallelSizes) -> tuple[list[list[in
 def test_greedy_tokens_are_those_of_the_merged_model(
     layout: ParallelSizes, tmp_path: Path, vllm_ranks: RunRanks
 ) -> None:
-    folder = save_tiny(tmp_path / "base", seed=3, config=divisible_config())
+    config = AutoConfig.from_pretrained(save_config(tmp_path / "config", "llama"))
+    config.vocab_size = 512  # as in the texts that it learns from
+    folder = save_tiny(tmp_path / "base", seed=3, config=config)
     ranks: list[Any] = vllm_ranks(layout.world_size, write, folder, str(tmp_path), layout)
     models = [AutoModelForCausalLM.from_pretrained(each) for each in (folder, tmp_path / "model")]
     for rank in ranks:
