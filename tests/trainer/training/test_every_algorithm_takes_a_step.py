@@ -16,7 +16,15 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, setting_of, training_batch, worker_of
+from rlhf_trainer.run.assembly import (
+    data_of,
+    helpers_of,
+    inputs_of,
+    own_reference,
+    setting_of,
+    training_batch,
+    worker_of,
+)
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
@@ -68,6 +76,7 @@ def steps(
         models[role] = LocalModel(
             worker_class(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
         )
+    models |= own_reference(job, models)
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []
     for step in (1, 2):

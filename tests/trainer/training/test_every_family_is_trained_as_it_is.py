@@ -118,7 +118,8 @@ def test_each_parameter_has_a_place_in_generation(family: str) -> None:
 
 
 def test_the_page_has_a_row_for_each_family() -> None:
-    rows = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", PAGE, re.MULTILINE))
+    table, *_ = PAGE.partition("These families")
+    rows = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", table, re.MULTILINE))
     for family in FAMILIES:
         works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
         assert rows.pop(family) == " | ".join(["yes", *("yes" if each else "no" for each in works)])
