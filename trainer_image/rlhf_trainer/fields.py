@@ -68,9 +68,12 @@ UNDECLARED = FieldType(torch.float32, Width.BYTES)
 
 
 def require_declared(added: object, names: Collection[str], *, rows: int) -> None:
-    """TypeError or ValueError unless a method added fields of these names, each of the type and shape declared."""
-    if not isinstance(added, Mapping) or added.keys() != set(names):
-        found = ", ".join(added) or "no fields" if isinstance(added, Mapping) else type(added).__name__
+    """TypeError or ValueError unless a method added fields of these names, each of the type and shape declared.
+
+    A rank may add none of them: a stage of a pipeline that is not the last has no output.
+    """
+    if not isinstance(added, Mapping) or (added and added.keys() != set(names)):
+        found = ", ".join(added) if isinstance(added, Mapping) else type(added).__name__
         raise TypeError(f"gave {found}; registered are {', '.join(names) or 'none'}")
     for name, tensor in added.items():
         if not isinstance(tensor, Tensor):

@@ -72,7 +72,7 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
     golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
     golden_path.until(pods_cluster, NAMESPACE, SFT, trains_again, 300)
-    asked = {command: ask(pods_cluster, command, SFT) for command in ("save-now", "why", "logs")}
+    asked = {command: ask(pods_cluster, command, SFT) for command in ("why", "save-now", "logs")}
     ended = {SFT: golden_path.succeeded(pods_cluster, NAMESPACE, SFT)}
     pods_cluster.until(lambda: has_three_addresses(pods_cluster, RM), 300, "a head and two hosts of RM")
     ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)

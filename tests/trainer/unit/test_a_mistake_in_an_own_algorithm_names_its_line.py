@@ -170,8 +170,8 @@ WORKERS = {
     "an error": ("return 1 / 0", "ZeroDivisionError: division by zero", "1 / 0"),
     "an unknown field": ('return {"mine": batch["costs"]}', "KeyError: 'costs'", "batch["),
     "other fields than registered": (
-        "return {}",
-        "TypeError: gave no fields; registered are mine",
+        'return {"yours": batch["scores"]}',
+        "TypeError: gave yours; registered are mine",
         "@register",
     ),
     "another number of rows": (
