@@ -7,6 +7,7 @@ two hosts.
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 
-STEPS = {SFT: 120, RM: 6, PPO: 2}
+STEPS = {SFT: 200, RM: 6, PPO: 2}
 SAVED_EVERY = 5
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"
@@ -72,7 +73,9 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
     golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
     golden_path.until(pods_cluster, NAMESPACE, SFT, trains_again, 300)
-    asked = {command: ask(pods_cluster, command, SFT) for command in ("why", "save-now", "logs")}
+    with ThreadPoolExecutor() as at_once:  # one after another they may take longer than the rest of its steps
+        running = {command: at_once.submit(ask, pods_cluster, command, SFT) for command in ("why", "save-now", "logs")}
+    asked = {command: each.result() for command, each in running.items()}
     ended = {SFT: golden_path.succeeded(pods_cluster, NAMESPACE, SFT)}
     pods_cluster.until(lambda: has_three_addresses(pods_cluster, RM), 300, "a head and two hosts of RM")
     ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)
