@@ -83,6 +83,11 @@ class Job(Spec):
             used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
         return used
 
+    @property
+    def has_reward(self) -> bool:
+        """Whether something scores the responses of an RL job: a reward, or an environment."""
+        return self.spec.models.reward is not None or self.spec.rollout.environment is not None
+
     def trained(self) -> tuple[Role, ...]:
         """The models that are trained, and so have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)

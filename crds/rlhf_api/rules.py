@@ -16,8 +16,9 @@ from rlhf_api.functions import RewardFunction, RewardService
 from rlhf_api.judges import COMPARES
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
+from rlhf_api.rollout import Rollout
 from rlhf_api.rule import NAME, Rule, algorithm
-from rlhf_api.spec import JobSpec, Rollout, Training
+from rlhf_api.spec import JobSpec, Training
 from rlhf_api.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
@@ -42,7 +43,7 @@ def _in_manifest(problem: Problem, spec: JobSpec) -> Problem:
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     """The roles of the models that the algorithm trains, then of those it only reads."""
     roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
-    no_model = models.reward is not None or spec.algorithm.may_lack_reward
+    no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.environment is not None
     is_left_out = {
         "reward": no_model and "reward" not in models.given(),
         "reference": reference_is_actor(spec) or not reads_reference(spec),
@@ -77,10 +78,10 @@ def _uses(role: str) -> Expression:
 
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
 MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
-REWARD = Field("models.reward").given
+REWARD, ENVIRONMENT, TOOLS = (Field(path).given for path in ("models.reward", "rollout.environment", "rollout.tools"))
 MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").given)
 REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
-FORM = {"form": Field("models.reward.form")}
+FORM = {"form": Field("models.reward.form").or_else("the environment's")}
 SAMPLES = Field("rollout.samplesPerPrompt")
 MODE = Field("placement.mode")
 SAME_SOURCE = (
@@ -101,7 +102,7 @@ def _models() -> Iterator[Rule]:
     for role in ROLES:
         given = Field(f"models.{role}").given
         if role != "reference":
-            needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD
+            needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD & ~ENVIRONMENT
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
     rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
     for option, asks in (("rows", rows.given & ~(rows == "Responses")), ("minReward", least.given)):
@@ -189,6 +190,8 @@ def _sampling() -> Iterator[Rule]:
         "evaluation": ~Field("evaluation").given,
         "rollout.keep": Field("rollout.keep") == 0.0,
         "checkpoint.keepBest": ~Field("checkpoint.keepBest").given,
+        "rollout.environment": ~ENVIRONMENT,
+        "rollout.tools": ~TOOLS,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
     alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712
@@ -273,7 +276,7 @@ def _placement() -> Iterator[Rule]:
     any_speed = Field("placement.objective") == "throughput"
     yield Rule("placement.objective", auto | any_speed, "is for mode Auto only")
     yield Rule("placement.remap", auto | (Field("placement.remap") == "Never"), "is for mode Auto only")
-    modelled = ~REWARD | REWARD_MODEL
+    modelled = (~REWARD & ~ENVIRONMENT) | REWARD_MODEL
     for role in ROLES:
         placed = (pools.size() > 0) & _uses(role)
         homes = pools.where(Field("models", "one").contains(role)).size()
@@ -317,6 +320,11 @@ def _user_code() -> Iterator[Rule]:
         yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
     judges = ("evaluation.functions[]", "evaluation.verifiers[]")
     times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
+    times["rollout.stepTimeoutSeconds"] = Field("rollout.stepTimeoutSeconds")
+    yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
+    for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
+        named = Field(f"{path}.toolsKey").given
+        yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")
     deadline = Field("training.callDeadlineSeconds")
     message = "is {value:g}, expected less than training.callDeadlineSeconds ({deadline})"
     for path, time in times.items():

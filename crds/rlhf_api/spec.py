@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from rlhf_api.algorithm_table import AnyAlgorithm
 from rlhf_api.contract import (
-    LARGEST,
     WHOLE,
     Count,
     Identifier,
@@ -31,6 +30,7 @@ from rlhf_api.names import Role
 from rlhf_api.outputs import Outputs
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.placement import Placement
+from rlhf_api.rollout import Rollout
 from rlhf_api.run_policy import RunPolicy, Storage
 from rlhf_api.runtime import Runtime
 from rlhf_api.verifiers import RewardVerifier
@@ -223,39 +223,6 @@ class Models(Spec):
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
-
-
-class Rollout(Spec):
-    """How responses are sampled."""
-
-    samples_per_prompt: Annotated[Count, Field(description="Responses sampled for each prompt.")] = 1
-    temperature: Annotated[float, Field(gt=0, description="Sampling temperature.")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, description="Sample from this much probability mass.")] = 1.0
-    top_k: Annotated[
-        int,
-        Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
-        WHOLE,
-        Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
-    ] = -1
-    min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
-    keep: Annotated[
-        float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
-    ] = 0.0
-    tensor_parallel: Annotated[
-        Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
-    ] = None
-    pipeline_parallel: Annotated[
-        Count | None,
-        Field(description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),
-    ] = None
-    enforce_eager: Annotated[
-        bool,
-        Field(description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."),
-    ] = False
 
 
 class Training(Spec):

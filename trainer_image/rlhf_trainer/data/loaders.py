@@ -14,7 +14,7 @@ Several data sets are mixed in exact shares (`order`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,17 +61,19 @@ class Loader:
         path: str,
         spec: JobSpec,
         endless: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
 
         spec: the job's, whose `data` limits the rows and whose seed orders them. After `training.total_epochs` passes
         over the data, if it is set, batches are padding, unless the loader is `endless`. A pass over a mix has as many
-        rows as its data sets have together. Raises DataError (see `Reader.read`).
+        rows as its data sets have together. tools: what the chat template is given with every prompt.
+        Raises DataError (see `Reader.read`).
         """
         self.path = path
         """The place in the manifest."""
         self.readers = [
-            self.reader(each, tokenizer, path=place, limits=spec.data, **self._further(each, spec))
+            self.reader(each, tokenizer, path=place, limits=spec.data, **self._further(each, spec, tools))
             for place, each in source.sources(path).items()
         ]
         """What has read each data set, and counted the rows that it left out."""
@@ -86,11 +88,11 @@ class Loader:
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
-    def _further(self, source: DataSource, spec: JobSpec) -> dict[str, Any]:
-        """Which further columns are read: of prompts without responses."""
+    def _further(self, source: DataSource, spec: JobSpec, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Which further columns are read, and the tools: of prompts without responses."""
         if self.reader.responses:
             return {}
-        read = {"columns": spec.columns(source), "verified": spec.verified(source)}
+        read = {"columns": spec.columns(source), "verified": spec.verified(source), "tools": tools}
         return {**read, "keeps_prompts": spec.algorithm.makes == "data"}
 
     def facts(self) -> list[str]:

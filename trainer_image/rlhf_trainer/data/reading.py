@@ -43,11 +43,13 @@ class Reader:
         columns: Sequence[str] = (),
         verified: Mapping[str, str] = MappingProxyType({}),
         keeps_prompts: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
 
         columns: further ones, which go with the rows as they stand in the file; verified: those of them without which
-        a row is bad, and the field of the manifest that reads each; keeps_prompts: for `prompt`.
+        a row is bad, and the field of the manifest that reads each; keeps_prompts: for `prompt`;
+        tools: of every row, where the source names no column of them.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -58,7 +60,7 @@ class Reader:
         """Rows left out because something is wrong with them."""
         self.named: list[str] = []
         """What is wrong with the first of these."""
-        self._tokenizer, self._limits = tokenizer, limits
+        self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
         self._keeps_rows = bool(columns) or keeps_prompts
         self._rows: list[int] = []
         """Those that are kept, by their numbers in the file."""
@@ -119,14 +121,15 @@ class Reader:
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
         """Some rows at a time: (the first, what has encoded them, the ids of each of their texts and labels)."""
-        columns = dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified])
+        columns = list(dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified]))
         for first in range(0, len(rows.table), ROWS_AT_ONCE):
             table = rows.values(columns, first, ROWS_AT_ONCE, self.path)
 
             def column(key: str, table: Mapping[str, list[Any]] = table) -> Column:
                 return Column(field=f"{self.path}.{to_camel(key)}", values=table[getattr(self.source, key)])
 
-            tools = column("tools_key") if self.source.tools_key else None
+            same = Column(field=self.path, values=[self._tools] * len(table[columns[0]]))
+            tools = column("tools_key") if self.source.tools_key else same
             template = self._limits.chat_template
             encoder = Encoder(column(self._prompt_key), self._tokenizer, chat_template=template, tools=tools)
             texts = self._encoded(encoder, column)

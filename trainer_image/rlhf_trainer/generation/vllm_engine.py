@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_api.spec import Rollout
+from rlhf_api.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
@@ -33,11 +33,14 @@ class Response:
     """Log-probability of each token under the distribution it was drawn from."""
     finished: bool
     """Whether the response ended with end-of-text (False: cut at the length limit)."""
+    written: Sequence[bool] = ()
+    """Of an episode, which tokens the model wrote; the others are an environment's. Empty: all are the model's."""
 
 
-def response_seed(seed: int, step: int, row: int) -> int:
-    """Seed of one response: a function of (seed, step, row) alone, never of ranks, pools or batching."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{row}".encode(), digest_size=7).digest()
+def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
+    """Seed of one response: a function of (seed, step, row) and its turn alone, never of ranks, pools or batching."""
+    later = f"/{turn}" if turn else ""
+    digest = hashlib.blake2b(f"{seed}/{step}/{row}{later}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
 
 
@@ -72,6 +75,8 @@ class GenerationEngine:
         its cache does not fit, and ConfigError for stages of unequal length on GPUs.
         """
         self._rollout, self._eos_token = rollout, eos_token
+        self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
+        """Whether this rank is the first one of its engine."""
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
         self._measured_bytes, self._cache_peak = 0, 0.0
@@ -192,28 +197,57 @@ class GenerationEngine:
 
         TrainerError while the engine sleeps.
         """
-        if self._awake != {"weights", "kv_cache"}:
-            raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
-        rollout = self._rollout
-        sampling = [
-            self._vllm.SamplingParams(
-                max_tokens=max_tokens,
-                min_tokens=rollout.min_response_tokens,
-                temperature=0.0 if greedy else rollout.temperature,
-                top_p=1.0 if greedy else rollout.top_p,
-                top_k=-1 if greedy else rollout.top_k,
-                seed=seed,
-                logprobs=0,
-                stop_token_ids=[self._eos_token],
-                ignore_eos=True,  # generation_config.json may name further end tokens, which the trainer does not know
-                detokenize=False,
-            )
-            for seed in seeds
-        ]
+        self._require_awake()
+        sampling = [self._sampling(seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         with torch.random.fork_rng():
             outputs = self._engine.generate(requests, sampling, use_tqdm=False)
         return [self._response(output.outputs[0]) for output in outputs]
+
+    def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
+        """Ask for a response, beside those that are under way; `step` gives it by its number."""
+        self._require_awake()
+        sampling = self._sampling(seed, max_tokens=max_tokens, greedy=greedy)
+        sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, sampling)
+
+    def step(self) -> list[tuple[int, Response]]:
+        """One token more of each response that is under way; those that are whole with it, by their numbers."""
+        with torch.random.fork_rng():
+            outputs = self._engine.llm_engine.step() if self.is_busy else []
+        return [(int(output.request_id), self._response(output.outputs[0])) for output in outputs if output.finished]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a response is under way."""
+        return bool(self._engine.llm_engine.has_unfinished_requests())
+
+    def agreed(self, value: Any) -> Any:
+        """What the first rank of the engine has, on each of its ranks, which all call this."""
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+        for group in (get_pp_group(), get_tp_group()):
+            value = group.broadcast_object(value) if group.world_size > 1 else value
+        return value
+
+    def _require_awake(self) -> None:
+        if self._awake != {"weights", "kv_cache"}:
+            raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
+
+    def _sampling(self, seed: int, *, max_tokens: int, greedy: bool) -> Any:
+        rollout = self._rollout
+        return self._vllm.SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min(rollout.min_response_tokens, max_tokens),
+            temperature=0.0 if greedy else rollout.temperature,
+            top_p=1.0 if greedy else rollout.top_p,
+            top_k=-1 if greedy else rollout.top_k,
+            seed=seed,
+            logprobs=0,
+            stop_token_ids=[self._eos_token],
+            ignore_eos=True,  # generation_config.json may name further end tokens, which the trainer does not know
+            detokenize=False,
+        )
 
     def _response(self, output: Any) -> Response:
         tokens = list(output.token_ids)

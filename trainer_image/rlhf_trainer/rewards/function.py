@@ -137,10 +137,18 @@ class UserFunction:
         return failure, f"no sample does it by itself, {first}"
 
 
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code, for a message."""
+    if code < 0:
+        return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
+    return f"ended its process with exit code {code}"
+
+
 class FunctionProcess:
     """The process of a function, behind its guard."""
 
-    def __init__(self, entrypoint: str) -> None:
+    def __init__(self, entrypoint: str, *, program: str = "rlhf_trainer.rewards.guard") -> None:
+        """program: the module that guards it, and says what it serves."""
         self._channel, theirs = socket.socketpair()
         environment = {
             **os.environ,
@@ -149,7 +157,7 @@ class FunctionProcess:
         }
         with theirs:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_trainer.rewards.guard", str(theirs.fileno()), entrypoint],
+                [sys.executable, "-m", program, str(theirs.fileno()), entrypoint],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -169,15 +177,17 @@ class FunctionProcess:
         answer: dict[str, Any] = receive(self._channel)
         return answer
 
+    def hand(self, value: Any, theirs: socket.socket) -> None:
+        """Send a value, and with it an open socket; OSError when the process has ended."""
+        send(self._channel, value)
+        socket.send_fds(self._channel, [b"\0"], [theirs.fileno()])
+
     def ended(self) -> str:
         """How the process ended, for a message."""
         try:
-            code = self._guard.wait(GUARD_SECONDS)
+            return how_ended(self._guard.wait(GUARD_SECONDS))
         except subprocess.TimeoutExpired:
             return "closed its connection to the trainer"
-        if code < 0:
-            return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
-        return f"ended its process with exit code {code}"
 
     def close(self) -> None:
         """End the process: the guard kills it when its socket is closed."""

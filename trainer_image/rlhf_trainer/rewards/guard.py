@@ -1,5 +1,7 @@
 """The process of a user's function, and a guard around it: `python -m rlhf_trainer.rewards.guard SOCKET ENTRYPOINT`.
 
+What the process serves may be something else than a function (`main`): the episodes of an environment.
+
 The guard runs no code of the user's. When the trainer closes its end of the socket, or is killed, or the function's
 process ends, the guard kills that process and all that it has started, and then ends in the same way itself. So nothing
 that the function started outlives a run, not even an endless loop in C. Imports here must be quick.
@@ -41,12 +43,14 @@ SCORE = "score"
 """The score among the parts of a response; a function that names none means the sum of its parts."""
 MOST_PARTS = 16
 """Each part is two metrics."""
+Serve = Callable[[socket.socket, str], None]
+"""Serves what an entry point names until the trainer hangs up."""
 OUR_FILES = ("<", __file__, importlib.__file__)
 """Prefixes of file names in a traceback that are not the user's."""
 
 
-def main(channel: socket.socket, entrypoint: str) -> None:
-    """Fork the function's process and wait for its end; never returns."""
+def main(channel: socket.socket, entrypoint: str, serve: Serve) -> None:
+    """Fork the function's process, which serves it, and wait for its end; never returns."""
     channel.set_inheritable(False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the function become children of this process
     function = os.fork()
@@ -118,9 +122,9 @@ def serve(channel: socket.socket, entrypoint: str) -> None:
     """
     problem, function = "", _no_function
     try:
-        function = _imported(entrypoint)
+        function = imported(entrypoint)
     except BaseException as error:  # noqa: BLE001 whatever the user's module does
-        problem = f"cannot be imported: {_described(error)}"
+        problem = f"cannot be imported: {described(error)}"
     send(channel, {"problem": problem})
     mine = os.getpid()
     with suppress(EOFError):
@@ -135,11 +139,12 @@ def _no_function(*_: Any, **__: Any) -> None:
     """Stands for the function until it is imported."""
 
 
-def _imported(entrypoint: str) -> Callable[..., Any]:
+def imported(entrypoint: str) -> Callable[..., Any]:
+    """What an entry point names, which can be called. TypeError if it cannot."""
     module, _, name = entrypoint.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if not callable(function):
-        raise TypeError(f"it is {_kind(function)}, not a function")
+        raise TypeError(f"it is {kind_of(function)}, not a function")
     return function
 
 
@@ -151,7 +156,7 @@ def _answer(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, 
         returned = function(call["prompts"], call["responses"], call["finished"], **given)
         return _checked(returned, count=len(call["prompts"]))
     except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
-        return {"problem": f"raised {_described(error)}"}
+        return {"problem": f"raised {described(error)}"}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -181,7 +186,7 @@ def _missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str | No
 def _checked(returned: Any, *, count: int) -> dict[str, Any]:
     """The answer for what the function returned: `count` scores in order, or what is wrong with it."""
     if isinstance(returned, str | bytes | Mapping | AbstractSet) or not isinstance(returned, Iterable):
-        return {"problem": f"returned {_kind(returned)}, expected a list with a number for each response"}
+        return {"problem": f"returned {kind_of(returned)}, expected a list with a number for each response"}
     values = list(islice(returned, count + 1))
     if len(values) != count:
         found = f"{len(values)} values" if len(values) < count else f"more than {count} values"
@@ -200,21 +205,22 @@ def _checked(returned: Any, *, count: int) -> dict[str, Any]:
 def _score(value: Any) -> tuple[float | None, dict[str, float | None]]:
     """The score of a response and its named parts; ValueError for what is no score."""
     if not isinstance(value, Mapping):
-        return _number(value), {}
+        return number_of(value), {}
     if names := [name for name in value if not (isinstance(name, str) and name.isidentifier())]:
         raise ValueError(f"a part named {str(names[0])[:SHOWN]!r}, expected letters, digits and '_'")
-    parts = {name: _number(part) for name, part in value.items()}
+    parts = {name: number_of(part) for name, part in value.items()}
     if SCORE in parts:
         return parts.pop(SCORE), parts
     there = [part for part in parts.values() if part is not None]
-    return _number(sum(there)) if there else None, parts
+    return number_of(sum(there)) if there else None, parts
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, for a message."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """A number of any library as a float; ValueError for what is no number, or is not finite as float32."""
     if value is None:
         return None
@@ -222,16 +228,16 @@ def _number(value: Any) -> float | None:
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last one is a tensor's
         number = None if isinstance(value, str | bytes) else float(value)
     if number is None:
-        raise ValueError(f"{_kind(value)}, expected a number")
+        raise ValueError(f"{kind_of(value)}, expected a number")
     if not is_score(number):
         raise ValueError(f"{number}, expected {EXPECTED}")
     return number
 
 
-def _described(error: BaseException) -> str:
-    """An error in one line: its class, its text, and the innermost line of its traceback."""
+def described(error: BaseException, ours: tuple[str, ...] = OUR_FILES) -> str:
+    """An error in one line: its class, its text, and the innermost line of its traceback that is not `ours`."""
     text = " ".join(str(error).split())[:SHOWN]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OUR_FILES)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
     return described.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
@@ -259,4 +265,4 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], serve)

@@ -30,6 +30,7 @@ from rlhf_trainer.workers.data import (
     PromptsAsWritten,
     SafetyPairData,
 )
+from rlhf_trainer.workers.episodes import playing
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter
@@ -111,8 +112,13 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     Actors differ in where the old log-probabilities come from, critics in where the values do; pool: the models that
     live where this one does.
     """
-    if role == "reward" and not isinstance(job.spec.models.reward, Model):
+    if role == "reward" and (job.spec.rollout.has_turns or not isinstance(job.spec.models.reward, Model)):
         return NotingScoringWorker if job.spec.rollout.keep or job.spec.algorithm.makes == "data" else ScoringWorker
+    worker = _single_turn_worker_of(job, role, pool)
+    return playing(worker) if role == "actor" and job.spec.rollout.has_turns else worker
+
+
+def _single_turn_worker_of(job: Job, role: Role, pool: Collection[str]) -> type:
     worker = workers_of(type(job.spec.algorithm))[role]
     if worker in SINGLE_UPDATE and job.values_by_update and "actor" in pool:
         return SINGLE_UPDATE[worker]

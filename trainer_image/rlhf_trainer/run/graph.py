@@ -37,7 +37,7 @@ def _recorded(job: Job, placed: DeviceMapping) -> Graph:
     workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
     home = next(pool for pool in placed.pools if job.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
-    roles = (*job.models(), *(("reward",) if job.spec.models.reward else ()))
+    roles = (*job.models(), *(("reward",) if job.has_reward else ()))
     workers |= {"rollouts": RolloutKeeper} if job.spec.rollout.keep else {}
     workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
     models = {

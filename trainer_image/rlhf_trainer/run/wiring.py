@@ -137,7 +137,7 @@ class RayRuntime:
             workers["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
             if job.spec.rollout.keep:
                 workers["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(folder / ROLLOUTS)})
-            if job.spec.models.reward and "reward" not in job.models():  # it takes no slot of its own
+            if job.has_reward and "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers
 

@@ -21,7 +21,7 @@ from rlhf_api.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
-from rlhf_trainer.ops.masks import masked_sum, row_sums, whiten
+from rlhf_trainer.ops.masks import keep, masked_sum, row_sums, whiten
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
@@ -92,7 +92,10 @@ class AdvantageWorker:
         return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
-        """Rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each of them."""
+        """Rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each of them.
+
+        Of an episode what the environment gave for a turn is on that turn's last token, and the rest on the last one.
+        """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         self._see(batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
@@ -100,7 +103,10 @@ class AdvantageWorker:
         if batch.fields.keys() >= set(KL_FIELDS):
             recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)
-        return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
+        if "turn_rewards" not in batch.fields:
+            return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
+        by_turn = keep(batch["turn_rewards"], mask)
+        return by_turn + token_rewards(scores - by_turn.sum(1), kl, mask, kl_coef=self.kl_in_reward)
 
     def token_costs(self, batch: Batch) -> Tensor:
         """The cost on the last token, and the KL penalty on each, so that its weight in the mixture stays the same."""
@@ -255,7 +261,7 @@ def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
-    reads_if_there = [] if has_critic else [*KL_FIELDS]
+    reads_if_there = [] if has_critic else [*KL_FIELDS, "turn_rewards"]
     for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
         fields = READ_FOR.get(name, () if name in INPUTS else (name,))
         (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
@@ -270,7 +276,7 @@ def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
     @register(
         DP_PROTO,
         reads=(*REWARD_FIELDS, *("costs",) * has_costs),
-        reads_if_there=KL_FIELDS,
+        reads_if_there=(*KL_FIELDS, "turn_rewards"),
         adds=("token_rewards", *("token_costs",) * has_costs),
         phase="advantage",
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlhf_api.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.environments.of_job import tried
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
@@ -46,6 +47,8 @@ class DataWorker:
         self._batch_size = job.rows_per_step
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
+        has_tools = job.spec.rollout.tools is not None
+        self._tools = tried(job, {"schemas": None})["schemas"] if has_tools else ()
         self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train")
         self.loaders: list[Loader] = [self.train]
         """All that the job reads."""
@@ -58,7 +61,7 @@ class DataWorker:
     def _loaded(self, kind: type[Loader], source: AnyData, path: str, *, endless: bool = False) -> Loader:
         """A source, read and tokenised; DataError that names the job if it cannot be."""
         try:
-            return kind(source, self._tokenizer, path=path, spec=self._job.spec, endless=endless)
+            return kind(source, self._tokenizer, path=path, spec=self._job.spec, endless=endless, tools=self._tools)
         except DataError as error:
             raise type(error)(f"{self._job.name}: {error}") from error
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups, stage_layers
@@ -89,16 +90,8 @@ class Generating:
         sampled [B] (0 without `do_sample`) and policy_version [B]: the steps that trained the weights that wrote it.
         """
         self._reshard()
-        seed = self.setting.job.spec.training.seed
-        lengths = batch["prompt_mask"].sum(1).long().tolist()
-        prompts = [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
         with recorder.span("generation", "actor.generate_sequences"):
-            responses = self._generator.generate(
-                prompts,
-                [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
-                max_tokens=self.setting.job.spec.data.max_response_tokens,
-                greedy=not do_sample,
-            )
+            prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample)
         fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
         fields["sampled"] = torch.full((batch.size,), float(do_sample))
@@ -110,6 +103,16 @@ class Generating:
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
+
+    def respond(self, batch: Batch, prompts: list[Ids], *, greedy: bool) -> tuple[list[Ids], list[Response]]:
+        """The prompts of this rank's rows, and a response to each."""
+        seed = self.setting.job.spec.training.seed
+        return prompts, self._generator.generate(
+            prompts,
+            [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
+            max_tokens=self.setting.job.spec.data.max_response_tokens,
+            greedy=greedy,
+        )
 
     def _measure_generation(self, fields: Fields) -> None:
         """FLOPs of the response tokens (a cache may have those of prompts), and how full the cache has been."""
@@ -243,7 +246,13 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
     return model
 
 
-def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: int) -> dict[str, Tensor]:
+def prompts_in(batch: Batch) -> list[Ids]:
+    """The token ids of each row's prompt."""
+    lengths = batch["prompt_mask"].sum(1).long().tolist()
+    return [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
+
+
+def lay_out(prompts: list[Ids], responses: list[Response], *, pad_token: int) -> dict[str, Tensor]:
     """Prompt and response of each row, contiguous from position 0, padded on the right to the longest of any rank."""
     longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
     width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
@@ -254,7 +263,7 @@ def lay_out(prompts: list[list[int]], responses: list[Response], *, pad_token: i
         start, end = len(prompt), len(prompt) + len(response.tokens)
         tokens[row, :end] = torch.tensor([*prompt, *response.tokens])
         attention_mask[row, :end] = 1.0
-        response_mask[row, start:end] = 1.0
+        response_mask[row, start:end] = torch.tensor(response.written).float() if response.written else 1.0
         log_probs[row, start:end] = torch.tensor(response.log_probs)
     return {
         "tokens": tokens,

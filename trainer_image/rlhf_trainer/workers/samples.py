@@ -16,6 +16,8 @@ from rlhf_trainer.types import Batch
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 COLUMNS = ("columns",)
 """Only in batches of data that names some."""
+TURN_FIELDS = ("turn_rewards", "played")
+"""Only in batches of episodes: see `episodes.Playing`."""
 
 
 def real_rows(batch: Batch) -> Tensor:
@@ -29,8 +31,12 @@ def samples_of(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[Sample]
 
 
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """One of this rank's rows, decoded."""
-    response = batch["response_mask"][row] > 0
+    """One of this rank's rows, decoded; of an episode the response is the last answer, and the prompt all before it."""
+    written = batch["response_mask"][row] > 0
+    later = (batch["attention_mask"][row] > 0) & ~written
+    between = later & (written.cumsum(0) > 0)
+    start = int(between.nonzero().max()) + 1 if between.any() else 0
+    response = written & (torch.arange(len(written)) >= start)
     prompt = (batch["attention_mask"][row] > 0) & ~response
     tokens = batch["tokens"][row]
     return Sample(

@@ -17,7 +17,7 @@ from rlhf_api.judges import Judge, RewardJudge
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.spec import Model, RewardSum, RewardTerm
 from rlhf_api.verifiers import RewardVerifier
-from rlhf_trainer.ops.masks import WHITEN_EPS
+from rlhf_trainer.ops.masks import WHITEN_EPS, row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.function import UserFunction
@@ -30,7 +30,7 @@ from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reward import RewardWorker
-from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, as_bytes, real_rows, samples_of
+from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as_bytes, real_rows, samples_of
 
 COMPLETIONS = "/chat/completions"
 VERIFIERS = "rlhf_trainer.rewards.verifiers:score"
@@ -79,17 +79,20 @@ class ScoringWorker:
     @register(
         SCORED_ONCE,
         reads=(*SAMPLE_FIELDS, "sampled"),
-        reads_if_there=COLUMNS,
+        reads_if_there=(*COLUMNS, *TURN_FIELDS),
         adds=("scores", "valid", "response_mask"),
         phase="scoring",
     )
     def compute_reward(self, batch: Batch) -> Fields:
-        """scores float32 [B]: the weighted sum of the parts; 0 on padding.
+        """scores float32 [B]: what the environment gave, and the weighted sum of the parts; 0 on padding.
 
-        A response to which some part gives no score is padding from here on: valid [B] and response_mask [B, T] are 0.
+        A response to which some part gives no score, and an episode whose environment failed, is padding from here on:
+        valid [B] and response_mask [B, T] are 0.
         """
         samples = samples_of(batch, self._tokenizer)
         total, kept, self.parts = torch.zeros(batch.size), batch["valid"], {}
+        if "turn_rewards" in batch.fields:
+            total, kept = row_sums(batch["turn_rewards"], batch["response_mask"]), kept * batch["played"]
         for path, term in self._terms.items():
             part = self._part(path, batch, samples)
             total = total + term.weight * self._normalized(term, part, batch)
@@ -155,7 +158,7 @@ class NotingScoringWorker(ScoringWorker):
     @register(
         SCORED_ONCE,
         reads=(*SAMPLE_FIELDS, "sampled"),
-        reads_if_there=COLUMNS,
+        reads_if_there=(*COLUMNS, *TURN_FIELDS),
         adds=("scores", "valid", "response_mask", "reward_parts"),
         phase="scoring",
     )

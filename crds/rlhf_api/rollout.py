@@ -1,0 +1,77 @@
+"""How responses are sampled, and the environments that episodes of several turns are played in."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from rlhf_api.contract import DEEPEST, ENTRYPOINT, LARGEST, WHOLE, Count, Identifier, Spec, Whole, shallow
+from rlhf_api.expressions import VALUE, Check
+
+Entrypoint = Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]
+
+
+class Environment(Spec):
+    """What answers the model: a class of the user's, of which each episode has an object in a process of its own."""
+
+    entrypoint: Annotated[Entrypoint, Field(description="module.path:Class.")]
+    arguments: Annotated[
+        dict[Identifier, JsonValue],
+        Field(max_length=64, description=f"Given to the class by name; at most {DEEPEST} levels deep."),
+        BeforeValidator(shallow),
+    ] = Field(default_factory=dict)
+
+
+class Rollout(Spec):
+    """How responses are sampled."""
+
+    samples_per_prompt: Annotated[Count, Field(description="Responses sampled for each prompt.")] = 1
+    temperature: Annotated[float, Field(gt=0, description="Sampling temperature.")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, description="Sample from this much probability mass.")] = 1.0
+    top_k: Annotated[
+        int,
+        Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
+        WHOLE,
+        Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
+    ] = -1
+    min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
+    environment: Annotated[
+        Environment | None, Field(description="Answers the model, turn by turn, and may reward it.")
+    ] = None
+    tools: Annotated[
+        tuple[Entrypoint, ...] | None,
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=64,
+            description="Functions, module.path:function, that the model may call, as its chat template says.",
+        ),
+    ] = None
+    max_turns: Annotated[
+        Count, Field(description="Answers of the model in an episode, at most; with an environment or tools.")
+    ] = 8
+    step_timeout_seconds: Annotated[
+        float, Field(gt=0, description="Longest time of a step of the environment, or of the tools of a turn.")
+    ] = 60.0
+    keep: Annotated[
+        float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
+    ] = 0.0
+    tensor_parallel: Annotated[
+        Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
+    ] = None
+    pipeline_parallel: Annotated[
+        Count | None,
+        Field(description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),
+    ] = None
+    enforce_eager: Annotated[
+        bool,
+        Field(description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."),
+    ] = False
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a response is an episode: the model's answers and, between them, those of an environment or tools."""
+        return self.environment is not None or self.tools is not None

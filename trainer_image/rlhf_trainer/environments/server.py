@@ -1,0 +1,148 @@
+"""The processes of an environment: `python -m rlhf_trainer.environments.server SOCKET MODULE:NAME[,MODULE:NAME ...]`.
+
+A process behind the guard of `rewards` imports the modules once, and forks a process for each episode. That makes an
+object of the first name and answers on a socket of its own. So an episode that crashes or hangs ends alone, and what a
+module holds after its import is there once for all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlhf_trainer.rewards.guard import OUR_FILES, described, imported, kind_of, main, number_of, receive, send
+
+OURS = (*OUR_FILES, str(Path(__file__).parent), inspect.__file__, os.path.dirname(os.__file__) + "/asyncio/")  # noqa: PTH120
+"""Files of a traceback that are not the user's."""
+
+
+class WrongAnswerError(Exception):
+    """An environment gave what it must not; the text goes on after its name."""
+
+
+def serve(channel: socket.socket, entrypoints: str) -> None:
+    """Import the modules, say so, and begin and end episodes until the trainer hangs up.
+
+    Commands are {"begin": number, "arguments": of the class}, with the episode's socket, and {"end": number}, which is
+    answered by {"code": exit code of the episode's process}.
+    """
+    problem, found = "", []
+    for each in entrypoints.split(","):
+        try:
+            found.append(imported(each))
+        except BaseException as error:  # noqa: BLE001 whatever the user's module does
+            problem = problem or f"{each} cannot be imported: {described(error, OURS)}"
+    send(channel, {"problem": problem})
+    episodes: dict[int, int] = {}
+    with suppress(EOFError):
+        while True:
+            command = receive(channel)
+            if "end" in command:
+                send(channel, {"code": _end(episodes.pop(command["end"]))})
+                continue
+            _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
+            with socket.socket(fileno=handle) as theirs:
+                process = os.fork()
+                if process == 0:
+                    channel.close()
+                    _play(theirs, found[0], command["arguments"])
+            with suppress(OSError):
+                os.setpgid(process, process)
+            episodes[command["begin"]] = process
+
+
+def _end(process: int) -> int:
+    """Kill an episode's process and those of its group; its exit code, if it had ended before."""
+    with suppress(OSError):
+        os.killpg(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    mine = os.getpid()
+    with suppress(EOFError, OSError):
+        episode = Episode(make, arguments)
+        while True:
+            answer = episode.answer(receive(channel))
+            if os.getpid() != mine:  # the environment forked and returned in both processes
+                break
+            send(channel, answer)
+    os._exit(0)
+
+
+class Episode:
+    """An object of the user's class, made with the first call; its methods may be coroutines."""
+
+    def __init__(self, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        self._make, self._arguments = make, arguments
+        self._environment: Any = None
+        self._loop: Any = None
+
+    def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """What the environment says to {method: argument}, or its problem."""
+        ((method, given),) = call.items()
+        try:
+            if self._environment is None:
+                self._environment = self._make(**self._arguments)
+            found = self._awaited(getattr(self._environment, method)(given))
+            return {"answer": ANSWERS[method](found)}
+        except WrongAnswerError as error:
+            return {"problem": f"{method} gave {error}"}
+        except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
+            return {"problem": f"{method} raised {described(error, OURS)}"}
+
+    def _awaited(self, found: Any) -> Any:
+        if not inspect.isawaitable(found):
+            return found
+        if self._loop is None:
+            import asyncio  # tens of milliseconds that an environment without coroutines does not need
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(found)
+
+
+def _step(found: Any) -> tuple[Any, float, bool]:
+    """(observation, reward, whether the episode is over)."""
+    if not isinstance(found, tuple | list) or len(found) != 3:
+        raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
+    observation, reward, done = found
+    try:
+        number = number_of(reward)
+    except ValueError as error:
+        raise WrongAnswerError(f"as reward {error}") from None
+    if number is None:
+        raise WrongAnswerError("as reward None, expected a number")
+    if not done and observation is None:
+        raise WrongAnswerError("no observation, but the episode is not done")
+    return (None if done else _messages(observation)), number, bool(done)
+
+
+def _messages(found: Any) -> Any:
+    """A text, messages with their role and content, or None."""
+    are_messages = isinstance(found, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+        for each in found
+    )
+    if not (found is None or (isinstance(found, str) and found) or (are_messages and found)):
+        raise WrongAnswerError(f"{kind_of(found)}, expected a text, or messages of role and content, both texts")
+    json.dumps(found)
+    return found
+
+
+ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step, "schemas": lambda found: found}
+"""What each method may give, as JSON."""
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], serve)

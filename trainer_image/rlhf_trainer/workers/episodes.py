@@ -1,0 +1,270 @@
+"""Episodes of several turns: the model answers, an environment observes and rewards, token in and token out.
+
+No turn waits for another episode's: what an environment says is asked of the engine at once, beside all that it is
+generating.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from rlhf_trainer.data.tokens import Ids
+from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.environments.of_job import environments_of, path_of
+from rlhf_trainer.errors import DataError, UserCodeError
+from rlhf_trainer.generation.vllm_engine import Response, response_seed
+from rlhf_trainer.protocols import THREE_D_ALL_MICRO_DP
+from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, Generating
+from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, from_bytes
+
+AT_ONCE = 256
+"""Episodes of an engine that are played at a time; each is a process and an open socket."""
+
+
+class Engine(Protocol):
+    """What generates; all ranks of an engine make the same calls."""
+
+    is_first: bool
+
+    def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None: ...
+    def step(self) -> list[tuple[int, Response]]: ...
+    @property
+    def is_busy(self) -> bool: ...
+    def agreed(self, value: Any) -> Any: ...
+
+
+class Answering(Protocol):
+    """Environments, of which each answers in its time."""
+
+    def begin(self, number: int) -> None: ...
+    def ask(self, number: int, method: str, given: Any) -> None: ...
+    def answers(self, *, wait: bool) -> list[tuple[int, Any]]: ...
+    def end(self, number: int) -> str: ...
+
+
+@dataclass
+class Episode:
+    """One row: tokens of the model and of its environment in turn, after a prompt."""
+
+    prompt: Ids
+    seed: Callable[[int], int]
+    """Of each turn, from 0."""
+    row: Mapping[str, Any] | None
+    """What its environment is told at its start; None: padding, which is not played."""
+    tokens: Ids = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    """0 on the environment's tokens."""
+    written: list[bool] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """What a turn was given, on its last token; else 0."""
+    turns: int = 0
+    finished: bool = False
+    """Whether the environment said that it is over: no limit cut it."""
+    failure: str = ""
+    """What the environment did instead of answering."""
+
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
+        """Tokens of the model, with their log-probabilities, or of the environment."""
+        self.tokens += tokens
+        self.log_probs += [0.0] * len(tokens) if log_probs is None else log_probs
+        self.written += [log_probs is not None] * len(tokens)
+        self.rewards += [0.0] * len(tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of an episode."""
+
+    prompt_tokens: int
+    tokens: int
+    """After the first prompt, of the model and of the environment."""
+    turns: int
+    greedy: bool = False
+
+
+class Play:
+    """Plays episodes, of which each goes on as soon as its environment has answered."""
+
+    def __init__(self, engine: Engine, environments: Answering | None, encoder: TurnEncoder, *, limits: Limits) -> None:
+        """environments: on the first rank of the engine, whose answers the others are told."""
+        self._engine, self._environments, self._encoder, self._limits = engine, environments, encoder, limits
+        self._episodes: Sequence[Episode] = ()
+        self._playing: set[int] = set()
+
+    def play(self, episodes: Sequence[Episode]) -> None:
+        """Play all of them to their end."""
+        self._episodes = episodes
+        waiting = deque(number for number, each in enumerate(episodes) if each.row is not None)
+        while waiting or self._playing:
+            while waiting and len(self._playing) < AT_ONCE:
+                self._begin(waiting.popleft())
+            for number, answer in self._answers():
+                self._take(number, answer)
+            for number, response in self._engine.step():
+                self._turn(number, response)
+
+    def _begin(self, number: int) -> None:
+        self._playing.add(number)
+        if self._environments:
+            self._environments.begin(number)
+            self._environments.ask(number, "reset", self._episodes[number].row)
+
+    def _answers(self) -> list[tuple[int, Any]]:
+        """What environments have said by now; waits where nothing is generated."""
+        found = self._environments.answers(wait=not self._engine.is_busy) if self._environments else []
+        agreed: list[tuple[int, Any]] = self._engine.agreed(found)
+        return agreed
+
+    def _turn(self, number: int, response: Response) -> None:
+        """An answer of the model; one that the length limit cuts is not shown to the environment."""
+        episode = self._episodes[number]
+        episode.add(response.tokens, response.log_probs)
+        episode.turns += 1
+        if not response.finished:
+            self._end(number)
+        elif self._environments:
+            self._environments.ask(number, "step", self._encoder.answer(list(response.tokens)))
+
+    def _take(self, number: int, answer: Any) -> None:
+        """What the environment of an episode said to its first row, or to the model's last answer."""
+        episode = self._episodes[number]
+        try:
+            if isinstance(answer, Failure):
+                episode.failure = answer.what
+            elif not episode.turns:
+                self._reset(episode, answer)
+            else:
+                self._observe(episode, *answer)
+        except DataError as error:
+            episode.failure = str(error)
+        if episode.failure or episode.finished or episode.turns == self._limits.turns or not self._room(episode):
+            self._end(number)
+        else:
+            self._engine.begin(
+                number,
+                [*episode.prompt, *episode.tokens],
+                episode.seed(episode.turns),
+                max_tokens=self._room(episode),
+                greedy=self._limits.greedy,
+            )
+
+    def _reset(self, episode: Episode, said: Any) -> None:
+        """Begin with what the environment says instead of the prompt, if it says something."""
+        if said is None:
+            return
+        episode.prompt = self._encoder.prompt(said)
+        if len(episode.prompt) > self._limits.prompt_tokens:
+            count = len(episode.prompt)
+            raise DataError(f"reset gave {count} tokens, more than data.maxPromptTokens ({self._limits.prompt_tokens})")
+
+    def _observe(self, episode: Episode, said: Any, reward: float, is_over: bool) -> None:
+        """Reward the last turn and, if the episode goes on and there is room for an answer, add what is observed."""
+        episode.rewards[-1] += reward
+        episode.finished = is_over
+        if said is None or episode.turns == self._limits.turns:
+            return
+        ids = self._encoder.observation(said)
+        episode.add(ids[: self._room(episode)])
+
+    def _room(self, episode: Episode) -> int:
+        """Tokens that may still come."""
+        return self._limits.tokens - len(episode.tokens)
+
+    def _end(self, number: int) -> None:
+        self._playing.remove(number)
+        if self._environments:
+            self._environments.end(number)
+
+
+class Playing(Generating):
+    """One rank of a model whose responses are episodes."""
+
+    def start_generator(self, *, max_sequences: int) -> None:
+        """Also the environments, whose module is imported meanwhile."""
+        job = self.setting.job
+        environments = environments_of(job)
+        super().start_generator(max_sequences=max_sequences)
+        self._environments = environments if self._generator.is_first else None
+        if self._environments:
+            self._environments.ready()
+        else:
+            environments.close()
+        self._encoder = TurnEncoder(self.tokenizer, chat_template=job.spec.data.chat_template)
+        self._episodes: list[Episode] = []
+
+    def close(self) -> None:
+        """End the generation engine and the environments."""
+        super().close()
+        if self._environments:
+            self._environments.close()
+
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, reads_if_there=COLUMNS, adds=(*ROLLOUT_FIELDS, *TURN_FIELDS))
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+        """As of every actor, an episode in each row: response_mask is 1 on the tokens that the model wrote.
+
+        Adds turn_rewards [B, T], what the environment gave for each turn on the last token of that turn, and played
+        [B]: 0 where the environment failed, and nothing is learned from the row.
+        """
+        fields = dict(super().generate_sequences(batch, do_sample=do_sample))
+        rewards = torch.zeros_like(fields["response_mask"])
+        for row, episode in enumerate(self._episodes):
+            start = len(episode.prompt)
+            rewards[row, start : start + len(episode.rewards)] = torch.tensor(episode.rewards)
+        played = torch.tensor([float(not episode.failure) for episode in self._episodes])
+        self._measure()
+        return {**fields, "turn_rewards": rewards, "played": played}
+
+    def respond(self, batch: Batch, prompts: list[Ids], *, greedy: bool) -> tuple[list[Ids], list[Response]]:
+        """The prompts of this rank's rows, some of them the environment's, and the episodes after them."""
+        data = self.setting.job.spec.data
+        limits = Limits(
+            prompt_tokens=data.max_prompt_tokens,
+            tokens=data.max_response_tokens,
+            turns=self.setting.job.spec.rollout.max_turns,
+            greedy=greedy,
+        )
+        self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
+        Play(self._generator, self._environments, self._encoder, limits=limits).play(self._episodes)
+        self._require_some()
+        return [each.prompt for each in self._episodes], [
+            Response(tokens=each.tokens, log_probs=each.log_probs, finished=each.finished, written=each.written)
+            for each in self._episodes
+        ]
+
+    def _episode(self, batch: Batch, row: int, prompt: Ids) -> Episode:
+        seed, place = self.setting.job.spec.training.seed, batch.start + row
+        told = None
+        if batch["valid"][row] > 0:
+            columns = from_bytes(batch["columns"][row]) if "columns" in batch.fields else {}
+            told = {"prompt": self.tokenizer.decode(prompt, skip_special_tokens=True), **columns}
+        return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), told)
+
+    def _require_some(self) -> None:
+        """Warn of a failure; UserCodeError if none of several episodes has ended in another way."""
+        failures = [each.failure for each in self._episodes if each.failure]
+        if not failures:
+            return
+        path, total = path_of(self.setting.job), sum(each.row is not None for each in self._episodes)
+        if total == len(failures) > 1:
+            raise UserCodeError(f"{path} failed in all {total} episodes of a rank; in the first it {failures[0]}")
+        recorder.warn("episodes/failed", f"{path} failed in {len(failures)} of {total} episodes: it {failures[0]}")
+
+    def _measure(self) -> None:
+        played = [each for each in self._episodes if each.row is not None]
+        recorder.add("episodes/failed", float(sum(bool(each.failure) for each in played)))
+        recorder.mean("episodes/turns", float(sum(each.turns for each in played)), float(len(played)))
+
+
+@cache
+def playing(worker: type) -> type:
+    """A worker that generates, whose responses are episodes."""
+    return type(f"Playing{worker.__name__}", (Playing, worker), {"__module__": __name__})
