@@ -1,0 +1,173 @@
+"""What the model wrote stays as it was sampled, what the environment says comes between, and no episode waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.workers.episodes import Episode, Limits, Play
+from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
+from tests.trainer.tiny import EXAMPLE_MODEL
+
+PROMPT = [10, 11, 12]
+LIMITS = Limits(prompt_tokens=8, tokens=64, turns=3)
+
+
+class Immediate:
+    """Answers at once, and notes what it was asked."""
+
+    def __init__(self, *said: Any) -> None:
+        """said: to the reset and to each step of every episode."""
+        self.said, self.asked, self.ended = said, [], []
+        self._ready: list[tuple[int, Any]] = []
+        self._turns: dict[int, int] = {}
+
+    def begin(self, number: int) -> None:
+        self._turns[number] = 0
+
+    def ask(self, number: int, method: str, given: Any) -> None:
+        self.asked.append((number, method, given))
+        self._ready.append((number, self.said[self._turns[number]]))
+        self._turns[number] += 1
+
+    def answers(self, *, wait: bool) -> list[tuple[int, Any]]:
+        found, self._ready = self._ready, []
+        assert found or not wait, "waits for ever"
+        return found
+
+    def end(self, number: int) -> str:
+        self.ended.append(number)
+        return ""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(str(EXAMPLE_MODEL))
+
+
+def played(
+    tokenizer: PreTrainedTokenizerBase,
+    environment: Any,
+    script: Any,
+    *,
+    limits: Limits = LIMITS,
+    rows: Sequence[dict[str, Any] | None] = ({},),
+) -> tuple[list[Episode], ScriptedEngine]:
+    class Engine(ScriptedEngine):
+        pass
+
+    Engine.script = staticmethod(script)
+    engine = Engine()
+    episodes = [
+        Episode(list(PROMPT), lambda turn, place=place: 100 * place + turn, row) for place, row in enumerate(rows)
+    ]
+    encoder = TurnEncoder(tokenizer, chat_template="Auto")
+    Play(engine, environment, encoder, limits=limits).play(episodes)
+    return episodes, engine
+
+
+def test_ids_are_those_that_were_sampled(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The ids 300 and 301 are not what the tokenizer would make of their text."""
+    sampled = next(
+        [first, second]
+        for first in range(3, 300)
+        for second in range(3, 300)
+        if (ids := tokenizer(tokenizer.decode([first, second]), add_special_tokens=False)["input_ids"])
+        and ids != [first, second]
+        and tokenizer.decode([first, second]).isascii()
+    )
+    environment = Immediate(None, ("more", 0.5, False), (None, 2.0, True))
+    (episode,), engine = played(tokenizer, environment, lambda prompt, seed: [*sampled, END])
+    more = tokenizer("more", add_special_tokens=False)["input_ids"]
+    assert episode.tokens == [*sampled, END, *more, *sampled, END]
+    assert episode.written == [True] * 3 + [False] * len(more) + [True] * 3
+    assert episode.log_probs == [LOG_PROB] * 3 + [0.0] * len(more) + [LOG_PROB] * 3
+    assert episode.rewards == [0.0, 0.0, 0.5, *[0.0] * len(more), 0.0, 0.0, 2.0]
+    assert (episode.finished, episode.turns, episode.failure) == (True, 2, "")
+    assert engine.asked == [(0, PROMPT, 0, 64), (0, [*PROMPT, *sampled, END, *more], 1, 61 - len(more))]
+    text = tokenizer.decode(sampled)
+    assert environment.asked == [(0, "reset", {}), (0, "step", text), (0, "step", text)]
+    assert environment.ended == [0]
+
+
+def test_an_episode_goes_on_while_another_environment_thinks(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The environment of episode 0 answers its first step only when all others have ended."""
+
+    class Slow(Immediate):
+        def answers(self, *, wait: bool) -> list[tuple[int, Any]]:
+            others = sorted(set(self.ended)) == [1, 2]
+            now = [each for each in self._ready if each[0] != 0 or others or self._turns[0] == 1]
+            self._ready = [each for each in self._ready if each not in now]
+            assert now or not wait, "waits for an episode that waits for this one"
+            return now
+
+    environment = Slow(None, ("a", 0.0, False), ("b", 0.0, False), (None, 1.0, True))
+    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[{}, {}, {}])
+    assert [(each.turns, each.finished) for each in episodes] == [(3, True)] * 3
+    assert environment.ended[-1] == 0
+
+
+def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Episode 1 writes one long answer, in which episode 0 has three turns."""
+    answers = [None, ("a", 0.0, False), ("b", 0.0, False), (None, 1.0, True)]
+    order: list[int] = []
+
+    class Noting(Immediate):
+        def end(self, number: int) -> str:
+            order.append(number)
+            return ""
+
+    def script(prompt: Sequence[int], seed: int) -> list[int]:
+        return [5, END] if seed < 100 else [5] * 30 + [END]
+
+    episodes, _ = played(tokenizer, Noting(*answers), script, rows=[{}, {}])
+    assert (order[0], episodes[0].turns) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
+        (Limits(prompt_tokens=8, tokens=5, turns=9), (2, 1.0, False)),  # the second answer is cut
+        (Limits(prompt_tokens=8, tokens=3, turns=9), (1, 1.0, False)),  # there is no room for one
+    ],
+    ids=["turns", "cut", "full"],
+)
+def test_limits_end_an_episode_with_its_reward_so_far(
+    tokenizer: PreTrainedTokenizerBase, limits: Limits, expected: tuple[int, float, bool]
+) -> None:
+    environment = Immediate(None, *[("a", 1.0, False)] * 20)
+    (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, 6, END], limits=limits)
+    assert (episode.turns, sum(episode.rewards), episode.finished) == expected
+    assert len(episode.tokens) <= limits.tokens
+    assert len(episode.tokens) == len(episode.written) == len(episode.log_probs) == len(episode.rewards)
+
+
+def test_a_failure_ends_that_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+    class Failing(Immediate):
+        def ask(self, number: int, method: str, given: Any) -> None:
+            super().ask(number, method, given)
+            if (number, method) == (1, "step"):
+                self._ready[-1] = (1, Failure("raised OSError"))
+
+    environment = Failing(None, (None, 1.0, True))
+    episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[{}, {}, None])
+    assert [each.failure for each in episodes] == ["", "raised OSError", ""]
+    assert [each.finished for each in episodes] == [True, False, False]
+    assert episodes[2].tokens == [], "padding is not played"
+    assert sorted(environment.ended) == [0, 1]
+
+
+def test_an_environment_may_say_what_an_episode_begins_with(tokenizer: PreTrainedTokenizerBase) -> None:
+    environment = Immediate("Hi.", (None, 1.0, True))
+    (episode,), engine = played(tokenizer, environment, lambda prompt, seed: [5, END])
+    assert episode.prompt == tokenizer("Hi.", add_special_tokens=False)["input_ids"]
+    assert engine.asked[0][1] == episode.prompt
+    environment = Immediate("A beginning that is far longer than any prompt may be.", (None, 1.0, True))
+    (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, END])
+    assert "more than data.maxPromptTokens (8)" in episode.failure

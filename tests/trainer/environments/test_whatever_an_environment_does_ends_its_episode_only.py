@@ -1,0 +1,134 @@
+"""Each episode of an environment has a process of its own: what one does is a sentence, and the others go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.rewards.function import Failure
+from tests.trainer.rewards.test_whatever_a_function_does_is_one_sentence import started_since
+
+HERE = "tests.trainer.environments.user_environments"
+SHORT, PATIENT = 1.5, 60.0
+"""Time limits of what never answers, and of all others."""
+
+
+@contextmanager
+def environments(name: str, *, seconds: float = PATIENT, **arguments: Any) -> Iterator[Environments]:
+    """Those of a class, whose processes must be gone at the end."""
+    others = psutil.Process().children()
+    made = Environments([f"{HERE}:{name}"], arguments=arguments, seconds=seconds, path="job: spec.rollout.environment")
+    try:
+        made.ready()
+        yield made
+    finally:
+        made.close()
+    assert not started_since(others), "a process is left, or a zombie"
+
+
+def asked(made: Environments, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
+    """What episodes answer to a call each."""
+    for number, (method, given) in calls.items():
+        made.ask(number, method, given)
+    found: dict[int, Any] = {}
+    while len(found) < len(calls):
+        found |= dict(made.answers(wait=True))
+    return found
+
+
+def outcomes(*behaviours: str, seconds: float = PATIENT) -> list[Any]:
+    """What the first step of an episode of each behaviour comes to."""
+    with environments("Unruly", seconds=seconds) as made:
+        for number in range(len(behaviours)):
+            made.begin(number)
+        asked(made, {number: ("reset", {"does": each}) for number, each in enumerate(behaviours)})
+        found = asked(made, dict.fromkeys(range(len(behaviours)), ("step", "go")))
+        for number in range(len(behaviours)):
+            made.end(number)
+    return [found[number] for number in range(len(behaviours))]
+
+
+@pytest.mark.parametrize("name", ["Counting", "Asynchronous"])
+def test_an_episode_is_an_object_of_its_own(name: str) -> None:
+    with environments(name, turns=2) as made:
+        for number in (4, 7):
+            made.begin(number)
+        assert asked(made, {4: ("reset", {}), 7: ("reset", {"begin": "Go."})}) == {4: None, 7: "Go."}
+        assert asked(made, {4: ("step", "a")}) == {4: [" 1:a ", 1.0, False]}
+        assert asked(made, {4: ("step", "b"), 7: ("step", "c")}) == {4: [None, 2.0, True], 7: [" 1:c ", 1.0, False]}
+
+
+def test_the_module_is_imported_once() -> None:
+    with environments("Where") as made:
+        for number in range(3):
+            made.begin(number)
+        found = asked(made, {number: ("reset", {}) for number in range(3)})
+    importers, own = zip(*(each.split() for each in found.values()), strict=True)
+    assert (len(set(importers)), len(set(own))) == (1, 3)
+
+
+def test_a_failure_is_a_sentence_and_the_others_go_on() -> None:
+    behaviours = ("raise", "exit", "die", "crash", "lie", "mumble", "nothing", "objects", "well")
+    *failures, well = outcomes(*behaviours)
+    assert well == [None, 1.0, True]
+    place = "(/.*/user_environments.py:[0-9]+)"
+    expected = [
+        rf"step raised ZeroDivisionError: division by zero \({place}\)",
+        rf"step raised SystemExit: bye \({place}\)",
+        "ended its process with exit code 3",
+        r"was ended by signal 11 \(SIGSEGV\)",
+        "step gave as reward nan, expected a finite number .*",
+        r"step gave a value of type int, expected \(observation, reward, done\)",
+        "step gave no observation, but the episode is not done",
+        "step gave a value of type list, expected a text, or messages of role and content, both texts",
+    ]
+    for failure, sentence in zip(failures, expected, strict=True):
+        assert isinstance(failure, Failure)
+        assert re.fullmatch(sentence, failure.what), failure.what
+
+
+def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
+    hang, leave, well = outcomes("hang", "leave", "well", seconds=SHORT)
+    assert well == [None, 1.0, True]
+    assert hang == leave == Failure("did not answer within 1.5 s")
+
+
+def test_a_class_that_cannot_be_made_fails_in_its_first_call() -> None:
+    with environments("Failing") as made:
+        made.begin(0)
+        (failure,) = asked(made, {0: ("reset", {})}).values()
+    assert failure.what.startswith("reset raised OSError: the game is not there (")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Missing", f"{HERE}:Missing cannot be imported: AttributeError: .*"),
+        ("NO_FUNCTION", f"{HERE}:NO_FUNCTION cannot be imported: TypeError: it is a value of type int, not a function"),
+    ],
+)
+def test_what_cannot_be_imported_ends_the_run(name: str, sentence: str) -> None:
+    with pytest.raises(UserCodeError, match=f"job: spec.rollout.environment: {sentence}"), environments(name):
+        pass
+
+
+def test_another_process_is_started_for_one_that_has_died() -> None:
+    with environments("Where") as made:
+        made.begin(0)
+        (before,) = asked(made, {0: ("reset", {})}).values()
+        psutil.Process(int(before.split()[0])).kill()
+        found: list[tuple[int, Any]] = []
+        while not found:
+            found = made.answers(wait=True)
+        ((number, failure),) = found
+        assert (number, isinstance(failure, Failure)) == (0, True)
+        made.begin(1)
+        (after,) = asked(made, {1: ("reset", {})}).values()
+        assert after.split()[0] != before.split()[0]

@@ -1,0 +1,102 @@
+"""Environments of a user, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+IMPORTED_BY = os.getpid()
+
+
+class Counting:
+    """Says the number of the turn and rewards it; over after some turns."""
+
+    def __init__(self, turns: int = 3) -> None:
+        self._turns, self._turn = turns, 0
+
+    def reset(self, row: dict[str, Any]) -> str | None:
+        return row.get("begin")
+
+    def step(self, response: str) -> tuple[str, float, bool]:
+        self._turn += 1
+        return f" {self._turn}:{response} ", float(self._turn), self._turn == self._turns
+
+
+class Asynchronous(Counting):
+    """The same by coroutines."""
+
+    async def reset(self, row: dict[str, Any]) -> str | None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(row)
+
+    async def step(self, response: str) -> tuple[str, float, bool]:  # type: ignore[override]
+        await asyncio.sleep(0.001)
+        return super().step(response)
+
+
+class Where:
+    """Says which process has imported the module, and which one it is in."""
+
+    def reset(self, _: dict[str, Any]) -> str:
+        return f"{IMPORTED_BY} {os.getpid()}"
+
+    def step(self, _: str) -> tuple[None, float, bool]:
+        return None, 0.0, True
+
+
+class Unruly:
+    """Does what its row says, in its first step."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self._does = row["does"]
+
+    def step(self, _: str) -> Any:
+        does: dict[str, Any] = {
+            "well": lambda: (None, 1.0, True),
+            "raise": lambda: 1 / 0,
+            "exit": lambda: sys.exit("bye"),
+            "die": lambda: os._exit(3),
+            "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            "hang": lambda: time.sleep(1000),
+            "leave": lambda: (subprocess.Popen(["sleep", "1000"]), time.sleep(1000)),
+            "lie": lambda: (None, float("nan"), True),
+            "mumble": lambda: 7,
+            "nothing": lambda: (None, 0.0, False),
+            "objects": lambda: ([object()], 0.0, False),
+        }
+        return does[self._does]()
+
+
+class Failing:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("the game is not there")
+
+
+def add(one: int, other: int) -> int:
+    """Add two numbers.
+
+    Args:
+        one: The first.
+        other: The second.
+    """
+    return one + other
+
+
+async def divide(one: float, other: float) -> str:
+    """Divide a number by another.
+
+    Args:
+        one: The first.
+        other: The second.
+    """
+    return str(one / other)
+
+
+NO_FUNCTION = 3
