@@ -122,7 +122,7 @@ def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokeniz
             order.append(number)
             return ""
 
-    def script(prompt: Sequence[int], seed: int) -> list[int]:
+    def script(_: Sequence[int], seed: int) -> list[int]:
         return [5, END] if seed < 100 else [5] * 30 + [END]
 
     episodes, _ = played(tokenizer, Noting(*answers), script, rows=[{}, {}])

@@ -100,3 +100,18 @@ async def divide(one: float, other: float) -> str:
 
 
 NO_FUNCTION = 3
+
+
+class Judging:
+    """Two turns, each rewarded by the length of the answer; fails where the row of the data says so."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self._turn = 0
+        if row["prompt"] in row.get("fails", ()):
+            raise ValueError("no such game")
+
+    def step(self, response: str) -> tuple[str, float, bool]:
+        self._turn += 1
+        if "fail" in response:
+            raise ValueError("the game is broken")
+        return " well done ", len(response) % 7 / 7 + self._turn, self._turn == 2

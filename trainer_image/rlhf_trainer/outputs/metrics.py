@@ -81,6 +81,10 @@ response_length/mean       rlhf_response_length_tokens
     Mean length of the step's responses.
 response_finished/mean     rlhf_finished_responses_ratio
     Share of the step's responses that end by themselves, not at the longest length.
+episodes/turns rlhf_episode_turns
+    Mean number of the model's answers in an episode.
+episodes/failed rlhf_episodes_failed_total
+    Episodes whose environment failed or was too slow, and that nothing is learned from.
 kl/reference               rlhf_kl_reference_nats
     Divergence of the actor from the reference, mean of the step's responses.
 kl/coefficient             rlhf_kl_coefficient

@@ -21,6 +21,8 @@ MEANINGS = {
     "accuracy/safety": "share of the batch's responses whose cost has the right sign",
     "margin/pairs": "mean implicit reward of the chosen response less the rejected one's",
     "groups/with_signal": "share of prompts whose responses differ in reward",
+    "episodes/turns": "answers of the model in an episode",
+    "episodes/failed": "episodes that nothing is learned from, as their environment failed",
     "entropy": "nats a token; near 0: no exploration",
     "clip_fraction": "share of tokens at the ratio's clip",
     "response_finished/mean": "share that ended before the token limit",

@@ -220,7 +220,7 @@ class Playing(Generating):
             start = len(episode.prompt)
             rewards[row, start : start + len(episode.rewards)] = torch.tensor(episode.rewards)
         played = torch.tensor([float(not episode.failure) for episode in self._episodes])
-        self._measure()
+        self._measure_episodes()
         return {**fields, "turn_rewards": rewards, "played": played}
 
     def respond(self, batch: Batch, prompts: list[Ids], *, greedy: bool) -> tuple[list[Ids], list[Response]]:
@@ -258,7 +258,7 @@ class Playing(Generating):
             raise UserCodeError(f"{path} failed in all {total} episodes of a rank; in the first it {failures[0]}")
         recorder.warn("episodes/failed", f"{path} failed in {len(failures)} of {total} episodes: it {failures[0]}")
 
-    def _measure(self) -> None:
+    def _measure_episodes(self) -> None:
         played = [each for each in self._episodes if each.row is not None]
         recorder.add("episodes/failed", float(sum(bool(each.failure) for each in played)))
         recorder.mean("episodes/turns", float(sum(each.turns for each in played)), float(len(played)))
