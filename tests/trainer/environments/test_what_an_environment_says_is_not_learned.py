@@ -25,11 +25,11 @@ from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers import rollout
+from rlhf_trainer.workers import rollout, samples
 from tests.trainer.environments.scripted import END, ScriptedEngine
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
-from tests.trainer.tiny import save_tiny
+from tests.trainer.tiny import EXAMPLE_MODEL, save_tiny
 from tests.trainer.training.test_an_actors_update_is_the_papers_formula import after_one_step, assert_same
 
 HERE = "tests.trainer.environments.user_environments"
@@ -137,7 +137,7 @@ def turns_of(fields: dict[str, Tensor], row: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", ["GRPO", "PPO"])
 def test_a_row_is_prompt_answer_observation_answer(learned: Any, name: str) -> None:
     fields, _, measured = learned[name]
-    tokenizer = AutoTokenizer.from_pretrained(str(Path(__file__).parents[3] / "examples/rlhf_examples/helpful/model"))
+    tokenizer = AutoTokenizer.from_pretrained(str(EXAMPLE_MODEL))
     observed = tokenizer(OBSERVED, add_special_tokens=False)["input_ids"]
     for row in range(PROMPTS * SAMPLES):
         (first, end), (start, last) = turns_of(fields, row)
@@ -199,3 +199,20 @@ def test_values_go_on_over_what_the_environment_said(learned: Any) -> None:
         rewards, values = (fields[name][row, own][None] for name in ("token_rewards", "values"))
         expected, _ = gae(rewards, values, torch.ones_like(rewards), gamma=1.0, lam=0.95)
         torch.testing.assert_close(fields["advantages"][row, own], expected[0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_episode_is_kept_as_a_conversation(learned: Any) -> None:
+    fields, _, _ = learned["PPO"]
+    tokenizer = AutoTokenizer.from_pretrained(str(EXAMPLE_MODEL))
+    batch = Batch(step=1, start=0, size=PROMPTS * SAMPLES, fields=fields)
+    for row in range(batch.size):
+        (first, end), (start, last) = turns_of(fields, row)
+        spans = [fields["tokens"][row, one : other + 1] for one, other in ((first, end), (start, last))]
+        answers = [tokenizer.decode(each, skip_special_tokens=True) for each in spans]
+        one, observed, two = samples.turns_of(batch, row, tokenizer)
+        assert [one["text"], observed["text"], two["text"]] == [answers[0], OBSERVED, answers[1]]
+        assert [each["written"] for each in (one, observed, two)] == [True, False, True]
+        assert (observed["reward"], one["reward"] + two["reward"]) == (0.0, pytest.approx(float(fields["scores"][row])))
+        sample = samples.sample_of(batch, row, tokenizer)
+        assert sample.response == answers[1], "what is scored is the last answer"
+        assert sample.prompt.endswith(answers[0] + OBSERVED)

@@ -75,6 +75,21 @@ def test_a_row_has_its_texts_every_part_of_the_reward_the_advantage_and_lengths(
     assert {"rollouts.html", "rollouts.html#helpful-ppo"} <= set(links)
 
 
+def test_an_episode_is_a_conversation_of_which_the_models_part_is_told(run: Write) -> None:
+    turns = [
+        {"text": "<tool_call>2+2", "written": True, "reward": 0.0},
+        {"text": NASTY, "written": False, "reward": 0.0},
+        {"text": "4", "written": True, "reward": 1.5},
+    ]
+    folder = run([rollout(1, 0, turns=turns), rollout(1, 1), rollout(1, 2, turns=[3, {}])])
+    page_of(folder)
+    page, rows = rollouts_page(folder)
+    assert [row["turns"] for row in rows] == [turns, [], [{"text": "None", "written": False, "reward": None}]]
+    assert "Indented is what an environment or a tool said, from which nothing is learned." in page.sections[""]
+    page_of(run([rollout(1, 1)]))
+    assert "Indented" not in rollouts_page(folder)[0].sections[""]
+
+
 def test_a_job_without_rollouts_has_no_such_page_and_an_old_one_goes(run: Write) -> None:
     folder = run([rollout(1, 0)])
     page_of(folder)

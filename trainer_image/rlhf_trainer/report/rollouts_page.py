@@ -24,7 +24,7 @@ def render(name: str, jobs: Mapping[str, Rollouts]) -> str:
 
 def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """What the page holds of a row; a number that is not finite is null, for JSON knows none."""
-    parts, columns = row.get("reward_parts"), row.get("columns")
+    parts, columns, turns = row.get("reward_parts"), row.get("columns"), row.get("turns")
     return {
         "job": job,
         "step": row["step"],
@@ -34,7 +34,17 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "response": shortened(row["response"], MOST_CHARACTERS),
         "columns": shortened(json.dumps(columns, ensure_ascii=False), MOST_CHARACTERS) if columns else "",
         "parts": {str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        "turns": [_turn(each) for each in turns if isinstance(each, dict)] if isinstance(turns, list) else [],
         **{name: _number(row.get(name)) for name in NUMBERS},
+    }
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer of the model, or what its environment said."""
+    return {
+        "text": shortened(str(turn.get("text")), MOST_CHARACTERS),
+        "written": bool(turn.get("written")),
+        "reward": _number(turn.get("reward")),
     }
 
 

@@ -15,10 +15,10 @@ from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.training.save import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.samples import from_bytes, sample_of
+from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
 
 READS = ("tokens", "attention_mask", "response_mask", "finished", "policy_version", "scores")
-READS_IF_THERE = ("advantages", "costs", "columns", "reward_parts")
+READS_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards")
 SEEDS = 2.0**56
 """`response_seed` gives one of so many numbers."""
 
@@ -58,6 +58,8 @@ class RolloutKeeper:
             "response": sample.response,
             "reward": float(batch["scores"][row]),
         }
+        if "turn_rewards" in fields:
+            found |= self._episode(batch, row)
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
             found["reward_parts"] = parts
         if "costs" in fields:
@@ -69,10 +71,16 @@ class RolloutKeeper:
             found["columns"] = from_bytes(fields["columns"][row])
         return found | {
             "finished": sample.finished,
-            "prompt_tokens": int(batch["attention_mask"][row].sum() - response),
+            "prompt_tokens": int((batch["response_mask"][row] > 0).int().argmax()),
             "response_tokens": int(response),
             "policy_version": int(batch["policy_version"][row]),
         }
+
+    def _episode(self, batch: Batch, row: int) -> dict[str, Any]:
+        """Of an episode the prompt and all that comes after it, and that in turns."""
+        turns, start = turns_of(batch, row, self._tokenizer), int((batch["response_mask"][row] > 0).int().argmax())
+        prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
+        return {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}
 
 
 def _is_torn(file: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,6 +48,25 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
         finished=bool(batch["finished"][row]),
         columns=from_bytes(batch["columns"][row]) if "columns" in batch.fields else {},
     )
+
+
+def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """What comes after the prompt of one of this rank's episodes, each answer and each observation by itself.
+
+    text; written: whether the model wrote it; reward: what the environment gave for it.
+    """
+    written = batch["response_mask"][row] > 0
+    start, end = int(written.int().argmax()), int(batch["attention_mask"][row].sum())
+    places = (written[start : end - 1] != written[start + 1 : end]).nonzero()[:, 0] + start + 1
+    cuts = [start, *places.tolist(), end]
+    return [
+        {
+            "text": tokenizer.decode(batch["tokens"][row, one:other], skip_special_tokens=True),
+            "written": bool(written[one]),
+            "reward": float(batch["turn_rewards"][row, one:other].sum()),
+        }
+        for one, other in itertools.pairwise(cuts)
+    ]
 
 
 def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:

@@ -32,6 +32,12 @@ function element(tag, className, text, ...children) {
   return made;
 }
 
+/* Of an episode: what the model wrote and learns from, with its reward, or what its environment said. */
+function turn(one) {
+  const reward = one.reward ? [element("span", "quiet small", ` · reward ${Number(one.reward.toPrecision(4))}`)] : [];
+  return one.written ? element("p", "text", one.text, ...reward) : element("p", "observed", one.text);
+}
+
 function card(row) {
   const numbers = NUMBERS.map((name) => [name.replace("_", " "), row[name]]);
   numbers.splice(1, 0, ...Object.entries(row.parts).map(([name, value]) => ["· " + name, value]));
@@ -40,7 +46,7 @@ function card(row) {
   return element("article", "sample", "",
     element("p", "quiet small", `${row.job}, step ${row.step}, row ${row.row}${row.finished ? "" : ", cut off"}`),
     element("p", "prompt", row.prompt),
-    element("p", "text", row.response),
+    ...(row.turns.length ? row.turns.map(turn) : [element("p", "text", row.response)]),
     ...(row.columns ? [element("p", "quiet small columns-of", row.columns)] : []),
     element("p", "scores", "", ...told));
 }
