@@ -320,7 +320,8 @@ def _user_code() -> Iterator[Rule]:
         yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
     judges = ("evaluation.functions[]", "evaluation.verifiers[]")
     times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
-    times["rollout.stepTimeoutSeconds"] = Field("rollout.stepTimeoutSeconds")
+    step = Field("rollout.stepTimeoutSeconds")
+    times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS).then(step, 0.0)
     yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").given

@@ -30,6 +30,7 @@ ROLES = ("actor", "critic", "reference", "reward", "cost")
 ALL = "{name: all, models: [actor, critic, reference, reward], slotsPerNode: 1}"
 POOLS = f"placement={{mode: Manual, pools: [{ALL}]}}"
 FUNCTION = "models.reward={entrypoint: a.b:c}"
+ENVIRONMENT, TOOLS = "rollout.environment={entrypoint: 'a:Env', arguments: {n: 1}}", "rollout.tools=['a:add']"
 VERIFIERS = "evaluation={data: {uri: hf://x}, samplesPerPrompt: 8, verifiers: [{name: right, verifier: {name: Math}}]}"
 JUDGE = "{judge: {url: 'http://c/v1', model: m, prompt: 'Rate {response}', arguments: {seed: 1}}}"
 PAIRWISE = "{judge: {url: 'http://c/v1', model: m, prompt: '{response_a} or {response_b}'}}"
@@ -184,6 +185,12 @@ RIGHT: dict[str, Case] = {
     "columns for functions": Case(
         "GRPO", ("data.train.columns=[answer, 'a b']", "evaluation={data: {uri: hf://x, columns: [answer]}}")
     ),
+    "an environment instead of a reward": Case("GRPO", (ENVIRONMENT, "models.reward=")),
+    "an environment on pools": Case(
+        "GRPO", (ENVIRONMENT, "models.reward=", POOLS.replace("critic, ", "").replace(", reward", ""))
+    ),
+    "an environment and a reward": Case("PPO", (ENVIRONMENT, "rollout.maxTurns=2", "rollout.stepTimeoutSeconds=0.5")),
+    "tools": Case("GRPO", (TOOLS,)),
     "GSPO": Case("GRPO", ("algorithm.ratio=Sequence",)),
     "DAPO": Case("GRPO", ("algorithm.oversampling=2", "algorithm.rewards.overlongPenalty={bufferTokens: 1024}")),
     "a group baseline": Case("REINFORCEPP", ("algorithm.baseline=Group", "rollout.samplesPerPrompt=2")),
@@ -440,6 +447,32 @@ WRONG: dict[str, Case] = {
     "no actor": Case("PPO", ("models.actor=",), "spec.models.actor"),
     "no critic": Case("PPO", ("models.critic=",), "spec.models.critic"),
     "no reward": Case("GRPO", ("models.reward=",), "spec.models.reward"),
+    "tools and no reward": Case("GRPO", (TOOLS, "models.reward="), "spec.models.reward"),
+    "tools and an environment": Case("GRPO", (TOOLS, ENVIRONMENT), "spec.rollout.tools"),
+    "tools of the job and of the rows": Case("GRPO", (TOOLS, "data.train.toolsKey=t"), "spec.data.train.toolsKey"),
+    "tools of the job and of a mix": Case(
+        "GRPO",
+        (TOOLS, "data.train={mix: [{uri: hf://a}, {uri: hf://b, toolsKey: t}]}"),
+        "spec.data.train.mix.1.toolsKey",
+    ),
+    "tools of the job and of the held-out rows": Case(
+        "GRPO", (TOOLS, "evaluation={data: {uri: hf://x, toolsKey: t}}"), "spec.evaluation.data.toolsKey"
+    ),
+    "tools of the job and of a held-out set": Case(
+        "GRPO",
+        (TOOLS, "evaluation={data: {sets: [{name: a, uri: hf://x, toolsKey: t}]}}"),
+        "spec.evaluation.data.sets.0.toolsKey",
+    ),
+    "no tools": Case("GRPO", ("rollout.tools=[]",), "spec.rollout.tools"),
+    "a tool that is no entry point": Case("GRPO", ("rollout.tools=[add]",), "spec.rollout.tools.0"),
+    "an environment of SFT": Case("SFT", (ENVIRONMENT,), "spec.rollout"),
+    "an environment of a data set": Case("Generate", (ENVIRONMENT,), "spec.rollout.environment"),
+    "tools of a data set": Case("Generate", (TOOLS,), "spec.rollout.tools"),
+    "no turns": Case("GRPO", (TOOLS, "rollout.maxTurns=0"), "spec.rollout.maxTurns"),
+    "a step without end": Case("GRPO", (TOOLS, "rollout.stepTimeoutSeconds=1800"), "spec.rollout.stepTimeoutSeconds"),
+    "the reward of an environment on a pool": Case(
+        "GRPO", (ENVIRONMENT, "models.reward=", POOLS.replace("critic, ", "")), "spec.placement.pools.0.models"
+    ),
     "no cost": Case("SafeRLHF", ("models.cost=",), "spec.models.cost"),
     **{
         f"{setting} of a {place} that is only read": Case(
