@@ -85,6 +85,22 @@ def test_an_own_algorithm_with_workers_and_a_reward_of_its_own_learns_and_goes_o
     assert '"""None."""' in (output / "better-half" / "algorithm-from-000003.py").read_text()
 
 
+GRPO = "--set=algorithm={name: GRPO, kl: {coefficient: 0}}"
+
+
+def test_an_own_environment_answers_and_rewards(project: Path) -> None:
+    output, asked = project / "words", "{entrypoint: 'words:Words', arguments: {wanted: 2}}"
+    sets = (GRPO, "--set=models.reward=", f"--set=rollout.environment={asked}", "--set=rollout.keep=1.0")
+    done = command("run", project / "job.yaml", f"--output={output}", *sets)
+    assert done.returncode == 0, done.stderr
+    steps = records(output / "better-half")
+    assert all(each["episodes/failed"] == 0 and each["episodes/turns"] >= 1 for each in steps)
+    kept = [json.loads(line) for line in (output / "better-half" / "rollouts.jsonl").read_text().splitlines()]
+    turns = [row["turns"] for row in kept]
+    assert {turn["text"] for each in turns for turn in each if not turn["written"]} <= {" More. ", " Fewer. "}
+    assert [row["reward"] for row in kept] == pytest.approx([sum(turn["reward"] for turn in each) for each in turns])
+
+
 def test_the_page_shows_the_files() -> None:
     shown = dict(re.findall(r'^```\w+ title="(\S+)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
     assert shown == {name: FILES[name] for name in shown}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +25,9 @@ class Immediate:
 
     def __init__(self, *said: Any) -> None:
         """said: to the reset and to each step of every episode."""
-        self.said, self.asked, self.ended = said, [], []
+        self.said = said
+        self.asked: list[tuple[int, str, Any]] = []
+        self.ended: list[int] = []
         self._ready: list[tuple[int, Any]] = []
         self._turns: dict[int, int] = {}
 
@@ -63,9 +67,7 @@ def played(
 
     Engine.script = staticmethod(script)
     engine = Engine()
-    episodes = [
-        Episode(list(PROMPT), lambda turn, place=place: 100 * place + turn, row) for place, row in enumerate(rows)
-    ]
+    episodes = [Episode(list(PROMPT), partial(operator.add, 100 * place), row) for place, row in enumerate(rows)]
     encoder = TurnEncoder(tokenizer, chat_template="Auto")
     Play(engine, environment, encoder, limits=limits).play(episodes)
     return episodes, engine

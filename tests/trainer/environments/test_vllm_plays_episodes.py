@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def play(folder: str, groups: list[list[int]]) -> list[dict[str, Any]]:
     environments = Environments(judging, arguments={}, seconds=60, path=path) if engine.is_first else None
     encoder = TurnEncoder(AutoTokenizer.from_pretrained(folder), chat_template="Auto")
     episodes = [
-        Episode(prompt, lambda turn, row=row: 100 * row + turn, {"prompt": ""})
+        Episode(prompt, partial(operator.add, 100 * row), {"prompt": ""})
         for row, prompt in enumerate(prompts(0)[:EPISODES])
     ]
     Play(engine, environments, encoder, limits=LIMITS).play(episodes)

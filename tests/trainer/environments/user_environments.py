@@ -63,7 +63,7 @@ class Unruly:
             "die": lambda: os._exit(3),
             "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             "hang": lambda: time.sleep(1000),
-            "leave": lambda: (subprocess.Popen(["sleep", "1000"]), time.sleep(1000)),
+            "leave": lambda: subprocess.run(["sleep", "1000"], check=True),
             "lie": lambda: (None, float("nan"), True),
             "mumble": lambda: 7,
             "nothing": lambda: (None, 0.0, False),
