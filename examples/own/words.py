@@ -11,7 +11,7 @@ class Words:
     def __init__(self, *, wanted: int) -> None:
         self._wanted = wanted
 
-    def reset(self, row: dict[str, Any]) -> None:  # noqa: ARG002
+    def reset(self, row: dict[str, Any]) -> None:
         """`row` is the prompt and the columns of the data. None: the episode begins with the prompt as it is."""
 
     def step(self, response: str) -> tuple[str | None, float, bool]:

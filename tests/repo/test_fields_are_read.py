@@ -14,6 +14,7 @@ import rlhf_api.functions
 import rlhf_api.judges
 import rlhf_api.model_shape
 import rlhf_api.outputs
+import rlhf_api.rollout
 import rlhf_api.run_policy
 import rlhf_api.runtime
 import rlhf_api.spec
@@ -29,6 +30,7 @@ MODULES = (
     rlhf_api.functions,
     rlhf_api.model_shape,
     rlhf_api.outputs,
+    rlhf_api.rollout,
     rlhf_api.run_policy,
     rlhf_api.runtime,
     rlhf_api.spec,

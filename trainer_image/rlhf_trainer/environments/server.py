@@ -47,16 +47,21 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
             command = receive(channel)
             if "end" in command:
                 send(channel, {"code": _end(episodes.pop(command["end"]))})
-                continue
-            _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
-            with socket.socket(fileno=handle) as theirs:
-                process = os.fork()
-                if process == 0:
-                    channel.close()
-                    _play(theirs, found[0], command["arguments"])
-            with suppress(OSError):
-                os.setpgid(process, process)
-            episodes[command["begin"]] = process
+            else:
+                episodes[command["begin"]] = _begin(channel, found[0], command["arguments"])
+
+
+def _begin(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
+    """Fork an episode's process, in a group of its own, on the socket that comes after the command."""
+    _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
+    with socket.socket(fileno=handle) as theirs:
+        process = os.fork()
+        if process == 0:
+            channel.close()
+            _play(theirs, make, arguments)
+    with suppress(OSError):  # the child does it too, whichever is first
+        os.setpgid(process, process)
+    return process
 
 
 def _end(process: int) -> int:
