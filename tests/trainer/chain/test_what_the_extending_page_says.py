@@ -85,12 +85,13 @@ def test_an_own_algorithm_with_workers_and_a_reward_of_its_own_learns_and_goes_o
     assert '"""None."""' in (output / "better-half" / "algorithm-from-000003.py").read_text()
 
 
-GRPO = "--set=algorithm={name: GRPO, kl: {coefficient: 0}}"
+GRPO = "--set=better-half:algorithm={name: GRPO, kl: {coefficient: 0}}"
 
 
 def test_an_own_environment_answers_and_rewards(project: Path) -> None:
     output, asked = project / "words", "{entrypoint: 'words:Words', arguments: {wanted: 2}}"
-    sets = (GRPO, "--set=models.reward=", f"--set=rollout.environment={asked}", "--set=rollout.keep=1.0")
+    changes = ("models.reward=", f"rollout.environment={asked}", "rollout.keep=1.0", "training.totalSteps=2")
+    sets = [GRPO, *SHORT, *(f"--set=better-half:{change}" for change in changes)]
     done = command("run", project / "job.yaml", f"--output={output}", *sets)
     assert done.returncode == 0, done.stderr
     steps = records(output / "better-half")
