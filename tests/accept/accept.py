@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ from rlhf_mapper.mapping import PHASES
 ROOT = Path(__file__).resolve().parents[2]
 RLHF = Path(sys.executable).with_name("rlhf")
 EXAMPLE, SUMS = "examples/01-helpful-ppo.yaml", "examples/12-arithmetic-grpo.yaml"
+CALCULATOR = "examples/18-calculator-grpo.yaml"
+WITH_A_TOOL = (
+    Figure(job="calculator-grpo", name="reward_after", least=0.9),
+    Figure(job="calculator-alone", name="reward_after", most=0.45),
+)
 LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 """Of the win rate above a half, what adapters have to reach of what training all weights does."""
 RIGHT_SUMS = (
@@ -219,13 +224,22 @@ def hybrid_engine(folder: Path) -> dict[str, Any]:
 
 def verifiable_rewards(folder: Path) -> dict[str, Any]:
     """GRPO on sums by a verifier alone: summary.json, whose rewards are shares of the held-out sums that are right."""
-    output = folder / "verifiable_rewards"
-    command = [str(RLHF), "run", SUMS, "--output", str(output)]
+    return _held_to(SUMS, RIGHT_SUMS, folder / "verifiable_rewards")
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    """GRPO with a calculator and without: summary.json, whose rewards are shares of right answers, held-out."""
+    return _held_to(CALCULATOR, WITH_A_TOOL, folder / "environment")
+
+
+def _held_to(example: str, figures: Sequence[Figure], output: Path) -> dict[str, Any]:
+    """The summary of an example, held to these figures."""
+    command = [str(RLHF), "run", example, "--output", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
     if code:
         raise FellShortError(f"rlhf run exits with {code}", {"exit_code": code})
     summary: dict[str, Any] = json.loads((output / "summary.json").read_text())
-    hold_to(check(summary, RIGHT_SUMS), summary)
+    hold_to(check(summary, figures), summary)
     return summary
 
 
@@ -357,6 +371,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "auto_mapping_cluster": auto_mapping_cluster,
     "shared_cluster": shared_cluster,
     "verifiable_rewards": verifiable_rewards,
+    "environment": environment,
     "monitoring": monitoring,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
