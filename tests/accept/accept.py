@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,7 @@ def environment(folder: Path) -> dict[str, Any]:
     return _held_to(CALCULATOR, WITH_A_TOOL, folder / "environment")
 
 
-def _held_to(example: str, figures: Sequence[Figure], output: Path) -> dict[str, Any]:
+def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[str, Any]:
     """The summary of an example, held to these figures."""
     command = [str(RLHF), "run", example, "--output", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode

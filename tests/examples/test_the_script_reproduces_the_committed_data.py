@@ -12,6 +12,7 @@ MODEL = {"model/config.json", "model/tokenizer.json", "model/tokenizer_config.js
 WRITTEN_BY_THE_SCRIPT = {
     "helpful": {"train.jsonl", "heldout.jsonl", "safety_train.jsonl", "safety_heldout.jsonl", *MODEL},
     "arithmetic": {"train.jsonl", "heldout.jsonl", *MODEL},
+    "calculator": {"train.jsonl", "heldout.jsonl", *MODEL},
 }
 
 

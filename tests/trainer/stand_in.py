@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from rlhf_trainer.generation.checksum import bit_sum
+from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
 class GeneratorStandIn:
     """Keeps its shard of each weight; a subclass writes responses. It does not sleep."""
 
+    is_first = True
+    generate: Callable[..., list[Response]]
+
     def __init__(self, *_: Any, **__: Any) -> None:
         self.weights: dict[str, Tensor] = {}
+        self._asked: list[tuple[int, Sequence[int], int, dict[str, Any]]] = []
+
+    def begin(self, number: int, prompt: Sequence[int], seed: int, **options: Any) -> None:
+        self._asked.append((number, prompt, seed, options))
+
+    def step(self) -> list[tuple[int, Response]]:
+        asked, self._asked = self._asked, []
+        return [(number, self.generate([prompt], [seed], **options)[0]) for number, prompt, seed, options in asked]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._asked)
+
+    def agreed(self, value: Any) -> Any:
+        return value
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """The bit sum of each weight."""

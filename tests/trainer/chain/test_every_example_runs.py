@@ -41,6 +41,7 @@ OF = {
 """Metrics of every step, by algorithm; POLICY of others."""
 OPTIONAL = {
     "arithmetic-two-rewards": {"reward_part/right", "reward_part/short"},
+    "calculator-grpo": {"episodes/turns", "episodes/failed"},
     "helpful-dapo": {"corrected_fraction"},
     "helpful-judged": {"judge/questions", "judge/unread"},
     "helpful-ppo-ptx": {"loss/pretrain"},
@@ -49,13 +50,15 @@ OPTIONAL = {
 LEFT_OUT = {
     "arithmetic-grpo": {"kl/reference"},
     "arithmetic-two-rewards": {"kl/reference"},
+    "calculator-alone": {"kl/reference", "ratio/first_max_deviation"},
+    "calculator-grpo": {"kl/reference", "ratio/first_max_deviation"},
     "helpful-dapo": {"kl/reference"},
     "helpful-judged": {"kl/reference", "ratio/first_max_deviation"},
     "helpful-opo": {"ratio/first_max_deviation"},
 }
-"""All but the last have no reference; the only update of the last two's step finds the old log-probabilities."""
-NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards")
-"""After two steps of SFT no sum is."""
+"""All but the last have no reference; the only update of a step of four of them finds the old log-probabilities."""
+NEVER_RIGHT = ("arithmetic-grpo", "arithmetic-two-rewards", "calculator-alone", "calculator-grpo")
+"""After two steps of SFT no answer is."""
 
 ONE_SLOT = "--set=resources.slotsPerNode=1"
 """For those that always run: a job's processes start in half the time."""

@@ -18,7 +18,6 @@ class ScriptedEngine(GeneratorStandIn):
     """Stands where vLLM would."""
 
     script: Script = staticmethod(lambda prompt, seed: [5, END])
-    is_first = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -26,7 +25,9 @@ class ScriptedEngine(GeneratorStandIn):
         """(number, prompt, seed, most tokens) of each request, in their order."""
         self._under_way: dict[int, tuple[list[int], int]] = {}
 
-    def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
+    def begin(  # type: ignore[override]
+        self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool
+    ) -> None:
         assert number not in self._under_way
         self.asked.append((number, list(prompt), seed, max_tokens))
         self._under_way[number] = (list(type(self).script(prompt, 0 if greedy else seed))[:max_tokens], 0)
@@ -44,6 +45,3 @@ class ScriptedEngine(GeneratorStandIn):
     @property
     def is_busy(self) -> bool:
         return bool(self._under_way)
-
-    def agreed(self, value: Any) -> Any:
-        return value
