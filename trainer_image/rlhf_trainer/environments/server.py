@@ -7,6 +7,7 @@ module holds after its import is there once for all.
 
 from __future__ import annotations
 
+import asyncio  # here and not in each episode's process: tens of milliseconds
 import inspect
 import json
 import os
@@ -111,8 +112,6 @@ class Episode:
         if not inspect.isawaitable(found):
             return found
         if self._loop is None:
-            import asyncio  # tens of milliseconds that an environment without coroutines does not need
-
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(found)
 
