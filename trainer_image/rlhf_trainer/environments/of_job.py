@@ -12,23 +12,25 @@ from rlhf_trainer.rewards.function import Failure
 TOOLS = "rlhf_trainer.environments.tools:Tools"
 
 
-def path_of(job: Job) -> str:
-    """The field of the manifest that says what plays, and what that is, for messages."""
-    rollout = job.spec.rollout
-    if rollout.environment:
-        return f"{job.name}: spec.rollout.environment: {rollout.environment.entrypoint}"
-    return f"{job.name}: spec.rollout.tools"
+def subject_of(job: Job) -> str:
+    """What plays, with its field of the manifest, as the beginning of a sentence."""
+    environment = job.spec.rollout.environment
+    return f"{_path(job)}: {environment.entrypoint}" if environment else f"{_path(job)}:"
+
+
+def _path(job: Job) -> str:
+    return f"{job.name}: spec.rollout.{'environment' if job.spec.rollout.environment else 'tools'}"
 
 
 def environments_of(job: Job) -> Environments:
     """What answers the model in a job's episodes; its process is started."""
     rollout = job.spec.rollout
-    path, seconds = path_of(job), rollout.step_timeout_seconds
-    if rollout.environment:
-        entrypoint, arguments = rollout.environment.entrypoint, rollout.environment.arguments
-        return Environments([entrypoint], arguments=arguments, seconds=seconds, path=path)
     functions = list(rollout.tools or ())
-    return Environments([TOOLS, *functions], arguments={"functions": functions}, seconds=seconds, path=path)
+    entrypoints: list[str] = [TOOLS, *functions]
+    arguments: dict[str, Any] = {"functions": functions}
+    if rollout.environment:
+        entrypoints, arguments = [rollout.environment.entrypoint], rollout.environment.arguments
+    return Environments(entrypoints, arguments=arguments, seconds=rollout.step_timeout_seconds, path=_path(job))
 
 
 def tried(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def tried(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
             environments.ask(0, method, given)
             ((_, found[method]),) = environments.answers(wait=True)
             if isinstance(answer := found[method], Failure):
-                raise UserCodeError(f"{path_of(job)} {answer.what}")
+                raise UserCodeError(f"{subject_of(job)} {answer.what}")
         return found
     finally:
         environments.close()

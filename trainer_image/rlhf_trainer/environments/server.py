@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 
 from rlhf_trainer.rewards.guard import OUR_FILES, described, imported, kind_of, main, number_of, receive, send
 
-OURS = (*OUR_FILES, str(Path(__file__).parent), inspect.__file__, os.path.dirname(os.__file__) + "/asyncio/")  # noqa: PTH120
+SCHEMAS = str(Path(sysconfig.get_path("purelib")) / "transformers")
+OURS = (*OUR_FILES, str(Path(__file__).parent), str(Path(asyncio.__file__).parent), SCHEMAS)
 """Files of a traceback that are not the user's."""
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.environments.of_job import environments_of, path_of
+from rlhf_trainer.environments.of_job import environments_of, subject_of
 from rlhf_trainer.errors import DataError, UserCodeError
 from rlhf_trainer.generation.vllm_engine import Response, response_seed
 from rlhf_trainer.protocols import THREE_D_ALL_MICRO_DP
@@ -253,10 +253,10 @@ class Playing(Generating):
         failures = [each.failure for each in self._episodes if each.failure]
         if not failures:
             return
-        path, total = path_of(self.setting.job), sum(each.row is not None for each in self._episodes)
+        subject, total = subject_of(self.setting.job), sum(each.row is not None for each in self._episodes)
         if total == len(failures) > 1:
-            raise UserCodeError(f"{path} failed in all {total} episodes of a rank; in the first it {failures[0]}")
-        recorder.warn("episodes/failed", f"{path} failed in {len(failures)} of {total} episodes: it {failures[0]}")
+            raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
+        recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")
 
     def _measure_episodes(self) -> None:
         played = [each for each in self._episodes if each.row is not None]
