@@ -92,6 +92,15 @@ class Job(Spec):
         """The models that are trained, and so have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
+    def residents(self) -> tuple[Role, ...]:
+        """What lives in pools: the models, and the generator where it has a pool of its own."""
+        return (*self.models(), "rollout") if self.generates_apart else tuple(self.models())
+
+    @property
+    def generates_apart(self) -> bool:
+        """Whether responses are generated in a pool of their own, not in the actor's."""
+        return any("rollout" in pool.models for pool in self.spec.placement.pools)
+
     @property
     def reference_is_actor(self) -> bool:
         """Whether the reference is the actor without its adapter, and so no model of its own."""

@@ -11,5 +11,8 @@ POOL_RESOURCE = "rlhf-pool-"
 """With a pool's name, what Ray calls its slots on a cluster where each pool has pods of its own."""
 
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
-Role = Literal[PlacedRole, "cost_critic"]
+"""The models of a manifest."""
+Resident = Literal[PlacedRole, "rollout"]
+"""What a pool may hold: models, or the generator alone, which has the weights of the actor in another pool."""
+Role = Literal[Resident, "cost_critic"]
 """`cost_critic` stands in no manifest: it comes with the critic of SafeRLHF, and lives with it."""

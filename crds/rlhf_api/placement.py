@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.contract import OBJECTIVE, Name, NodeCount, SlotCount, Spec
-from rlhf_api.names import PlacedRole
+from rlhf_api.names import Resident
 
 
 class Pool(Spec):
@@ -13,7 +13,13 @@ class Pool(Spec):
 
     name: Annotated[Name, Field(description="Name of the pool.")]
     models: Annotated[
-        tuple[PlacedRole, ...], Field(strict=False, min_length=1, max_length=5, description="Roles that live here.")
+        tuple[Resident, ...],
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=5,
+            description="Roles that live here; `rollout`, which lives alone, generates what the actor then does not.",
+        ),
     ]
     nodes: Annotated[NodeCount, Field(description="Nodes of the pool.")] = 1
     slots_per_node: Annotated[SlotCount, Field(description="Slots of each node.")]

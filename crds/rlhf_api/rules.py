@@ -91,6 +91,8 @@ SAME_SOURCE = (
 REFERENCE_IS_ACTOR = Field("models.actor.lora").given & (
     ~Field("models.reference").given | reduce(operator.and_, SAME_SOURCE)
 )
+ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
+APART = ROLLOUT_POOLS > 0
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -209,7 +211,7 @@ def _sampling() -> Iterator[Rule]:
         whole = Field(f"models.actor.parallelism.{size}").or_else(1)
         divides = whole % Field(f"rollout.{size}Parallel") == 0
         message = f"is {{value}}, which does not divide models.actor.parallelism.{size}, {{whole}}"
-        yield Rule(f"rollout.{size}Parallel", mapped | divides, message, {"whole": whole})
+        yield Rule(f"rollout.{size}Parallel", mapped | APART | divides, message, {"whole": whole})
 
 
 def _old_log_probs() -> Iterator[Rule]:
@@ -287,8 +289,14 @@ def _placement() -> Iterator[Rule]:
         if role == "reference":
             placed &= ~REFERENCE_IS_ACTOR
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
+    yield Rule("placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS})
+    models = Field("placement.pools[].models")
+    lives = models.contains("rollout")
+    yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
+    generates = ONLINE & ~MAKES_DATA
+    yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
     for role in ROLES:
-        lives, message = Field("placement.pools[].models").contains(role), f"{{name}} has no {role}"
+        lives, message = models.contains(role), f"{{name}} has no {role}"
         if role == "reference":
             message = "{name} has no reference; without a KL penalty there is one only if models.reference is given"
         yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)

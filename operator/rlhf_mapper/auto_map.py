@@ -171,10 +171,12 @@ def task_of(
     responses: Sequence[float] = (),
 ) -> MappingProblem:
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
-    if problems := [problem for role in job.models() for problem in _impossible(job, role, shapes[role])]:
+    if job.generates_apart:
+        shapes = {**shapes, "rollout": shapes["actor"]}
+    if problems := [problem for role in job.residents() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
-    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.models()}
+    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.residents()}
     software = software_for(device, job.spec.training.precision, job.spec.training.attention)
     return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
 
@@ -210,14 +212,14 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
 
 def _asked(job: Job, role: Role) -> Parallelism | None:
     """The sizes that the manifest asks for; a reference that it does not write down has none."""
-    if role == "reference" and job.spec.models.reference is None:
+    if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
         return None
     return job.models()[role].parallelism
 
 
 def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
-    rollout, asked = job.spec.rollout, job.models()[role]
+    rollout, asked = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
     recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # there it is as the manifest says
     trained = model.trained_parameters(asked.lora) / model.parameters
     return ModelRequest(
@@ -228,7 +230,7 @@ def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Devic
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
-        offload=asked.offload,
+        offload="None" if role == "rollout" else asked.offload,
     )
 
 

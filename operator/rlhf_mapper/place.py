@@ -43,20 +43,30 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
+    rollout = job.spec.rollout
+    if role == "rollout":
+        return _generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
     asked = job.models()[role].parallelism or Parallelism()
     if role == "reference" and job.spec.models.reference is None and "actor" not in pool.models:
         asked = Parallelism()  # the actor's sizes are for the actor's pool
-    if role != "actor":
+    if role != "actor" or job.generates_apart:
         return asked.over(pool.size)
-    rollout = job.spec.rollout
     return asked.over(
         pool.size, generation_pipeline=rollout.pipeline_parallel or 1, generation_tensor=rollout.tensor_parallel or 0
     )
 
 
+def _generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
+    """A pool that only generates: engines of p_g t_g slots, side by side."""
+    return ParallelSizes(data=max(1, slots // (pipeline * tensor)), pipeline=pipeline, tensor=tensor)
+
+
 def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
     """Sizes whose product is not the slots of the pool, or replicas that do not divide d."""
-    sizes, path = _sizes(job, role, pool), f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
+    sizes = _sizes(job, role, pool)
+    path = f"{job.name}: spec.rollout"
+    if role != "rollout":
+        path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
     if sizes.world_size != pool.size:
         return [Problem(path, f"p-t-d {sizes} takes {sizes.world_size} slots, but pool {pool.name} has {pool.size}")]
     if sizes.data % sizes.replicas:
@@ -81,7 +91,7 @@ def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
     sizes = {
         "batchSize": training.batch_size,
         "promptBatchSize": training.prompt_batch_size and job.sequences_per_step,
-        "miniBatchSize": training.mini_batch_size,
+        "miniBatchSize": None if "rollout" in pool.models else training.mini_batch_size,
     }
     return [
         Problem(

@@ -139,7 +139,7 @@ class PoolCosts:
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
         """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
         wanted = self.wanted[role]
-        if offload == "OptimizerInHost" and wanted.work.trained:
+        if wanted.work.receives_weights or (offload == "OptimizerInHost" and wanted.work.trained):
             return {"weights": 0.0}
         work, software = wanted.work, self.settings[group].software
         return memory.states(wanted.model, software, trains=work.trained > 0, trained_share=work.trained_share)

@@ -59,7 +59,8 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
     """The prediction of a step; its stages take what the search found, each as long as the slowest pool."""
     limits = {gpu.name: gpu.memory for gpu in (setting.nodes.gpu for setting in costs.settings)}
     stages = dict(zip(STAGES, found.stages, strict=True))
-    generating = cuts["actor"].predicted.seconds if "actor" in cuts else {}
+    generator = cuts.get("rollout") or cuts.get("actor")
+    generating = generator.predicted.seconds if generator else {}
     phases: dict[Phase, float] = {
         phase: generating.get(phase, 0.0) if stage == "generation" else stages[stage]
         for phase, stage in STAGE_OF.items()

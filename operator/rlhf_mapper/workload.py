@@ -98,6 +98,8 @@ class Work:
     """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
     keeps_generator: bool = False
     """Whether its generator has its weights from step to step: they do not change, and it never makes room."""
+    receives_weights: bool = False
+    """Whether its generator's weights come from another pool, and it has no others."""
     recomputes: bool | None = False
     """Whether activations are recomputed in the backward pass; None: as it fits best."""
 
@@ -149,14 +151,14 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
         prompt=Lengths((float(data.max_prompt_tokens),)),
         response=lengths,
         most_response_tokens=data.max_response_tokens,
-        work={role: _work(job, role) for role in job.models()},
+        work={role: _work(job, role) for role in job.residents()},
         pool_divides=tuple(number for number in divided if number),
     )
 
 
 def _work(job: Job, role: Role) -> Work:
     """What the calls of a step ask of a model, in sequences; a pair is two."""
-    calls = job.spec.algorithm.calls
+    calls = [(_doer(job, *call), call[1]) for call in job.spec.algorithm.calls]
     methods = [method for model, method in calls if model == role]
     models = {role} | ({"reference"} if role == "actor" and job.reference_is_actor else set())
     passes = methods.count("generate_sequences")
@@ -172,8 +174,14 @@ def _work(job: Job, role: Role) -> Work:
         read_together=read_together,
         trained_together=trained_together,
         keeps_generator=bool(passes) and not trained and "reward" not in job.models(),
+        receives_weights=role == "rollout",
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )
+
+
+def _doer(job: Job, model: str, method: str) -> str:
+    """Which model does what the listing asks of one."""
+    return "rollout" if job.generates_apart and (model, method) == ("actor", "generate_sequences") else model
 
 
 def _is_update(method: str) -> bool:

@@ -71,7 +71,7 @@ def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list
     """Reshard, generate, sleep, wake, score and learn; returns the likeliest responses."""
     engine = actor._generator
     recorder.drain()
-    actor._reshard()
+    actor.reshard()
     found["reshard_seconds"] = round(sum(span.end - span.start for span in recorder.drain().spans), 3)
     found["bytes_awake"], counted = engine.bytes_held(), engine._call("bytes_held")
     found["bytes_of_weights_and_cache"] = counted
@@ -81,8 +81,8 @@ def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list
     found["rows_changed"] = sum(one != other for one, other in zip(tokens, before, strict=False))
     found["bytes_freed"] = engine.sleep()
     found["bytes_asleep"] = engine.bytes_held()
-    actor._generator_version = -1
-    actor._reshard()
+    actor.generator_version = -1
+    actor.reshard()
     again = [list(each.tokens) for each in _responses(actor, greedy=True)]
     sampled, same = (_responses(actor, greedy=False) for _ in range(2))
     found["kl"] = _learn(actor)

@@ -53,8 +53,8 @@ def measure(rung: Rung) -> None:
     batch = batch_of(case)
     for turn in ("first", "second"):
         with rung.part(f"{turn} reshard") as found, live.measured(f"{turn} reshard"):
-            actor._put_generator_to_sleep()
-            actor._reshard()
+            actor.put_generator_to_sleep()
+            actor.reshard()
             found["bytes_of_generator"] = actor._generator.bytes_held()
     with rung.part("generate") as found, live.measured("generate"):
         asked = batch["tokens"][:, :prompt].repeat(8, 1).tolist()

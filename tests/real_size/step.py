@@ -221,7 +221,7 @@ def _step(workers: Mapping[str, Any], case: Case, live: LiveBytes) -> None:
             assert not any(each.is_meta or type(each) is not Tensor for each in added.values()), added
 
     with live.measured("reshard"):
-        actor._reshard()
+        actor.reshard()
         gc.collect()
     call("actor scores", "actor", "compute_log_prob")
     call("reference scores", "reference", "compute_log_prob")

@@ -95,16 +95,19 @@ def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
     return cached_bytes(passes, generator, tokens) * generator.p * copies / passes.memory_bandwidth
 
 
-def received_bytes(passes: Passes, training: Layouts, generator: Layouts) -> Numbers:
+def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
     """Bytes that a GPU receives: its generation shard less the part of it that it trains."""
+    if work.receives_weights:
+        return weights_of_gpu(passes, generator)
     whole = passes.model.parameters * passes.software.compute_bytes
     own = training.gpus if passes.software.shards_weights else training.p * training.t
     return np.maximum(weights_of_gpu(passes, generator) - whole / own, 0.0)
 
 
 def transition_seconds(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Seconds of a transition in each step; the way back moves nothing."""
+    """Seconds of a transition in each step; the way back moves nothing. Another pool is taken to be on other nodes."""
     span = training.gpus if passes.software.shards_weights else training.p * training.t
-    moved = received_bytes(passes, training, generator) / passes.network.of(span)
+    reached = passes.network.between if work.receives_weights else passes.network.of(span)
+    moved = received_bytes(passes, work, training, generator) / reached
     brought = passes.to_or_from_host(training, passes.software.weight_bytes) * work.steps_in_host
     return (moved + brought + passes.software.efficiency.transition_seconds) * (not work.keeps_generator)

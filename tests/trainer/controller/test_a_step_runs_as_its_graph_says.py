@@ -24,7 +24,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, own_reference, training_batch, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, stand_ins, training_batch, worker_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
@@ -129,7 +129,7 @@ def pools(own_ray: None) -> Iterator[Pools]:  # noqa: ARG001
 def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]:
     """Run a step: the reports of each call on each rank, in the order in which they were made, and the controller's."""
     models = pools.models(job, pool_of)
-    models |= own_reference(job, models)
+    models |= stand_ins(job, models)
     batch = training_batch(job, models.pop("data"), BatchFuture(step=1, size=job.sequences_per_step))
     job.spec.algorithm.step(batch, **inputs_of(job, models))
     return pools.log.drain(deadline=DEADLINE)

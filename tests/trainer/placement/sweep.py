@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.place import place
+from rlhf_trainer.run.assembly import inputs_of
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
@@ -114,7 +115,7 @@ def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
 
 def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:
     """Run so many of the algorithm's steps; what each measured."""
-    models = {role: model for role, model in runtime.models.items() if role not in ("data", "judge")}
+    models = inputs_of(one, runtime.models)
     records = []
     for number in range(1, count + 1):
         batch = runtime.models["data"].load_batch(runtime.blank(number, one.sequences_per_step))

@@ -205,3 +205,12 @@ def test_every_algorithm_runs_split_and_standalone(
     together = outcome([roles])
     for groups in ([trained, [role for role in roles if role not in trained]], [[role] for role in roles]):
         require_same(outcome(groups), together)
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (2, 1), (1, 2)], ids=str)
+def test_generation_in_a_pool_of_its_own_gives_the_same_losses(
+    slots: tuple[int, ...], runs: Runs, together: Callable[[str], Outcome]
+) -> None:
+    apart = runs("PPO", [ROLES["PPO"], ["rollout"]], *slots)
+    assert apart.processes == sum(slots)
+    require_same(apart, together("PPO"))

@@ -20,7 +20,7 @@ from rlhf_trainer.run.assembly import (
     data_of,
     helpers_of,
     inputs_of,
-    own_reference,
+    stand_ins,
     setting_of,
     training_batch,
     worker_of,
@@ -76,7 +76,7 @@ def steps(
         models[role] = LocalModel(
             worker_class(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
         )
-    models |= own_reference(job, models)
+    models |= stand_ins(job, models)
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []
     for step in (1, 2):

@@ -185,7 +185,8 @@ class WorkerGroup:
         self._open: list[Message] = []
         """What each rank is sent next."""
         self._processes: list[int] = []
-        self._hosts: list[str] = []
+        self.hosts: list[str] = []
+        """The machine of each rank, once the workers are built."""
         self._building: list[ray.ObjectRef] = []
         process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
         self._ranks = [
@@ -203,10 +204,15 @@ class WorkerGroup:
         for handle in self._ranks:
             handle.prepare.remote(imports)
 
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and a free port of the machine of the first rank."""
+        (found,) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
+        return found
+
     def _join(self) -> None:
         """Have the processes form a group of torch.distributed."""
         pool = self._pool
-        ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
+        address, port = self.rendezvous()
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {
                 "RANK": str(rank),
@@ -231,7 +237,7 @@ class WorkerGroup:
     def wait_until_built(self) -> None:
         """Wait for the workers of all ranks; the first failure is raised as itself."""
         joined = get(self._building, deadline=self._deadline)[: len(self._ranks)]
-        self._processes, self._hosts = [process for process, _ in joined], [host for _, host in joined]
+        self._processes, self.hosts = [process for process, _ in joined], [host for _, host in joined]
 
     def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
         """Add a method of a model of this group: from now on the fields that it reads are cut for its rows."""
@@ -302,7 +308,7 @@ class WorkerGroup:
 
     def _rank_state(self, rank: int, answer: ray.ObjectRef) -> RankState:
         process = f", process {self._processes[rank]}" if self._processes else ""
-        name, host = f"rank {rank} of pool {self.name}{process}", self._hosts[rank] if self._hosts else ""
+        name, host = f"rank {rank} of pool {self.name}{process}", self.hosts[rank] if self.hosts else ""
         last_call = self._log.unfinished_calls(self.name, rank)
         try:
             return RankState(name=name, host=host, last_call=last_call, process=ray.get(answer, timeout=0))

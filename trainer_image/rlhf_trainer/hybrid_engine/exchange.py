@@ -43,20 +43,28 @@ class Exchange:
     """Brings this rank's generation shard together after each update of the training weights."""
 
     def __init__(
-        self, plan: ReshardPlan, *, dtype: torch.dtype, bucket_bytes: tuple[int, int], device: torch.device
+        self,
+        plan: ReshardPlan,
+        *,
+        dtype: torch.dtype,
+        bucket_bytes: tuple[int, int],
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        """All ranks of the world make it together, each with its plan: it gathers how much each of them moves.
+        """All ranks of a group, by itself the world, make it together, each with its plan.
+
+        It gathers how much each of them moves.
 
         dtype: the generator's; elements are cast before they are sent. A bucket holds 1 / BUCKETS of what the busiest
         rank sends and receives, within the bounds `bucket_bytes`. This rank's buffers are two buckets at most, three
         where bytes cross nodes, and one for what it takes from itself if that must be cast.
         """
-        self._plan, self._dtype, self._device = plan, dtype, device
-        self._world = dist.get_world_size()
+        self._plan, self._dtype, self._device, self._group = plan, dtype, device, group
+        self._world = dist.get_world_size(group)
         self._place = {name: place for place, name in enumerate(plan.moves)}
         own = loads(plan).to(device)
         of_all = own.new_empty((self._world, *own.shape))
-        dist.all_gather(list(of_all), own)
+        dist.all_gather(list(of_all), own, group=group)
         self._trades, self._forwards = bool(of_all.any()), bool(of_all[..., 0].any())
         self._steps = steps(plan, of_all.cpu(), (bucket_bytes[0] // dtype.itemsize, bucket_bytes[1] // dtype.itemsize))
         self._sent: list[tuple[int, Tensor]] = []
@@ -94,7 +102,7 @@ class Exchange:
         rank, sent, arrived = self._plan.rank, self._table(self._sent), self._table(self._came)
         claimed = torch.empty_like(sent)
         if self._trades:
-            dist.all_to_all_single(claimed, sent)
+            dist.all_to_all_single(claimed, sent, group=self._group)
             self.stats.collectives += 2
         wrong = claimed != arrived if self._trades else torch.zeros_like(sent, dtype=torch.bool)
         sums = [(self._place[name], kept[name]) for name in self._plan.wanted]
@@ -105,7 +113,7 @@ class Exchange:
         none = self._world**2 * len(self._place)
         first = torch.where(wrong, codes, none).min()
         if self._trades:
-            dist.all_reduce(first, op=dist.ReduceOp.MIN)
+            dist.all_reduce(first, op=dist.ReduceOp.MIN, group=self._group)
         if (code := int(first)) == none:
             return
         place, source, destination = code // self._world**2, code // self._world % self._world, code % self._world
@@ -142,7 +150,7 @@ class Exchange:
             sizes[1][move.source] += move.slice.numel * sent.itemsize
         # as bytes: gloo knows fewer types than generators do
         work: dist.Work = dist.all_to_all_single(
-            received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], async_op=True
+            received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], group=self._group, async_op=True
         )
         arrived.update(((name, move.slice), part) for (name, move), part in _views(step.receives, received))
         self.stats.collectives += 1

@@ -3,35 +3,84 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
+from transformers import PreTrainedConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
-from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats
+from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import device_here, join_group
 from rlhf_trainer.training.lora import with_adapters
-from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 BUCKET_BYTES = 16 * 2**20, 512 * 2**20
 """The least and the most that the buckets of a small and of a large model hold."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A group of two pools: the ranks that train, then those that generate."""
+
+    address: str
+    """The machine of its first rank."""
+    port: int
+    """A free one there."""
+    hosts: Sequence[str]
+    """Of each rank."""
+    training: ParallelSizes
+    generation: ParallelSizes
+
+    @property
+    def parties(self) -> Parties:
+        trainers = self.training.world_size
+        return Parties(
+            training=self.training,
+            sources=range(trainers),
+            generation=self.generation,
+            destinations=range(trainers, len(self.hosts)),
+            nodes=_numbered(self.hosts),
+        )
+
+
 class HybridEngine:
     """Reshards weights from training to generation. Training shards are only read, so the way back moves nothing."""
 
-    def __init__(self, model: ShardedModel, generator: GenerationEngine, *, trust_remote_code: bool) -> None:
-        """All ranks of the pool make it together. Weights are sent in the model's compute type, the generator's."""
-        parameters = describe(inner(model.module).config, trust_remote_code=trust_remote_code)
-        parties = Parties.replica(model.mesh.layout, _nodes(), dist.get_rank())
-        self._model, self._generator = model, generator
-        self._plan = plan(parameters, parties, dist.get_rank())
+    def __init__(
+        self,
+        model: ShardedModel | None,
+        generator: GenerationEngine | None,
+        *,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        trust_remote_code: bool,
+        span: Span | None = None,
+    ) -> None:
+        """All ranks of the pool or, with a span, of both pools make it together.
+
+        model: what this rank trains, if it does; generator: where it generates; dtype: the model's compute type, in
+        which weights are sent, and the generator's.
+        """
+        self._model, self._generator, self.group = model, generator, None
+        parameters = describe(config, trust_remote_code=trust_remote_code)
+        if span is None:
+            assert model is not None
+            rank = dist.get_rank()
+            parties = Parties.replica(model.mesh.layout, _nodes(), rank)
+        else:
+            rank = dist.get_rank() + (0 if model else span.training.world_size)
+            parties = span.parties
+            self.group = join_group(span.address, span.port, rank, len(span.hosts))
+        self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
-            self._plan, dtype=model.compute_dtype, bucket_bytes=BUCKET_BYTES, device=device_here()
+            self._plan, dtype=dtype, bucket_bytes=BUCKET_BYTES, device=device_here(), group=self.group
         )
 
     def to_generation(self) -> ReshardStats:
@@ -40,9 +89,16 @@ class HybridEngine:
         NumericsError, with the parameter and the ranks, if the bits that arrived are not those that were sent, or the
         bits that a generator keeps not those that arrived.
         """
-        adapter = self._model.adapter
-        weights = with_adapters(dict(named_parameters(self._model)), adapter.scale if adapter else 0.0)
-        self._exchange.verify(self._generator.load_weights(self._exchange.pieces(weights), self._plan.wanted))
+        weights: Mapping[str, Shard] = {}
+        if self._model:
+            adapter = self._model.adapter
+            weights = with_adapters(dict(named_parameters(self._model)), adapter.scale if adapter else 0.0)
+        pieces = self._exchange.pieces(weights)
+        if self._generator:
+            kept = self._generator.load_weights(pieces, self._plan.wanted)
+        else:
+            kept, _ = {}, deque(pieces, maxlen=0)
+        self._exchange.verify(kept)
         return self._exchange.stats
 
 
@@ -50,7 +106,11 @@ def _nodes() -> list[int]:
     """rank -> number of its node; a process of a node has its host name."""
     hosts = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
-    return list(map(hosts.index, hosts))
+    return _numbered(hosts)
+
+
+def _numbered(hosts: Sequence[str]) -> list[int]:
+    return [hosts.index(host) for host in hosts]
 
 
 def engine_groups(layout: ParallelSizes) -> list[list[int]]:

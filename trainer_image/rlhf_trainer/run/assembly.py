@@ -42,7 +42,7 @@ from rlhf_trainer.workers.reward import (
     RewardTrainer,
     RewardWorker,
 )
-from rlhf_trainer.workers.rollout import GeneratorWorker
+from rlhf_trainer.workers.rollout import GeneratorWorker, RolloutWorker
 from rlhf_trainer.workers.scoring import NotingScoringWorker, ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
@@ -114,8 +114,9 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     """
     if role == "reward" and (job.spec.rollout.has_turns or not isinstance(job.spec.models.reward, Model)):
         return NotingScoringWorker if job.spec.rollout.keep or job.spec.algorithm.makes == "data" else ScoringWorker
-    worker = _single_turn_worker_of(job, role, pool)
-    return playing(worker) if role == "actor" and job.spec.rollout.has_turns else worker
+    worker = RolloutWorker if role == "rollout" else _single_turn_worker_of(job, role, pool)
+    generates = role == ("rollout" if job.generates_apart else "actor")
+    return playing(worker) if generates and job.spec.rollout.has_turns else worker
 
 
 def _single_turn_worker_of(job: Job, role: Role, pool: Collection[str]) -> type:
@@ -151,6 +152,21 @@ class ActorAsReference:
         self.compute_pair_log_prob = actor.compute_ref_pair_log_prob
 
 
+class ActorApart:
+    """Stands in a step for an actor whose responses are generated in another pool."""
+
+    def __init__(self, actor: Any, rollout: Any) -> None:
+        self._actor, self._rollout = actor, rollout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def generate_sequences(self, batch: Any, **options: Any) -> Any:
+        self._actor.send_weights()
+        self._rollout.receive_weights()
+        return self._rollout.generate_sequences(batch, **options)
+
+
 class KeepingActor:
     """The actor in a step, whose responses are kept before it learns from them."""
 
@@ -165,9 +181,10 @@ class KeepingActor:
         return self._actor.update_actor(batch)
 
 
-def own_reference(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
-    """The reference of a job whose actor is its own; nothing for others."""
-    return {"reference": ActorAsReference(models["actor"])} if job.reference_is_actor else {}
+def stand_ins(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
+    """The reference of a job whose actor is its own, and the actor of one that generates in another pool."""
+    found: dict[str, Any] = {"reference": ActorAsReference(models["actor"])} if job.reference_is_actor else {}
+    return {**found, "actor": ActorApart(models["actor"], models["rollout"])} if job.generates_apart else found
 
 
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,12 +206,16 @@ def helpers_of(job: Job) -> dict[str, type]:
 def setting_of(
     job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: ParallelSizes | None = None
 ) -> WorkerSetting:
-    """What the worker of a role is made from; `total_steps` matters to those that train."""
+    """What the worker of a role is made from; `total_steps` matters to those that train.
+
+    `rollout` is made from the actor.
+    """
+    model: Role = "actor" if role == "rollout" else role
     return WorkerSetting(
         job=job,
-        role=role,
-        model=job.models()[role],
-        folder=folders[role],
+        role=model,
+        model=job.models()[model],
+        folder=folders[model],
         total_steps=total_steps,
         layout=layout,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rlhf_api.custom_algorithm import own_line
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, own_reference, training_batch, worker_of
+from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, stand_ins, training_batch, worker_of
 from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
@@ -37,13 +38,14 @@ def _recorded(job: Job, placed: DeviceMapping) -> Graph:
     workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
     home = next(pool for pool in placed.pools if job.saved in pool.models)
     pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
-    roles = (*job.models(), *(("reward",) if job.has_reward else ()))
+    roles: tuple[Role, ...] = (*job.models(), *(("reward",) if job.has_reward else ()))
+    roles += ("rollout",) if job.generates_apart else ()
     workers |= {"rollouts": RolloutKeeper} if job.spec.rollout.keep else {}
     workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
     models = {
         name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
     }
-    models |= own_reference(job, models)
+    models |= stand_ins(job, models)
     batch = training_batch(job, models.pop("data"), ShapeFuture())
     algorithm.step(batch, **inputs_of(job, models))
     return tracer.graph()

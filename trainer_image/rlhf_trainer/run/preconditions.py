@@ -61,11 +61,12 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         from rlhf_trainer.training.loading import load_config  # seconds that other sizes do not need
         from rlhf_trainer.training.tensor_parallel import impossible_sizes
 
-        model, folder = models[role]
+        model, folder = models["actor" if role == "rollout" else role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
         if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
             size, _, sentence = reason.partition(" ")
             path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
+            path = f"{job.name}: spec.rollout.{size}Parallel" if role == "rollout" else path
             problems.append(Problem(path, sentence))
     if problems:
         raise SpecError(problems)

@@ -17,7 +17,8 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
-from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, own_reference, setting_of, worker_of
+from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
+from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
@@ -95,12 +96,27 @@ class RayRuntime:
         shape: DataShape = self.models["data"].describe().result()[0]
         for pool in self._placed.pools:
             self._build(pool, self._workers(pool, shape, is_home=pool is home))
-        self.models.update(own_reference(self.job, self.models))
         for group in self._groups.values():
             group.wait_until_built()
+        if self.job.generates_apart:
+            self._span_pools(home)
+        self.models.update(stand_ins(self.job, self.models))
         self.drain()
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
+
+    def _span_pools(self, trains: MappedPool) -> None:
+        """Have the actor and its generators, which are in two pools, form a group of both."""
+        generates = next(pool for pool in self._placed.pools if "rollout" in pool.models)
+        groups = [self._groups[pool.name] for pool in (trains, generates)]
+        address, port = groups[0].rendezvous()
+        hosts = [host for group in groups for host in group.hosts]
+        sizes = self._placed.sizes
+        span = Span(
+            address=address, port=port, hosts=hosts, training=sizes["actor"], generation=sizes["rollout"]
+        )
+        for role in ("actor", "rollout"):
+            self.models[role].span_pools(span=span)
 
     def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
         group = self._groups[pool.name]
@@ -119,7 +135,7 @@ class RayRuntime:
             setting = setting_of(job, role, self._folders, total_steps=total_steps, layout=layout)
             setting = with_mapped_fields(setting, self._placed)
             arguments: dict[str, Any] = {"setting": setting}
-            if generates and role == "actor":
+            if role == "rollout" or (generates and role == "actor"):
                 generators = layout.data * layout.micro
                 arguments["max_sequences"] = -(-max(job.sequences_per_step, shape.evaluation_rows) // generators)
             worker = worker_of(job, role, pool.models)

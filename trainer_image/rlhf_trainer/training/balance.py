@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.training.micro_batches import longest_first
-from rlhf_trainer.training.models import MissingLayer, inner
-from rlhf_trainer.training.sharding import ShardedModel
+from rlhf_trainer.training.models import MissingLayer
 from rlhf_trainer.types import Fields
 
 
 class RowCosts:
     """What a model's layers compute for a row, but for a constant: its FLOPs / (2 x layers)."""
 
-    def __init__(self, model: ShardedModel) -> None:
-        config = inner(model.module).config
-        lists = (each for each in inner(model.module).base_model.children() if isinstance(each, nn.ModuleList))
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        lists = (each for each in model.base_model.children() if isinstance(each, nn.ModuleList))
         layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
         self._parameters = sum(round(each.numel() * met(name, config)) for name, each in layer.named_parameters())
         heads = config.num_attention_heads

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _dist2
 from torch.distributed.tensor import DTensor
 
 _timeout: timedelta | None = None
@@ -28,6 +29,17 @@ def start(device: Device, timeout_seconds: float) -> int:
     global _timeout  # noqa: PLW0603 one value for the process, like torch's default group
     _timeout = timeout
     return dist.get_rank()
+
+
+def join_group(store: str, port: int, rank: int, size: int) -> dist.ProcessGroup:
+    """Join a group whose ranks are in several worlds; rank 0 is on the machine `store` and has the port.
+
+    Torch's collectives take it as `group`, but do not know it by the ranks of any world.
+    """
+    assert _timeout is not None, "the world is joined first"
+    there = dist.TCPStore(store, port, size, is_master=rank == 0, timeout=_timeout, wait_for_workers=False)
+    make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
+    return make(there, rank, size, _timeout, device_here())
 
 
 def collective_timeout() -> timedelta | None:

@@ -71,7 +71,7 @@ class ModelRunner:
         self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
         if model.mesh.layout.pipeline > 1:
             self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
-        self._token_budget, self.costs, self._share_prompts = token_budget, RowCosts(model), share_prompts
+        self._token_budget, self.costs, self._share_prompts = token_budget, RowCosts(inner(model.module)), share_prompts
         self._peak = peak_flops(model.compute_dtype)
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 

@@ -53,7 +53,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
         """As of every actor; then the generator sleeps, for other models score the responses before this one."""
         fields = super().generate_sequences(batch, do_sample=do_sample)
         if do_sample:
-            self._put_generator_to_sleep()
+            self.put_generator_to_sleep()
         return fields
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")

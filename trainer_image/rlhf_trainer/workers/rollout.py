@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
@@ -18,10 +19,12 @@ from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.across_pools import WeightReceiver, WeightSender
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
 from rlhf_trainer.workers.reference import OwnReference
 
@@ -41,21 +44,25 @@ ROLLOUT_FIELDS = (
 
 
 class Generating:
-    """One rank of a model with a generation engine that gets each new policy version; its shard is `runner`'s."""
+    """One rank of a generation engine, which gets each new policy version."""
 
     setting: WorkerSetting
     tokenizer: PreTrainedTokenizerBase
-    runner: ModelRunner
+    config: PreTrainedConfig
+    layout: ParallelSizes
+    costs: RowCosts
+    policy_version = 0
+    generator_version = -1
+    """Of the weights that the engine has; -1: it has none."""
 
     def start_generator(self, *, max_sequences: int) -> None:
-        """Once the model is there. `max_sequences`: the most responses that this rank generates at once."""
-        setting, job = self.setting, self.setting.job.spec
-        config = inner(self.runner.model.module).config
+        """Once config, layout and costs are known. `max_sequences`: the most that this rank generates at once."""
+        setting, job, layout = self.setting, self.setting.job.spec, self.layout
         max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
-        layout, layers = self.runner.mesh.layout, int(config.num_hidden_layers)
+        layers = int(self.config.num_hidden_layers)
         self._generator = GenerationEngine(
             setting.folder,
-            config=config,
+            config=self.config,
             rollout=job.rollout,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
@@ -67,11 +74,6 @@ class Generating:
             tensor_groups=engine_groups(layout),
             stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
         )
-        self._hybrid_engine = HybridEngine(
-            self.runner.model, self._generator, trust_remote_code=setting.model.trust_remote_code
-        )
-        self.policy_version = 0
-        self._generator_version = -1
 
     def close(self) -> None:
         """End the generation engine."""
@@ -89,7 +91,7 @@ class Generating:
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
         sampled [B] (0 without `do_sample`) and policy_version [B]: the steps that trained the weights that wrote it.
         """
-        self._reshard()
+        self.reshard()
         with recorder.span("generation", "actor.generate_sequences"):
             prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample)
         fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
@@ -116,32 +118,54 @@ class Generating:
 
     def _measure_generation(self, fields: Fields) -> None:
         """FLOPs of the response tokens (a cache may have those of prompts), and how full the cache has been."""
-        costs, read = self.runner.costs, fields["response_mask"].sum(1).long()
+        costs, read = self.costs, fields["response_mask"].sum(1).long()
         whole = fields["attention_mask"].sum(1).long()
         done = float((costs.of(whole) - costs.of(whole - read)).sum())
         recorder.add("flops/generation", costs.flops(done, float(read.sum())))
         recorder.maximum("kv_cache_used", self._generator.cache_peak())
 
-    def _put_generator_to_sleep(self) -> None:
+    def reshard(self) -> None:
+        """Give the generator the weights of the current policy version, unless it has them."""
+
+
+class Colocated(Generating):
+    """One rank of a model that generates where its weights are; its shard is `runner`'s."""
+
+    runner: ModelRunner
+
+    def start_generator(self, *, max_sequences: int) -> None:
+        """Once the model is there."""
+        model = self.runner.model
+        self.config, self.layout, self.costs = inner(model.module).config, model.mesh.layout, self.runner.costs
+        super().start_generator(max_sequences=max_sequences)
+        self._hybrid_engine = HybridEngine(
+            model,
+            self._generator,
+            config=self.config,
+            dtype=model.compute_dtype,
+            trust_remote_code=self.setting.model.trust_remote_code,
+        )
+
+    def put_generator_to_sleep(self) -> None:
         """Free the generator's cache and weights until the next responses."""
         self._generator.sleep()
-        self._generator_version = -1
+        self.generator_version = -1
         recorder.maximum("idle_bytes/generator", self._generator.bytes_held())
 
-    def _reshard(self) -> None:
-        """Give the generator the weights of the current policy version, unless it has them."""
+    def reshard(self) -> None:
+        """Unless the generator has them, it gets the weights before its cache."""
         received = 0
         with recorder.span("reshard", "actor.reshard"):
-            if self._generator_version != self.policy_version:
+            if self.generator_version != self.policy_version:
                 with self.runner.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
                 self._generator.wake_cache()  # after the shards have left: there need not be room for both
-                self._generator_version = self.policy_version
+                self.generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
 
 
-class GeneratorWorker(Generating):
+class GeneratorWorker(Colocated):
     """One rank of a model that generates and is not trained."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
@@ -155,18 +179,50 @@ class GeneratorWorker(Generating):
         """As of every actor; then, if a model scores the responses, the generator sleeps."""
         fields = super().generate_sequences(batch, do_sample=do_sample)
         if "reward" in self.setting.job.models():
-            self._put_generator_to_sleep()
+            self.put_generator_to_sleep()
         return fields
 
 
-class GeneratingActor(Generating, OwnReference, TrainedModel):
-    """One rank of the actor in RL."""
+class RolloutWorker(Generating, WeightReceiver):
+    """One rank of a pool that generates with the weights of an actor in another pool."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        assert setting.layout is not None
+        self.setting, self.tokenizer = setting, setting.tokenizer()
+        model = inner(generating_model(setting))
+        self.config, self.layout, self.costs = model.config, setting.layout, RowCosts(model)
+        self.start_generator(max_sequences=max_sequences)
+
+
+class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
+    """One rank of the actor in RL; it need not be one that generates."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         super().__init__(setting, setting.trainer(generating_model(setting)))
         self.runner = self.trainer
         self.start_generator(max_sequences=max_sequences)
+
+    @property
+    def generates(self) -> bool:
+        """Whether responses are generated here, not in a pool of their own."""
+        return not self.setting.job.generates_apart
+
+    def start_generator(self, *, max_sequences: int) -> None:
+        """If it is here."""
+        if self.generates:
+            super().start_generator(max_sequences=max_sequences)
+
+    def close(self) -> None:
+        """End the generation engine, if it is here."""
+        if self.generates:
+            super().close()
+
+    def put_generator_to_sleep(self) -> None:
+        """If it is here."""
+        if self.generates:
+            super().put_generator_to_sleep()
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
@@ -177,12 +233,12 @@ class GeneratingActor(Generating, OwnReference, TrainedModel):
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
         """Go back to what `counters` gave."""
         super().set_counters(counters=counters)
-        self.policy_version, self._generator_version = counters["policy_version"], -1
+        self.policy_version, self.generator_version = counters["policy_version"], -1
 
     @contextmanager
     def next_policy(self) -> Iterator[None]:
         """The block trains the next policy version; the generator sleeps and the moments are on the device."""
-        self._put_generator_to_sleep()
+        self.put_generator_to_sleep()
         with self.trainer.offloader.in_use(moments=True):
             yield
         self.policy_version += 1
@@ -202,7 +258,7 @@ class GeneratingActor(Generating, OwnReference, TrainedModel):
 
     def begin_scoring(self, batch: Batch) -> None:
         """The generator makes room; its responses should be those of the policy that is to learn from them."""
-        self._put_generator_to_sleep()
+        self.put_generator_to_sleep()
         recorder.maximum("staleness", float((self.policy_version - batch["policy_version"]).max()))
         if (batch["policy_version"] != self.policy_version).any():
             version = int(batch["policy_version"].min())
