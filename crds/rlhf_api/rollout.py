@@ -52,6 +52,10 @@ class Rollout(Spec):
     step_timeout_seconds: Annotated[
         float, Field(gt=0, description="Longest time of a step of the environment, or of the tools of a turn.")
     ] = 60.0
+    max_staleness: Annotated[
+        Whole,
+        Field(description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."),
+    ] = 0
     keep: Annotated[
         float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     ] = 0.0

@@ -295,6 +295,11 @@ def _placement() -> Iterator[Rule]:
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
     generates = ONLINE & ~MAKES_DATA
     yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
+    stale, once = Field("rollout.maxStaleness") > 0, algorithm(_generates_once)
+    message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
+    yield Rule("rollout.maxStaleness", stale.implies(APART), message)
+    message = "is {value}, but {name} generates twice a step, and compares responses of one policy"
+    yield Rule("rollout.maxStaleness", (stale & ONLINE).implies(once), message)
     for role in ROLES:
         lives, message = models.contains(role), f"{{name}} has no {role}"
         if role == "reference":
@@ -306,6 +311,10 @@ def _placement() -> Iterator[Rule]:
     lives = Field("placement.pools[].models").contains("reward")
     message = "the reward is {form}, and only models live in pools"
     yield Rule("placement.pools[].models", (lives & _uses("reward")).implies(modelled), message, FORM)
+
+
+def _generates_once(each: type[Algorithm]) -> bool:
+    return each.calls.count(("actor", "generate_sequences")) <= 1
 
 
 def _user_code() -> Iterator[Rule]:

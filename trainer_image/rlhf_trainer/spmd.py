@@ -97,7 +97,7 @@ class SpmdRuntime:
     def send(self) -> None:
         """Nothing: a call is made at once."""
 
-    def drain(self) -> Sequence[Report]:
+    def drain(self, step: int = 0) -> Sequence[Report]:  # noqa: ARG002 no call is of a later step
         """What every rank measured since the last call; a collective."""
         reports: list[Report] = RankValues(recorder.drain(), range(dist.get_world_size())).result()
         return reports

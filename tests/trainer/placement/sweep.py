@@ -14,6 +14,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.place import place
 from rlhf_trainer.run.assembly import inputs_of
+from rlhf_trainer.run.lookahead import Lookahead
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
@@ -116,9 +117,9 @@ def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
 def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:
     """Run so many of the algorithm's steps; what each measured."""
     models = inputs_of(one, runtime.models)
+    lookahead = Lookahead(one, runtime, first_step=1, total_steps=count)
     records = []
     for number in range(1, count + 1):
-        batch = runtime.models["data"].load_batch(runtime.blank(number, one.sequences_per_step))
-        one.spec.algorithm.step(batch, **models)
-        records.append(merge(runtime.drain()))
+        one.spec.algorithm.step(lookahead.batch(number), **models)
+        records.append(merge(runtime.drain(number)))
     return records

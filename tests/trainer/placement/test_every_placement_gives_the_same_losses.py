@@ -214,3 +214,14 @@ def test_generation_in_a_pool_of_its_own_gives_the_same_losses(
     apart = runs("PPO", [ROLES["PPO"], ["rollout"]], *slots)
     assert apart.processes == sum(slots)
     require_same(apart, together("PPO"))
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs: Runs) -> None:
+    """Whole batches are generated ahead, so each step learns from the oldest that are allowed."""
+    changes = {"rollout": {"maxStaleness": staleness}, "training": {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60}}
+    records = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes).records
+    assert [record["staleness"] for record in records] == [min(number, staleness) for number in range(5)]
+    for record in records:
+        assert 0 <= record["corrected_fraction"] < 0.2
+        assert record["response_length/mean"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import socket
 import sys
@@ -48,6 +49,8 @@ class CallRequest:
     batch: BatchSlice | None = None
     cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
     """For each field that the rank adds, the rows of the blocks that other processes read, from its first row."""
+    keeps: int = 0
+    """How many steps before its own may still be read of what calls have added."""
     counts: bool
     """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
@@ -61,6 +64,16 @@ class CallRequest:
     def blocks(self) -> int:
         """How many blocks other processes read."""
         return sum(map(len, self.cuts.values()))
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a call added."""
+
+    step: int
+    first: int
+    """Row of the step's batch."""
+    fields: Fields
 
 
 @dataclass(frozen=True)
@@ -84,8 +97,8 @@ class SlotProcess:
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
         self._workers: dict[str, Any] = {}
         self._step: int | None = None
-        self._kept: dict[int, tuple[int, Fields] | TrainerError] = {}
-        """Number of a call of this step -> (first row, the fields that it added), or why it failed."""
+        self._kept: dict[int, Added | TrainerError] = {}
+        """Number of a call -> what it added, or why it failed; of this step, and of those that are ahead."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
@@ -176,7 +189,7 @@ class SlotProcess:
 
         require_declared(result, names, rows=len(batch.rows))
         added = {name: tensor.cpu() for name, tensor in result.items()}
-        self._kept[request.number] = batch.rows.start, added
+        self._kept[request.number] = Added(batch.step, batch.rows.start, added)
         # a clone, as a view would be sent with the whole tensor that it is a view of
         return [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
 
@@ -187,8 +200,17 @@ class SlotProcess:
             raise TrainerError(f"{place.name} was added in another step, or its call did not run")
         if isinstance(made, TrainerError):
             raise made
-        first, fields = made
-        return fields[place.name][place.rows.start - first : place.rows.stop - first]
+        return made.fields[place.name][place.rows.start - made.first : place.rows.stop - made.first]
+
+    def _forget(self, step: int, keeps: int) -> None:
+        """Forget what was added in other steps than this one, and than the training steps that are still read."""
+        oldest = max(step - keeps, 1) if keeps else math.inf
+        read = {
+            number: made
+            for number, made in self._kept.items()
+            if isinstance(made, Added) and (made.step == step or made.step >= oldest)
+        }
+        self._kept = read
 
     @contextmanager
     def _running_call(self, call: str) -> Iterator[None]:
@@ -202,7 +224,7 @@ class SlotProcess:
         positional = []
         if request.batch is not None:
             if request.batch.step != self._step:
-                self._kept.clear()
+                self._forget(request.batch.step, request.keeps)
                 self._step = request.batch.step
             with recorder.span(TRANSFER, f"{request.name}: fetch", since=max(request.sent, self._free_since)):
                 positional = [request.batch.filled(tensors, self._read_kept)]

@@ -58,6 +58,8 @@ class Message:
     calls: list[str] = field(default_factory=list)
     requests: list[CallRequest] = field(default_factory=list)
     """Of the calls, until they are sent."""
+    step: int = 0
+    """The last one whose batch they are about; 0 where they are about none, or an evaluation's."""
     ended: ray.ObjectRef | None = None
     """The outcomes, once the message is sent."""
 
@@ -70,6 +72,7 @@ class Message:
         """Add a call."""
         self.calls.append(request.name)
         self.requests.append(request)
+        self.step = max(self.step, request.batch.step if request.batch else 0)
 
     def send(self, handle: Any) -> list[ray.ObjectRef]:
         """Send it to its rank; references to the blocks of the last call."""
@@ -109,7 +112,9 @@ class ValueFuture:
 class CallLog:
     """What all groups of a job share: the readers of each field, and the messages of the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: int = 0) -> None:
+        """keeps: how many steps before that of a call may still be read."""
+        self.keeps = keeps
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
@@ -127,10 +132,15 @@ class CallLog:
         self.send()
         self._outcomes(self._messages, deadline)
 
-    def drain(self, *, deadline: float) -> list[Report]:
-        """Wait until every call made so far has ended; returns their reports, call by call, and the controller's."""
+    def drain(self, *, deadline: float, step: int | None = None) -> list[Report]:
+        """Wait until every call made so far has ended; returns their reports, call by call, and the controller's.
+
+        step: leave the calls of later steps.
+        """
         self.send()
-        self._drained, self._messages = self._messages, []
+        last = math.inf if step is None else step
+        self._drained = [each for each in self._messages if each.step <= last]
+        self._messages = [each for each in self._messages if each.step > last]
         calls = sum(len(message.calls) for message in self._drained)
         with self.recorder.span(CONTROLLER, f"wait for {calls} calls"):
             ended = self._outcomes(self._drained, deadline)
@@ -261,7 +271,13 @@ class WorkerGroup:
             now = time.time()
             requests = [
                 CallRequest(
-                    number=number, role=role, method=method, arguments=arguments, counts=rank in counted, sent=now
+                    number=number,
+                    role=role,
+                    method=method,
+                    arguments=arguments,
+                    keeps=self._log.keeps,
+                    counts=rank in counted,
+                    sent=now,
                 )
                 for rank in range(len(self._ranks))
             ]

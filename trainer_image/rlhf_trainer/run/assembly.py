@@ -157,11 +157,19 @@ class ActorApart:
 
     def __init__(self, actor: Any, rollout: Any) -> None:
         self._actor, self._rollout = actor, rollout
+        self._ahead: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)
 
+    def generate_ahead(self, batch: Any) -> None:
+        """Ask for the responses of a step before it begins, by the weights that there are now."""
+        self._ahead[batch.step] = self.generate_sequences(batch)
+
     def generate_sequences(self, batch: Any, **options: Any) -> Any:
+        """The responses that were asked for, or else those of the newest weights."""
+        if batch.step in self._ahead:
+            return self._ahead.pop(batch.step)
         self._actor.send_weights()
         self._rollout.receive_weights()
         return self._rollout.generate_sequences(batch, **options)

@@ -36,8 +36,8 @@ class Runtime(Protocol):
     def send(self) -> None:
         """Have the ranks begin with all calls made so far."""
 
-    def drain(self) -> Sequence[Report]:
-        """Wait for all calls made so far; what every rank measured in them."""
+    def drain(self, step: int = 0) -> Sequence[Report]:
+        """Wait for all calls made so far but those of steps after this one; what every rank measured in them."""
 
 
 class Evaluation:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import inputs_of, training_batch
+from rlhf_trainer.run.assembly import inputs_of
 from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
+from rlhf_trainer.run.lookahead import Lookahead
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.telemetry import (
     CONTROLLER,
@@ -60,12 +61,13 @@ def run_job(
             "evaluation": evaluation.state(),
         }
 
+    lookahead = Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
+
     def run_step(number: int) -> Sequence[Report]:
-        batch = training_batch(job, runtime.models["data"], runtime.blank(number, job.sequences_per_step))
-        job.spec.algorithm.step(batch, **inputs)
+        job.spec.algorithm.step(lookahead.batch(number), **inputs)
         runtime.send()
         checkpoints.end_step(number, state)
-        return runtime.drain()
+        return runtime.drain(number)
 
     if publisher:
         publisher.begin(first_step=done + 1, total_steps=total_steps)

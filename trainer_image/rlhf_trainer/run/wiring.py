@@ -52,7 +52,7 @@ class RayRuntime:
         self._columns = job.spec.columns(job.spec.data.train)
         """Those that the manifest names."""
         self._placed, self._folders = placed, folders
-        self._log, self._meter = CallLog(), PayloadMeter()
+        self._log, self._meter = CallLog(keeps=job.spec.rollout.max_staleness), PayloadMeter()
         self._deadline = float(job.spec.training.call_deadline_seconds)
         self._slots, self._stacks, self._strangers = slots, stacks, strangers
         self._groups: Mapping[str, WorkerGroup] = {}
@@ -81,9 +81,9 @@ class RayRuntime:
         """Have the ranks begin with all calls made so far."""
         self._log.send()
 
-    def drain(self) -> Sequence[Report]:
-        """Wait for all calls made so far; what every rank measured, and the payload bytes of this process."""
-        reports = self._log.drain(deadline=self._deadline)
+    def drain(self, step: int = 0) -> Sequence[Report]:
+        """What every rank measured, and the payload bytes of this process."""
+        reports = self._log.drain(deadline=self._deadline, step=step)
         return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
 
     def _start(self) -> DataShape:

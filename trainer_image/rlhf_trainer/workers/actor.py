@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import ActorCritic, PolicyGradient
+from rlhf_api.algorithms import ActorCritic, PolicyGradient, RolloutCorrection
 from rlhf_api.own_code import defined_at
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
@@ -42,6 +42,8 @@ class ActorWorker(GeneratingActor):
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences)
         self._algorithm = algorithm
+        stale = setting.job.spec.rollout.max_staleness > 0
+        self._correction = algorithm.rollout_correction or (RolloutCorrection() if stale else None)
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
@@ -158,8 +160,8 @@ class ActorWorker(GeneratingActor):
         return found
 
     def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
-        """Importance weights of the tokens, trainer over generator; None unless the job asks for them."""
-        correction, mask = self._algorithm.rollout_correction, micro["response_mask"]
+        """Importance weights of the tokens, trainer over generator; None unless it is asked for or may be stale."""
+        correction, mask = self._correction, micro["response_mask"]
         if correction is None:
             return None
         ratio = torch.exp(old - micro["rollout_log_probs"])

@@ -260,8 +260,8 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         """The generator makes room; its responses should be those of the policy that is to learn from them."""
         self.put_generator_to_sleep()
         recorder.maximum("staleness", float((self.policy_version - batch["policy_version"]).max()))
-        if (batch["policy_version"] != self.policy_version).any():
-            version = int(batch["policy_version"].min())
+        version, allowed = int(batch["policy_version"].min()), self.setting.job.spec.rollout.max_staleness
+        if self.policy_version - version > allowed:
             recorder.warn(
                 "policy_version", f"policy {self.policy_version} learns from the responses of policy {version}"
             )
@@ -282,9 +282,9 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
             recorder.warn("kl/rollout", message)
 
     def _samples_everything(self) -> bool:
-        """Whether responses are drawn from the whole distribution; else their log-probabilities differ by design."""
+        """Whether responses are drawn from the policy as a whole; else their log-probabilities differ by design."""
         rollout = self.setting.job.spec.rollout
-        return rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
+        return not rollout.max_staleness and rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
 
 
 def generating_model(setting: WorkerSetting) -> LanguageModel:
