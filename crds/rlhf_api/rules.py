@@ -289,7 +289,9 @@ def _placement() -> Iterator[Rule]:
         if role == "reference":
             placed &= ~REFERENCE_IS_ACTOR
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
-    yield Rule("placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS})
+    yield Rule(
+        "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
+    )
     models = Field("placement.pools[].models")
     lives = models.contains("rollout")
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")

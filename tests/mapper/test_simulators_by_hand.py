@@ -178,16 +178,16 @@ def test_a_transition_receives_what_table_2_says(size: Size) -> None:
     model = Passes(MODELS[size], machines(64), SOFTWARE)
     p, t, t_g = LAYOUTS[size]
     whole = MODELS[size].parameters * 2
-    received = float(generation.received_bytes(model, layout(p, t, 2), layout(1, t_g)))
+    received = float(generation.received_bytes(model, Work(), layout(p, t, 2), layout(1, t_g)))
     assert received == pytest.approx((t * p - t_g) / (t_g * t * p) * whole)
     assert received / whole == pytest.approx(TABLE_2[size])
 
 
 def test_where_ranks_share_weights_a_gpu_receives_its_generation_shard_less_its_own_part() -> None:
     whole = SMALL.parameters * 2
-    received = generation.received_bytes(passes(software=SHARDED), layout(1, 2, 4), layout(1, 2))
+    received = generation.received_bytes(passes(software=SHARDED), Work(), layout(1, 2, 4), layout(1, 2))
     assert received == pytest.approx(whole / 2 - whole / 8)
-    assert generation.received_bytes(passes(software=SHARDED), layout(1, 4, 1), layout(1, 4)) == 0
+    assert generation.received_bytes(passes(software=SHARDED), Work(), layout(1, 4, 1), layout(1, 4)) == 0
 
 
 def test_a_transition_takes_the_links_of_its_group() -> None:

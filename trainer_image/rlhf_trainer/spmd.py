@@ -31,7 +31,7 @@ from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.run.assembly import data_of, stand_ins, setting_of, worker_of
+from rlhf_trainer.run.assembly import data_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.deep_check import require_no_problems
 from rlhf_trainer.run.job_run import run_job

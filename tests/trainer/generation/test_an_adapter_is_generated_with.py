@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups
 from rlhf_trainer.training.loading import load_tokenizer
+from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.save import save_model
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, texts
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.slow
 def write(folder: str, output: str, layout: ParallelSizes) -> tuple[list[list[int]], list[list[int]]]:
     """Greedy texts before and after two updates; the merged model is saved."""
     trainer, engine = trainer_of(folder, layout), build(folder, engine_groups(layout))
-    hybrid = HybridEngine(trainer.model, engine, trust_remote_code=False)
+    config, dtype = inner(trainer.model.module).config, trainer.model.compute_dtype
+    hybrid = HybridEngine(trainer.model, engine, config=config, dtype=dtype, trust_remote_code=False)
     written = []
     for steps in (range(0), range(1, 3)):
         train(trainer, steps)

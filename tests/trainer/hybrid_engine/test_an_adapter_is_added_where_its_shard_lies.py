@@ -17,6 +17,7 @@ from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.loading import load_tokenizer
+from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.save import save_model
 from tests.trainer.hybrid_engine.baselines import assembled
 from tests.trainer.ranks import run_kept_ranks
@@ -54,7 +55,13 @@ def generate_with(
 ) -> tuple[int, set[tuple[int, ...]]]:
     """Two updates and a reshard after each: (parameters whose shards are those of the merged model, shapes made)."""
     trainer, kept = trainer_of(folder, layout, dtype), Kept(dtype)
-    engine = HybridEngine(trainer.model, kept, trust_remote_code=False)  # type: ignore[arg-type]
+    engine = HybridEngine(
+        trainer.model,
+        kept,  # type: ignore[arg-type]
+        config=inner(trainer.model.module).config,
+        dtype=trainer.model.compute_dtype,
+        trust_remote_code=False,
+    )
     for step in (1, 2):
         train(trainer, range(step, step + 1))
         with Shapes() as shapes:

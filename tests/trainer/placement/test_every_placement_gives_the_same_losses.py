@@ -219,7 +219,10 @@ def test_generation_in_a_pool_of_its_own_gives_the_same_losses(
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs: Runs) -> None:
     """Whole batches are generated ahead, so each step learns from the oldest that are allowed."""
-    changes = {"rollout": {"maxStaleness": staleness}, "training": {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60}}
+    changes = {
+        "rollout": {"maxStaleness": staleness},
+        "training": {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60},
+    }
     records = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes).records
     assert [record["staleness"] for record in records] == [min(number, staleness) for number in range(5)]
     for record in records:

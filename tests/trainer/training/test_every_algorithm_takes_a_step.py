@@ -20,8 +20,8 @@ from rlhf_trainer.run.assembly import (
     data_of,
     helpers_of,
     inputs_of,
-    stand_ins,
     setting_of,
+    stand_ins,
     training_batch,
     worker_of,
 )

@@ -205,7 +205,7 @@ class SlotProcess:
     def _forget(self, step: int, keeps: int) -> None:
         """Forget what was added in other steps than this one, and than the training steps that are still read."""
         oldest = max(step - keeps, 1) if keeps else math.inf
-        read = {
+        read: dict[int, Added | TrainerError] = {
             number: made
             for number, made in self._kept.items()
             if isinstance(made, Added) and (made.step == step or made.step >= oldest)

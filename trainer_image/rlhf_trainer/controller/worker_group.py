@@ -216,8 +216,8 @@ class WorkerGroup:
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of the machine of the first rank."""
-        (found,) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
-        return found
+        ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
+        return address, port
 
     def _join(self) -> None:
         """Have the processes form a group of torch.distributed."""

@@ -17,8 +17,8 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
-from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
@@ -112,9 +112,7 @@ class RayRuntime:
         address, port = groups[0].rendezvous()
         hosts = [host for group in groups for host in group.hosts]
         sizes = self._placed.sizes
-        span = Span(
-            address=address, port=port, hosts=hosts, training=sizes["actor"], generation=sizes["rollout"]
-        )
+        span = Span(address=address, port=port, hosts=hosts, training=sizes["actor"], generation=sizes["rollout"])
         for role in ("actor", "rollout"):
             self.models[role].span_pools(span=span)
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import _dist2
 from torch.distributed.tensor import DTensor
 
@@ -37,7 +38,7 @@ def join_group(store: str, port: int, rank: int, size: int) -> dist.ProcessGroup
     Torch's collectives take it as `group`, but do not know it by the ranks of any world.
     """
     assert _timeout is not None, "the world is joined first"
-    there = dist.TCPStore(store, port, size, is_master=rank == 0, timeout=_timeout, wait_for_workers=False)
+    there = TCPStore(store, port, size, is_master=rank == 0, timeout=_timeout, wait_for_workers=False)
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
     return make(there, rank, size, _timeout, device_here())
 
