@@ -1,6 +1,6 @@
 """How responses are sampled, and the environments that episodes of several turns are played in."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -56,6 +56,10 @@ class Rollout(Spec):
         Whole,
         Field(description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."),
     ] = 0
+    weight_sync: Annotated[
+        Literal["Full", "Delta"],
+        Field(description="What goes to the rollout pool after an update: all weights, or those whose bits changed."),
+    ] = "Full"
     keep: Annotated[
         float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     ] = 0.0

@@ -300,6 +300,8 @@ def _placement() -> Iterator[Rule]:
     stale, once = Field("rollout.maxStaleness") > 0, algorithm(_generates_once)
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", stale.implies(APART), message)
+    message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
+    yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"
     yield Rule("rollout.maxStaleness", (stale & ONLINE).implies(once), message)
     for role in ROLES:

@@ -34,6 +34,7 @@ BY_PLACEMENT = (*SHARED, "bytes/")
 """Measurements of where and when, not of what."""
 ALWAYS = 3
 """Partitions of each algorithm in every test run: together, apart, and one between."""
+SHORT = {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60}
 Runs = Callable[..., Outcome]
 
 
@@ -221,10 +222,20 @@ def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs:
     """Whole batches are generated ahead, so each step learns from the oldest that are allowed."""
     changes = {
         "rollout": {"maxStaleness": staleness},
-        "training": {"totalSteps": 5, "promptBatchSize": 8, "callDeadlineSeconds": 60},
+        "training": SHORT,
     }
     records = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes).records
     assert [record["staleness"] for record in records] == [min(number, staleness) for number in range(5)]
     for record in records:
         assert 0 <= record["corrected_fraction"] < 0.2
         assert record["response_length/mean"] > 0
+
+
+def test_weights_that_changed_give_the_same_bits_as_all_weights(runs: Runs) -> None:
+    """In bfloat16 and with a small learning rate most do not change, and few bytes are sent."""
+    changes = {"rollout": {"weightSync": "Full"}, "training": {**SHORT, "precision": "BF16"}}
+    full = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes)
+    delta = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes={**changes, "rollout": {"weightSync": "Delta"}})
+    require_same_bits(delta, full)
+    assert delta.records[0]["bytes/reshard"] >= full.records[0]["bytes/reshard"]
+    assert delta.records[-1]["bytes/reshard"] < full.records[-1]["bytes/reshard"]

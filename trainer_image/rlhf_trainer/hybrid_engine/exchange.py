@@ -16,6 +16,7 @@ from torch import Tensor
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.buckets import Part, Step, loads, numel, steps
+from rlhf_trainer.hybrid_engine.delta import Changes, Waiting
 from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.lora import AdaptedShard
@@ -50,6 +51,7 @@ class Exchange:
         bucket_bytes: tuple[int, int],
         device: torch.device,
         group: dist.ProcessGroup | None = None,
+        sends_changes: bool = False,
     ) -> None:
         """All ranks of a group, by itself the world, make it together, each with its plan.
 
@@ -57,7 +59,8 @@ class Exchange:
 
         dtype: the generator's; elements are cast before they are sent. A bucket holds 1 / BUCKETS of what the busiest
         rank sends and receives, within the bounds `bucket_bytes`. This rank's buffers are two buckets at most, three
-        where bytes cross nodes, and one for what it takes from itself if that must be cast.
+        where bytes cross nodes, and one for what it takes from itself if that must be cast. sends_changes: only
+        elements whose bits have changed are sent (`delta`), for which it keeps what it last sent and received.
         """
         self._plan, self._dtype, self._device, self._group = plan, dtype, device, group
         self._world = dist.get_world_size(group)
@@ -67,6 +70,7 @@ class Exchange:
         dist.all_gather(list(of_all), own, group=group)
         self._trades, self._forwards = bool(of_all.any()), bool(of_all[..., 0].any())
         self._steps = steps(plan, of_all.cpu(), (bucket_bytes[0] // dtype.itemsize, bucket_bytes[1] // dtype.itemsize))
+        self._changes = Changes(group) if sends_changes else None
         self._sent: list[tuple[int, Tensor]] = []
         self._came: list[tuple[int, Tensor]] = []
         self.stats = ReshardStats()
@@ -82,11 +86,12 @@ class Exchange:
         *buffers, cast = self._buffers(weights)
         self.stats = ReshardStats(buffers=sum(buffer.nbytes for buffer in buffers) + cast.nbytes)
         arrived: Arrived = {}
-        behind: tuple[Step, dist.Work | None] | None = None
+        behind: tuple[Step, Waiting | None] | None = None
         for number, step in enumerate(self._steps):
             if self._forwards and behind and behind[1]:
                 behind[1].wait()
-            work = self._start(step, buffers[number % len(buffers)], weights, arrived) if step.is_exchanged else None
+            buffer = buffers[number % len(buffers)]
+            work = self._start(number, buffer, weights, arrived) if step.is_exchanged else None
             if behind:
                 yield from self._deliver(*behind, weights, arrived, cast)
             behind = step, work
@@ -130,8 +135,9 @@ class Exchange:
         sizes = [moved] * (3 if self._forwards else 2) + [0 if is_ready else max(own, default=0)]
         return [torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes]
 
-    def _start(self, step: Step, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> dist.Work:
+    def _start(self, number: int, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> Waiting:
         """Cast and pack what other ranks need, also of what came in the step before, and start the collective."""
+        step = self._steps[number]
         given, got = numel(step.sends), numel(step.receives)
         sent, received = buffer[:given], buffer[given : given + got]
         packed: dict[tuple[str, TensorSlice], tuple[Tensor, Tensor]] = {}
@@ -148,18 +154,23 @@ class Exchange:
             sizes[0][move.destination] += move.slice.numel * sent.itemsize
         for _, move in step.receives:
             sizes[1][move.source] += move.slice.numel * sent.itemsize
-        # as bytes: gloo knows fewer types than generators do
-        work: dist.Work = dist.all_to_all_single(
-            received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], group=self._group, async_op=True
-        )
+        work: Waiting
+        if self._changes:
+            work, moved = self._changes.exchange(number, sent, received, sizes)
+        else:
+            # as bytes: gloo knows fewer types than generators do
+            work = dist.all_to_all_single(
+                received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], group=self._group, async_op=True
+            )
+            moved = (sent.nbytes, received.nbytes)
         arrived.update(((name, move.slice), part) for (name, move), part in _views(step.receives, received))
         self.stats.collectives += 1
-        self.stats.sent += sent.nbytes
-        self.stats.received += received.nbytes
+        self.stats.sent += moved[0]
+        self.stats.received += moved[1]
         return work
 
     def _deliver(
-        self, step: Step, work: dist.Work | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
+        self, step: Step, work: Waiting | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
     ) -> Iterator[WeightSlice]:
         """Wait for a step and give its pieces: this rank's own, cast, and those of other ranks as they arrived."""
         if work is not None:

@@ -62,11 +62,12 @@ class HybridEngine:
         dtype: torch.dtype,
         trust_remote_code: bool,
         span: Span | None = None,
+        sends_changes: bool = False,
     ) -> None:
         """All ranks of the pool or, with a span, of both pools make it together.
 
         model: what this rank trains, if it does; generator: where it generates; dtype: the model's compute type, in
-        which weights are sent, and the generator's.
+        which weights are sent, and the generator's; sends_changes: send what has changed only.
         """
         self._model, self._generator, self.group = model, generator, None
         parameters = describe(config, trust_remote_code=trust_remote_code)
@@ -80,7 +81,12 @@ class HybridEngine:
             self.group = join_group(span.address, span.port, rank, len(span.hosts))
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
-            self._plan, dtype=dtype, bucket_bytes=BUCKET_BYTES, device=device_here(), group=self.group
+            self._plan,
+            dtype=dtype,
+            bucket_bytes=BUCKET_BYTES,
+            device=device_here(),
+            group=self.group,
+            sends_changes=sends_changes,
         )
 
     def to_generation(self) -> ReshardStats:
