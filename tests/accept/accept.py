@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import check_algorithms
+import rollouts
 from check_demo import PPO, Figure, Row, check, table
 
 from rlhf_mapper.calibration import compare_phases
@@ -243,6 +244,22 @@ def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[st
     return summary
 
 
+def staleness(folder: Path) -> dict[str, Any]:
+    """Stale responses of a rollout pool: what they cost in win rate and accuracy, and what they save."""
+    return _ok(rollouts.staleness(folder), "stale responses lose too much, or save too little")
+
+
+def delta(folder: Path) -> dict[str, Any]:
+    """Changed weights alone for a rollout pool: their bytes beside those of all."""
+    return _ok(rollouts.delta(folder), "changed weights are too many bytes, or give other losses")
+
+
+def _ok(row: dict[str, Any], message: str) -> dict[str, Any]:
+    if not row.pop("ok"):
+        raise FellShortError(message, row)
+    return row
+
+
 def operator(folder: Path) -> dict[str, Any]:
     """The example on a Kubernetes with the chart; SIGKILL for the driver of PPO, and attempt 2 goes on from step 5."""
     output = folder / "operator"
@@ -372,6 +389,8 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "shared_cluster": shared_cluster,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
+    "staleness": staleness,
+    "delta": delta,
     "monitoring": monitoring,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""

@@ -86,6 +86,9 @@ def _pool(name: str, models: str, slots: object = 1) -> str:
     return f"{{name: {name}, models: [{models}], slotsPerNode: {slots}}}"
 
 
+APART = _pools(ALL, _pool("writers", "rollout", 3))
+
+
 def _functions(*functions: str) -> str:
     return f"evaluation={{data: {{uri: hf://x}}, functions: [{', '.join(functions)}]}}"
 
@@ -215,6 +218,8 @@ RIGHT: dict[str, Case] = {
     "the least price": Case("PPO", ("placement.objective=lowest-cost",)),
     "the fewest GPUs for a step of so many seconds": Case("PPO", ("placement.objective=fewest-gpus=2.5",)),
     "a better placement at a checkpoint": Case("PPO", ("placement.remap=AtCheckpoint",)),
+    "generation in a pool of its own": Case("PPO", (APART, "rollout.tensorParallel=3", "rollout.weightSync=Delta")),
+    "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
     ),
@@ -311,6 +316,27 @@ WRONG: dict[str, Case] = {
     "an unknown field that is null": Case("PPO", ("algorithm.clipRnage=",), "spec.algorithm.clipRnage"),
     "a field in snake case": Case("PPO", ("training.total_steps=1",), "spec.training.total_steps"),
     "an unknown field of the spec": Case("PPO", ("modles={}",), "spec.modles"),
+    "a rollout beside a model": Case(
+        "PPO", (_pools(_pool("a", "actor, critic, reference, reward, rollout")),), "spec.placement.pools.0.models"
+    ),
+    "two pools of rollout": Case(
+        "PPO",
+        (_pools(ALL, _pool("b", "rollout"), _pool("c", "rollout")),),
+        "spec.placement.pools",
+    ),
+    "a rollout of SFT": Case(
+        "SFT", (_pools(_pool("a", "actor"), _pool("b", "rollout")),), "spec.placement.pools.1.models"
+    ),
+    "a rollout of a data set": Case(
+        "Generate", (_pools(_pool("a", "actor"), _pool("b", "rollout")),), "spec.placement.pools.1.models"
+    ),
+    "stale responses without a pool of their own": Case(
+        "PPO", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
+    ),
+    "changes of weights in place": Case("PPO", ("rollout.weightSync=Delta",), "spec.rollout.weightSync"),
+    "stale responses of ReMax": Case(
+        "ReMax", (APART.replace("critic, ", ""), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"
+    ),
     "an unknown field of a pool": Case("SFT", (_pools("{nam: a}"),), "spec.placement.pools.0.nam"),
     "no spec": Case("PPO", ("spec=",), "spec"),
     "no algorithm": Case("PPO", ("algorithm=",), "spec.algorithm"),
@@ -641,7 +667,7 @@ WRONG: dict[str, Case] = {
         "SFT", (f"placement.pools=[{_pool('a', 'actor')}]",), "spec.placement.pools"
     ),
     "a pool without models": Case("SFT", (_pools(_pool("a", "")),), "spec.placement.pools.0.models"),
-    "an unknown role": Case("SFT", (_pools(_pool("a", "rollout")),), "spec.placement.pools.0.models.0"),
+    "an unknown role": Case("SFT", (_pools(_pool("a", "rolout")),), "spec.placement.pools.0.models.0"),
     **{
         f"a {role} in no pool": Case(
             "SafeRLHF",

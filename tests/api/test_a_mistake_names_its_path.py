@@ -400,9 +400,9 @@ MISTAKES = {
         "is empty",
     ),
     "an unknown role in a pool": (
-        [f"{SFT}:{POOLS}{{name: a, models: [rollout], slotsPerNode: 1}}]}}"],
+        [f"{SFT}:{POOLS}{{name: a, models: [rolout], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.0",
-        'is "rollout" (text), expected actor, critic, reference, reward or cost',
+        'is "rolout" (text), expected actor, critic, reference, reward, cost or rollout',
     ),
     "a model in no pool": (
         [f"{PPO}:{POOLS}{{name: a, models: [actor, critic, reward], slotsPerNode: 1}}]}}"],
@@ -432,7 +432,7 @@ MISTAKES = {
     "the cost critic in a pool": (
         [f"{SFT}:{POOLS}{{name: a, models: [actor, cost_critic], slotsPerNode: 1}}]}}"],
         f"{SFT}: spec.placement.pools.0.models.1",
-        'is "cost_critic" (text), expected actor, critic, reference, reward or cost',
+        'is "cost_critic" (text), expected actor, critic, reference, reward, cost or rollout',
     ),
     "a reward without a model in a pool": (
         [

@@ -57,7 +57,7 @@ class Changes:
         is_whole = last.times % FULL_EVERY == 0
         messages = [
             encoded(new, None if is_whole else old)
-            for new, old in zip(sent.split(given), last.sent.split(given), strict=True)
+            for new, old in zip(torch.split(sent, given), torch.split(last.sent, given), strict=True)
         ]
         lengths = torch.tensor([len(message) for message in messages], device=sent.device)
         theirs = torch.empty_like(lengths)
@@ -68,7 +68,7 @@ class Changes:
         )
         last.sent.copy_(sent)
         last.times += 1
-        parts = list(zip(incoming.split(theirs.tolist()), last.received.split(got), strict=True))
+        parts = list(zip(torch.split(incoming, theirs.tolist()), torch.split(last.received, got), strict=True))
         return Arrival(work, parts, last.received, received), (int(lengths.sum()), len(incoming))
 
 

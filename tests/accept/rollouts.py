@@ -1,0 +1,87 @@
+"""What a rollout pool is held to: convergence and speed with stale responses, and the bytes of changed weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RLHF = Path(sys.executable).with_name("rlhf")
+PPO, GRPO = "helpful-ppo", "arithmetic-grpo"
+EXAMPLES = {PPO: "examples/01-helpful-ppo.yaml", GRPO: "examples/12-arithmetic-grpo.yaml"}
+MADE = {PPO: ("run", ("helpful-sft", "helpful-rm")), GRPO: ("verifiable_rewards", ("arithmetic-sft",))}
+"""The row whose run has made the models that a job begins with, and the jobs that made them."""
+MODELS = {PPO: "actor, critic, reference, reward", GRPO: "actor"}
+MEASURES = {PPO: "win_rate", GRPO: "reward_after"}
+STALENESS, SKIPPED = (0, 1, 2), 3
+"""Steps at the start, and the last, in which nothing is generated ahead: they count in no time."""
+LONG = (
+    "rollout.samplesPerPrompt=1",
+    "data.maxResponseTokens=96",
+    "rollout.minResponseTokens=96",
+    "training.totalSteps=12",
+)
+"""Changes of PPO with which generation takes about half of a step."""
+SMALL = ("training.precision=BF16", "models.actor.optimizer.learningRate=1e-6", "training.totalSteps=6")
+WITHIN, FASTER, SHARE = 0.03, 1.25, 0.15
+
+
+def staleness(folder: Path) -> dict[str, Any]:
+    """Examples 01 and 12 with responses that are 0, 1 and 2 updates old, and the speed where generation is half."""
+    row: dict[str, Any] = {}
+    for job, measure in MEASURES.items():
+        found = {}
+        for most in STALENESS:
+            output = _run(folder, job, f"{job}-{most}", (f"rollout.maxStaleness={most}",))
+            found[most] = json.loads((output / "summary.json").read_text())[job][measure]
+            assert max(record["staleness"] for record in _steps(output, job)) == most
+        row[f"{job} {measure}"] = found
+        row[f"{job} lost"] = max(found[0] - found[most] for most in STALENESS)
+    seconds = {}
+    for most in (0, 1):
+        records = _steps(_run(folder, PPO, f"long-{most}", (*LONG, f"rollout.maxStaleness={most}")), PPO)
+        seconds[most] = statistics.median(record["time/step"] for record in records[SKIPPED:-1])
+        if most == 0:
+            shares = [record["time/generation"] / record["time/step"] for record in records[SKIPPED:-1]]
+            row["generation's share of a step"] = statistics.median(shares)
+    row["steps per second, 1 to 0"] = seconds[0] / seconds[1]
+    row["ok"] = all(row[f"{job} lost"] <= WITHIN for job in MEASURES) and row["steps per second, 1 to 0"] >= FASTER
+    return row
+
+
+def delta(folder: Path) -> dict[str, Any]:
+    """PPO in bfloat16 at a learning rate of 1e-6, all weights and changed ones: bytes, and the same losses."""
+    found = {}
+    for sync in ("Full", "Delta"):
+        output = _run(folder, PPO, f"sync-{sync}", (*SMALL, f"rollout.weightSync={sync}"))
+        found[sync] = _steps(output, PPO)[1:]  # the first one sends everything
+    sent = {sync: [record["bytes/reshard"] for record in records] for sync, records in found.items()}
+    losses = [[record["loss/policy"] for record in records] for records in found.values()]
+    row = {"bytes": sent, "share": max(sent["Delta"]) / max(sent["Full"]), "same losses": losses[0] == losses[1]}
+    return {**row, "ok": row["share"] <= SHARE and row["same losses"]}
+
+
+def _run(folder: Path, job: str, name: str, changes: Sequence[str]) -> Path:
+    """Run the last job of an example with a rollout pool, on the models that another row has made."""
+    row, models = MADE[job]
+    output = folder / name
+    for each in models:
+        shutil.copytree(folder / row / each, output / each)
+    pools = "[{name: train, models: [%s], slotsPerNode: 1}, {name: rollout, models: [rollout], slotsPerNode: 1}]"
+    placement = f"placement={{mode: Manual, pools: {pools % MODELS[job]}}}"
+    command = [str(RLHF), "run", EXAMPLES[job], "--output", str(output)]
+    for change in (placement, *changes):
+        command += ["--set", f"{job}:{change}"]
+    subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+    return output
+
+
+def _steps(output: Path, job: str) -> list[Mapping[str, float]]:
+    lines = (output / job / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if "time/step" in record]
