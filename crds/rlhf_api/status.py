@@ -11,7 +11,7 @@ from pydantic import Field
 from rlhf_api.contract import TIMESTAMP, Count, Spec
 from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.model_shape import Shape
-from rlhf_api.names import Resident
+from rlhf_api.names import PlacedRole, Resident
 from rlhf_api.parallel_sizes import Parallelism
 from rlhf_api.run_policy import Reason
 
@@ -163,12 +163,12 @@ class MappedPool(Spec):
 class MappedSizes(Parallelism):
     """How a model is cut over its pool; all sizes are set, those of generation for the model that generates."""
 
-    role: Annotated[Resident, Field(description="The model, or rollout.")]
+    role: Annotated[PlacedRole, Field(description="The model.")]
     pipeline: Annotated[Count, Field(description="Pipeline stages (p).")]
     tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")]
     data: Annotated[Count, Field(description="Data-parallel ranks (d).")]
-    generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of what generates.")] = None
-    generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of what generates.")] = None
+    generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of an actor that generates.")] = None
+    generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of an actor that generates.")] = None
     offload: Annotated[
         Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None,
         Field(description="What waits in host memory while the model is not in use, as mapped; GPUs only."),

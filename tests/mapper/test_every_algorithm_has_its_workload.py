@@ -13,6 +13,7 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_mapper.place import place
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.run.graph import graph_of
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
@@ -210,6 +211,25 @@ def test_a_critic_beside_the_actor_finds_the_values_in_its_only_update(places: s
     for critic in ("critic", "cost_critic"):
         assert ("scoring" in found.prediction.models[critic].seconds) == reads
         assert "update" in found.prediction.models[critic].seconds
+
+
+def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
+    pools = [
+        {"name": "train", "models": ["actor", "critic", "reference", "reward"], "slotsPerNode": 8},
+        {"name": "writers", "models": ["rollout"], "nodes": 2, "slotsPerNode": 4},
+    ]
+    job = job_of("PPO", placement={"mode": "Manual", "pools": pools}, rollout={"tensorParallel": 4})
+    mapping = place(job, (8, 8, 8))
+    assert mapping.sizes["rollout"] == ParallelSizes(data=2, tensor=4)
+    found = predict(job, mapping, cluster_of(("h100-80g", 3, 8)), shapes_of(job))
+    assert isinstance(found, DeviceMapping)
+    assert found.prediction
+    actor, rollout = (found.prediction.models[role] for role in ("actor", "rollout"))
+    assert set(actor.seconds) == {"scoring", "update"}
+    assert set(rollout.seconds) == {"generation", "reshard"}
+    assert set(rollout.memory["generation"]) == {"weights", "generator", "kv_cache"}
+    assert rollout.memory["generation"]["weights"] == 0
+    assert found.prediction.phases["generation"] == rollout.seconds["generation"]
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhf_api.pod_template import CONTAINERS
 from rlhf_api.quantities import amount
@@ -76,6 +77,24 @@ def test_all_pods_have_the_job_file_of_their_mapping() -> None:
         pods = [pod_of(each) for each in (head(found["RayJob"]), *groups(found["RayJob"]).values())]
         (named,) = {each["configMap"]["name"] for pod in pods for each in pod["volumes"] if each["name"] == "job"}
         assert named == found["ConfigMap"]["metadata"]["name"]
+
+
+def test_a_pool_of_rollout_has_pods_of_its_own_and_the_job_file_says_so() -> None:
+    pools = [
+        {"name": "train", "models": ["actor", "critic", "reference", "reward"], "slotsPerNode": 2},
+        {"name": "writers", "models": ["rollout"], "nodes": 2, "slotsPerNode": 2},
+    ]
+    job = changed(PPO, {"placement": {"mode": "Manual", "pools": pools}, "rollout.tensorParallel": 2})
+    found = made(job, nodes(3, 2, A100))
+    hosts = {name: group["replicas"] * group["numOfHosts"] for name, group in groups(found["RayJob"]).items()}
+    assert hosts == {"train": 1, "writers": 2}
+    (text,) = found["ConfigMap"]["data"].values()
+    spec = next(yaml.safe_load_all(text))["spec"]
+    assert [(pool["name"], pool["models"]) for pool in spec["placement"]["pools"]] == [
+        (pool["name"], pool["models"]) for pool in pools
+    ]
+    assert spec["rollout"]["tensorParallel"] == 2
+    assert spec["training"]["microBatchTokens"] > 64, "a pool that reads nothing must not make micro-batches small"
 
 
 def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:

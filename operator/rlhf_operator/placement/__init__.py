@@ -15,7 +15,7 @@ from typing import Literal, cast, get_args
 
 from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
-from rlhf_api.names import PlacedRole, Role
+from rlhf_api.names import PlacedRole, Resident, Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import SpecError
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
@@ -149,6 +149,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     prediction = mapping.prediction
     on_gpus = prediction if mapping.device == "GPU" else None
     slots = sum(pool.size for pool in mapping.pools)
+    models = tuple(cast("PlacedRole", role) for role in mapping.sizes if role in get_args(PlacedRole))
     is_priced = mapping.device == "GPU" and all(pool.gpu in prices for pool in mapping.pools)
     return MappedPlacement(
         input_hash=digest,
@@ -159,7 +160,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         pools=tuple(
             MappedPool(
                 name=pool.name,
-                models=_placed(pool.models),
+                models=_residents(pool.models),
                 nodes=len(pool.slots_per_machine),
                 slots_per_node=max(pool.slots_per_machine),
                 gpu=pool.gpu or None if mapping.device == "GPU" else None,
@@ -167,23 +168,23 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
             )
             for pool in mapping.pools
         ),
-        sizes=tuple(_sizes(job, role, mapping.sizes[role], on_gpus) for role in _placed(tuple(mapping.sizes))),
+        sizes=tuple(_sizes(job, role, mapping.sizes[role], on_gpus) for role in models),
         gpu_memory_utilization=(
             gpu_memory_utilization(job, on_gpus) if on_gpus else job.spec.rollout.gpu_memory_utilization
         ),
-        micro_batch_tokens=micro_batch_tokens(job, on_gpus.models.values()) if on_gpus else None,
+        micro_batch_tokens=micro_batch_tokens(job, map(on_gpus.models.__getitem__, models)) if on_gpus else None,
         predicted_step_seconds=prediction.step_seconds if prediction else None,
         predicted_tokens_per_second=prediction.tokens_per_second if prediction else None,
     )
 
 
-def _placed(roles: tuple[Role, ...]) -> tuple[PlacedRole, ...]:
+def _residents(roles: tuple[Role, ...]) -> tuple[Resident, ...]:
     """Without those that come with another."""
-    return tuple(cast("PlacedRole", role) for role in roles if role in get_args(PlacedRole))
+    return tuple(cast("Resident", role) for role in roles if role in get_args(Resident))
 
 
 def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Prediction | None) -> MappedSizes:
-    generates = role == "actor" and not job.spec.algorithm.offline
+    generates = role == "actor" and not job.spec.algorithm.offline and not job.generates_apart
     unset = {} if generates else {"generation_pipeline": None, "generation_tensor": None}
     model, mapped = job.models()[role], prediction.models[role] if prediction else None
     offload = mapped.offload if mapped and model.offload == "None" else None

@@ -168,7 +168,7 @@ class ActorApart:
 
     def generate_sequences(self, batch: Any, **options: Any) -> Any:
         """The responses that were asked for, or else those of the newest weights."""
-        if batch.step in self._ahead:
+        if self._ahead and batch.step in self._ahead:
             return self._ahead.pop(batch.step)
         self._actor.send_weights()
         self._rollout.receive_weights()
