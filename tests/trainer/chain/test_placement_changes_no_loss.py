@@ -95,6 +95,25 @@ def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp
         assert record["idle_bytes/generator"] < record["idle_bytes/actor"]
 
 
+def test_generation_in_a_pool_of_its_own_gives_the_losses_of_the_actors(
+    chain: tuple[Path, str], tmp_path: Path
+) -> None:
+    """A pool of two tensor-parallel ranks trains, and sends the whole model to the generator in the other one."""
+    train = "{name: train, models: [actor, critic, reference, reward], slotsPerNode: 2}"
+    pools = f"[{train}, {{name: writers, models: [rollout], slotsPerNode: 1}}]"
+    output = only_ppo_left(chain, tmp_path / "run")
+    placement = (f"--set=helpful-ppo:placement={{mode: Manual, pools: {pools}}}", CUT[0])
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, "--set=helpful-ppo:resources=", *placement)
+    assert done.returncode == 0, done.stderr
+    assert "1 CPU slots (rollout)" in done.stdout
+    apart = records(output / "helpful-ppo")
+    require_same(apart, records(chain[0] / "helpful-ppo"))
+    size = Bytes.of(output / "helpful-ppo" / "model")
+    moved = size.vocabulary + size.linear + size.norms
+    assert [record["bytes/reshard"] for record in apart] == [0, moved, moved], "the evaluation made the first generator"
+    assert all(record["kl/rollout"] < 1e-9 and record["staleness"] == 0 for record in apart)
+
+
 @pytest.mark.slow
 def test_safe_rlhf_has_the_same_losses_on_one_pool_and_on_two(chain: tuple[Path, str], tmp_path: Path) -> None:
     manifest = tmp_path / "safe.yaml"
