@@ -157,9 +157,13 @@ def predict(
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
     stages = np.max(of_pools, axis=0)
     generation, preparation, training = stages.tolist()
-    found = Found(sets, float(total(stages)), (generation, preparation, training))
+    works_ahead = job.spec.rollout.max_staleness > 0
+    seconds = max(generation, preparation + training) if works_ahead else float(total(stages))
+    found = Found(sets, seconds, (generation, preparation, training))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
-    return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
+    mapping = _with_prediction(costs, found, replace(placed, pools=tuple(named)))
+    assert mapping.prediction
+    return replace(mapping, prediction=replace(mapping.prediction, works_ahead=works_ahead))
 
 
 def task_of(

@@ -92,7 +92,7 @@ class Prediction:
     phases: Mapping[Phase, float]
     """Seconds of a step; of the slowest pool, where pools work at the same time."""
     stages: Mapping[Stage, float]
-    """The same by stage; they add up to the step."""
+    """The same by stage; they add up to the step, unless `works_ahead`."""
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
     """Bytes of a GPU that may be used, by pool."""
@@ -104,6 +104,8 @@ class Prediction:
     """Whose software the seconds are of, as far as coefficients go."""
     response_tokens: float = 0.0
     """Mean length of responses in these seconds."""
+    works_ahead: bool = False
+    """Whether the responses of a later step are generated during the other two stages."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where these models take turns."""

@@ -40,7 +40,7 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """The length of the step."""
-        return max((end for _, end in self.stages.values()), default=0.0)
+        return max([0.0, *(end for _, end in self.stages.values()), *(bar.end for bar in self.bars)])
 
     def of(self, pool: str, model: Role) -> list[Bar]:
         """The bars of a row, from left to right."""
@@ -63,19 +63,25 @@ class Timeline:
 
 
 def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline:
-    """Within a stage the models of a pool run one after another, and pools at the same time."""
+    """Within a stage the models of a pool run one after another, and pools at the same time.
+
+    Generation that works ahead is no stage of the step, but has its bars from the step's begin.
+    """
     stages: dict[Stage, tuple[float, float]] = {}
     begin = 0.0
     for stage in STAGES:
         if length := prediction.stages.get(stage, 0.0):
             stages[stage] = (begin, begin + length)
-            begin += length
+            is_ahead = prediction.works_ahead and stage == "generation"
+            begin = 0.0 if is_ahead else begin + length
     bars = [
         bar
         for stage, (start, _) in stages.items()
         for pool in pools
         for bar in _in_turn(pool, prediction, stage, start)
     ]
+    if prediction.works_ahead:
+        del stages["generation"]
     rows = tuple((pool.name, model) for pool in pools for model in pool.models)
     return Timeline(rows=rows, stages=stages, bars=tuple(bars))
 

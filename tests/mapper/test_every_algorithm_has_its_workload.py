@@ -15,6 +15,7 @@ from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_mapper.place import place
 from rlhf_mapper.workload import workload_of
+from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.run.graph import graph_of
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
@@ -218,7 +219,8 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
         {"name": "train", "models": ["actor", "critic", "reference", "reward"], "slotsPerNode": 8},
         {"name": "writers", "models": ["rollout"], "nodes": 2, "slotsPerNode": 4},
     ]
-    job = job_of("PPO", placement={"mode": "Manual", "pools": pools}, rollout={"tensorParallel": 4})
+    placement = {"mode": "Manual", "pools": pools}
+    job = job_of("PPO", placement=placement, rollout={"tensorParallel": 4})
     mapping = place(job, (8, 8, 8))
     assert mapping.sizes["rollout"] == ParallelSizes(data=2, tensor=4)
     found = predict(job, mapping, cluster_of(("h100-80g", 3, 8)), shapes_of(job))
@@ -230,6 +232,17 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
     assert set(rollout.memory["generation"]) == {"weights", "generator", "kv_cache"}
     assert rollout.memory["generation"]["weights"] == 0
     assert found.prediction.phases["generation"] == rollout.seconds["generation"]
+    stale = job_of("PPO", placement=placement, rollout={"tensorParallel": 4, "maxStaleness": 1})
+    ahead = predict(stale, mapping, cluster_of(("h100-80g", 3, 8)), shapes_of(stale))
+    assert isinstance(ahead, DeviceMapping)
+    assert ahead.prediction
+    generation, *others = found.prediction.stages.values()
+    assert ahead.prediction.step_seconds == pytest.approx(max(generation, sum(others)))
+    assert found.prediction.step_seconds == pytest.approx(generation + sum(others))
+    timeline = timeline_of(ahead.pools, ahead.prediction)
+    assert timeline.seconds == pytest.approx(ahead.prediction.step_seconds)
+    assert min(bar.start for bar in timeline.bars if bar.pool == "writers") == 0
+    assert min(bar.start for bar in timeline.bars if bar.pool == "train") == 0
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
