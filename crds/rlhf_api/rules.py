@@ -11,19 +11,14 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.algorithms import Algorithm, PolicyGradient, Writing
+from rlhf_api.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
 from rlhf_api.expressions import Expression, Field
-from rlhf_api.functions import RewardFunction, RewardService
-from rlhf_api.judges import COMPARES
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.rollout import Rollout
 from rlhf_api.rule import NAME, Rule, algorithm
 from rlhf_api.spec import JobSpec, Training
-from rlhf_api.verifiers import RewardVerifier
 
-OWN_VARIABLES = "RLHF_"
-OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
-"""Of every evaluation with responses."""
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
@@ -78,11 +73,10 @@ def _uses(role: str) -> Expression:
 
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
 MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
-REWARD, ENVIRONMENT, TOOLS = (Field(path).given for path in ("models.reward", "rollout.environment", "rollout.tools"))
+REWARD = Field("models.reward").given
 MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").given)
 REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
 FORM = {"form": Field("models.reward.form").or_else("the environment's")}
-SAMPLES = Field("rollout.samplesPerPrompt")
 MODE = Field("placement.mode")
 SAME_SOURCE = (
     Field(f"models.reference.{field}").or_else("") == Field(f"models.actor.{field}").or_else("")
@@ -321,54 +315,9 @@ def _generates_once(each: type[Algorithm]) -> bool:
     return each.calls.count(("actor", "generate_sequences")) <= 1
 
 
-def _user_code() -> Iterator[Rule]:
-    """A call of user code ends before the workers count as hung; a model has no such time."""
-    with_code: dict[str, type[BaseModel]] = {
-        "entrypoint": RewardFunction,
-        "verifier": RewardVerifier,
-        "url": RewardService,
-    }
-    defaults = {key: each.model_fields["timeout_seconds"].default for key, each in with_code.items()}
-    times: dict[str, Expression] = {}
-    for form in ("models.reward", "models.reward.sum[].reward"):
-        default: Expression | float = 0.0
-        for key, seconds in defaults.items():
-            default = Field(f"{form}.{key}").given.then(seconds, default)
-        times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
-        times[f"{form}.judge.timeoutSeconds"] = Field(f"{form}.judge.timeoutSeconds")
-        alone = Field(f"{form}.judge.prompt").matches(COMPARES) & ~Field(f"{form}.judge.referenceKey").given
-        message = "compares the responses to a prompt, but rollout.samplesPerPrompt is 1"
-        yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
-    judges = ("evaluation.functions[]", "evaluation.verifiers[]")
-    times |= {f"{judge}.timeoutSeconds": Field(f"{judge}.timeoutSeconds") for judge in judges}
-    step = Field("rollout.stepTimeoutSeconds")
-    times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS).then(step, 0.0)
-    yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
-    for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
-        named = Field(f"{path}.toolsKey").given
-        yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")
-    deadline = Field("training.callDeadlineSeconds")
-    message = "is {value:g}, expected less than training.callDeadlineSeconds ({deadline})"
-    for path, time in times.items():
-        yield Rule(path, time < deadline.as_float(), message, {"deadline": deadline})
-    for judge in judges:
-        free = ~Field(f"{judge}.name").one_of(OWN_MEASURES)
-        yield Rule(f"{judge}.name", free, '"{value}" is taken')
-    verifier = Field("evaluation.verifiers[].name")
-    same = Field("evaluation.functions").where(Field("name", "one") == verifier).size()
-    yield Rule("evaluation.verifiers[].name", same == 0, '"{value}" is one of evaluation.functions, too')
-
-
-def _pods() -> Iterator[Rule]:
-    exactly_one = Field("runtime.env[].value").given != Field("runtime.env[].secret").given
-    yield Rule("runtime.env[]", exactly_one, "expected exactly one of value and secret")
-    message = f'is "{{value}}"; names that begin with {OWN_VARIABLES} are the operator\'s own'
-    yield Rule("runtime.env[].name", ~Field("runtime.env[].name").starts_with(OWN_VARIABLES), message)
-
-
 PARTS = (
     *(_models, _shapes, _algorithm, _batches, _sampling, _old_log_probs),
-    *(_lengths, _pretraining, _placement, _user_code, _pods),
+    *(_lengths, _pretraining, _placement, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

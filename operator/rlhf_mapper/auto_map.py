@@ -157,13 +157,10 @@ def predict(
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
     stages = np.max(of_pools, axis=0)
     generation, preparation, training = stages.tolist()
-    works_ahead = job.spec.rollout.max_staleness > 0
-    seconds = max(generation, preparation + training) if works_ahead else float(total(stages))
-    found = Found(sets, seconds, (generation, preparation, training))
+    seconds = max(generation, preparation + training) if task.load.works_ahead else total(stages)
+    found = Found(sets, float(seconds), (generation, preparation, training))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
-    mapping = _with_prediction(costs, found, replace(placed, pools=tuple(named)))
-    assert mapping.prediction
-    return replace(mapping, prediction=replace(mapping.prediction, works_ahead=works_ahead))
+    return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
 
 
 def task_of(
@@ -175,8 +172,7 @@ def task_of(
     responses: Sequence[float] = (),
 ) -> MappingProblem:
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
-    if job.generates_apart:
-        shapes = {**shapes, "rollout": shapes["actor"]}
+    shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
     if problems := [problem for role in job.residents() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses)

@@ -76,6 +76,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         correction=costs.settings[0].correction.factors,
         coefficients=costs.settings[0].software.name,
         response_tokens=costs.settings[0].load.response.mean,
+        works_ahead=costs.settings[0].load.works_ahead,
     )
 
 

@@ -115,6 +115,8 @@ class Workload:
     work: Mapping[Role, Work]
     most_response_tokens: float = 0.0
     """Longest response that may come, if it is longer than all of the sample."""
+    works_ahead: bool = False
+    """Whether the responses of later steps are generated while a step trains."""
     pool_divides: tuple[int, ...] = ()
     """Numbers of sequences that the slots of a pool must divide; none: ranks may take uneven shares."""
 
@@ -151,6 +153,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
         prompt=Lengths((float(data.max_prompt_tokens),)),
         response=lengths,
         most_response_tokens=data.max_response_tokens,
+        works_ahead=job.spec.rollout.max_staleness > 0,
         work={role: _work(job, role) for role in job.residents()},
         pool_divides=tuple(number for number in divided if number),
     )

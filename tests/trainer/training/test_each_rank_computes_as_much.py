@@ -13,6 +13,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
@@ -71,7 +72,7 @@ def costs(folder: str, layout: ParallelSizes) -> list[int]:
     """Of a row of one token and of one of ten."""
     model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="")
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
-    return RowCosts(sharded).of(torch.tensor([1, 10])).tolist()
+    return RowCosts(inner(sharded.module)).of(torch.tensor([1, 10])).tolist()
 
 
 @pytest.fixture(scope="module")

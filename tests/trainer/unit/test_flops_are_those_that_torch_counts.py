@@ -1,16 +1,11 @@
 """What MFU is made of: the FLOPs of a forward pass, against torch's own count of the same model."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from rlhf_trainer.training.balance import RowCosts
-from rlhf_trainer.training.models import LanguageModel
-from rlhf_trainer.training.sharding import ShardedModel
 from tests.trainer.tiny import tiny_config
 
 HEADS_BY_WIDTH = 64
@@ -26,8 +21,7 @@ def test_a_forward_pass_has_the_flops_that_torch_counts(length: int) -> None:
     above_diagonal = (
         2 * HEADS_BY_WIDTH * length**2 * config.num_hidden_layers
     )  # half of both products, causal ones skip
-    wrapped: Any = SimpleNamespace(module=LanguageModel(model))
-    costs = RowCosts(cast("ShardedModel", wrapped))
+    costs = RowCosts(model)
     flops = costs.flops(float(costs.of(torch.tensor([length])).sum()), read=length)
     assert flops == pytest.approx(counter.get_total_flops() - above_diagonal, rel=0.01)
 
@@ -35,7 +29,7 @@ def test_a_forward_pass_has_the_flops_that_torch_counts(length: int) -> None:
 def test_a_token_meets_few_experts_of_a_mixture() -> None:
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 64}
     config = MixtralConfig(hidden_size=32, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2, **sizes)
-    wrapped: Any = SimpleNamespace(module=LanguageModel(AutoModelForCausalLM.from_config(config)))
+    model = AutoModelForCausalLM.from_config(config)
     attention, router, norms, expert = 2 * 32 * 32 + 2 * 32 * 16, 8 * 32, 2 * 32, 3 * 32 * 64
     of_a_token = attention + router + norms + 2 * expert
-    assert RowCosts(cast("ShardedModel", wrapped)).of(torch.tensor([1])).tolist() == [of_a_token + 32]
+    assert RowCosts(model).of(torch.tensor([1])).tolist() == [of_a_token + 32]

@@ -43,8 +43,7 @@ def run_job(
     A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
-    inputs = inputs_of(job, runtime.models)
-    evaluation = evaluation_of(job, runtime, data)
+    inputs, evaluation = inputs_of(job, runtime.models), evaluation_of(job, runtime, data)
     if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])
     else:
