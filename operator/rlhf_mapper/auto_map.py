@@ -138,11 +138,9 @@ def predict(
 ) -> DeviceMapping | Infeasible:
     """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
-    taken = sum(pool.size for pool in placed.pools)
-    if taken > cluster.gpus:
+    if (taken := sum(pool.size for pool in placed.pools)) > cluster.gpus:
         return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
-    groups = _groups_of(placed.pools, cluster)
-    if groups is None:
+    if (groups := _groups_of(placed.pools, cluster)) is None:
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
     nodes = [cluster.groups[group] for group in groups]
