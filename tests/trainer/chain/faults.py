@@ -221,17 +221,25 @@ def places(fault: Fault) -> str:
 HEAD = """\
 # Faults of a run
 
-What a run does when one of its processes ends or hangs, when memory or disk is full, and when files are
-damaged. `make test-chaos` makes each row happen in a PPO job of two ranks with a checkpoint a step, at each
-place that the row names (`make test`: one row at one place), and then runs the job again by the same command: its
-metrics have every step once, and its weights, optimizer and model are those of a run without the fault, to
-the bit. Nothing of a run is left on the machine: no process, and no shared memory.
-`python -m tests.trainer.chain.faults > docs/faults.md` writes this page. `…` stands for what differs.
+What a run does when one of its processes ends or hangs, when memory or disk is full, and when files
+are damaged.
 
-Found within: seconds from the fault until the run has told it and its last process has ended, the longest of
-the row's places on two cores, rounded up; `make test-chaos` prints each. A rank that hangs is found when
-`training.callDeadlineSeconds` (here 60) are over; asking it for its stack takes up to 30 more. On a cluster the
-exit code says what follows ([why attempts fail](operations.md#why-attempts-fail)).
+`make test-chaos` makes each row happen at each place that the row names, in a PPO job of two ranks
+with a checkpoint at each step (`make test`: one row at one place). Then it runs the job again by
+the same command, and checks:
+
+- The metrics have every step once.
+- Weights, optimizer and model are those of a run without the fault, to the bit.
+- No process and no shared memory is left on the machine.
+
+`python -m tests.trainer.chain.faults > docs/faults.md` writes this page. `…` stands for what
+differs.
+
+*Found within* is the time from the fault until the run has reported it and its last process has
+ended. It is the longest of the row's places on two cores, rounded up; `make test-chaos` prints
+each. A rank that hangs is found after `training.callDeadlineSeconds` (here 60); asking it for its
+stack takes up to 30 seconds more. On a cluster the exit code decides what follows ([why attempts
+fail](operations.md#why-attempts-fail)).
 
 | what happens | where | found within | exit code | the sentence | then |
 |---|---|---|---|---|---|
@@ -240,10 +248,11 @@ exit code says what follows ([why attempts fail](operations.md#why-attempts-fail
 SOAK = """
 ## Memory of a long run
 
-2,000 PPO steps of a model of 0.7 million parameters on two ranks with a checkpoint every 50 steps
-(`python benchmarks/soak.py FOLDER --svg docs/images/soak.svg`, on two cores beside other work): the memory
-(RSS) of each process, and by how much it grows in 1,000 steps after the first 100. Open handles and shared
-memory do not grow, threads by less than one.
+Measured in 2,000 PPO steps of a model of 0.7 million parameters on two ranks, with a checkpoint
+every 50 steps (`python benchmarks/soak.py FOLDER --svg docs/images/soak.svg`, on two cores beside
+other work). The table shows the memory (RSS) of each process, and by how much it grows in 1,000
+steps after the first 100. Open handles and shared memory do not grow; threads grow by less than
+one.
 
 | process | MB | in 1,000 steps |
 |---|---|---|
