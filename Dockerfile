@@ -21,6 +21,7 @@ RUN --mount=type=secret,id=pip --mount=type=secret,id=ca \
 COPY pyproject.toml README.md LICENSE ./
 COPY crds ./crds
 COPY operator ./operator
+COPY trainer_image/rlhf ./trainer_image/rlhf
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer
 COPY examples/rlhf_examples ./examples/rlhf_examples
 # Without a network: a change of the sources builds this layer and no other.

@@ -37,7 +37,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder(dockerfile: Path) -> N
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=["operator", "trainer"])
 def test_every_package_is_copied(dockerfile: Path) -> None:
-    packages = {path.parent for folder in PACKAGE_FOLDERS for path in (ROOT / folder).glob("rlhf_*/__init__.py")}
+    packages = {path.parent for folder in PACKAGE_FOLDERS for path in (ROOT / folder).glob("rlhf*/__init__.py")}
     copied = [ROOT / name for name in tracked_names(dockerfile)]
     assert packages
     assert not [package for package in packages if not {package, *package.parents} & set(copied)]

@@ -16,7 +16,7 @@ from tests.repo.tree import ROOT, tracked_files
 
 UV = ROOT / ".venv/bin/uv"
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-SOURCES = (*FILES, "crds", "operator", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
+SOURCES = (*FILES, "crds", "operator", "trainer_image/rlhf", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
 """What the Dockerfiles copy."""
 EXAMPLE = "examples/01-helpful-ppo.yaml"
 TRAINER = {"torch", "ray", "vllm", "transformers", "datasets"}

