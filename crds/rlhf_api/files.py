@@ -62,7 +62,7 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
     if wrong:
         raise SpecError([Problem(f"{source}document {number}", "is not a mapping") for number in wrong])
     if not found:
-        raise SpecError([Problem(f"{source}document 1", "is missing, the manifest is empty")])
+        raise SpecError([Problem(source.removesuffix(": ") or "the text", "holds no RLHFJob, it is empty")])
     return found
 
 

@@ -23,7 +23,9 @@ WIDE: Final = 100
 """Columns of a terminal that has room for the algorithm and wider gaps."""
 SHORTEST_NAME: Final = 8
 NOTHING: Final = "-"
-STYLES: Final = {"Running": "green", "Succeeded": "dim", "Failed": "bold red", "Died": "bold red", "Stopped": "yellow"}
+STYLES: Final = {"Running": "green", "Succeeded": "dim", "Stopped": "yellow"} | dict.fromkeys(
+    ("Failed", "Died", "Damaged"), "bold red"
+)
 """Phase -> its style."""
 UNITS: Final = (("d", 86400, 3600), ("h", 3600, 60), ("m", 60, 1))
 """A unit, its seconds, and those of the one below it."""

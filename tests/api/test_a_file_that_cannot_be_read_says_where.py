@@ -10,7 +10,7 @@ from rlhf_api import SpecError, load
 # sentence -> manifest, expected text of the error
 FILES = {
     "a document that is a list": ("- 1\n", "document 1: is not a mapping"),
-    "no document": ("---\n---\n", "document 1: is missing, the manifest is empty"),
+    "no document": ("---\n---\n", "the text: holds no RLHFJob, it is empty"),
     "a key that is given twice": (
         "kind: RLHFJob\nspec: {}\nkind: RLHFJob\n",
         'line 3: cannot be read: "kind" is given twice, first on line 1',

@@ -217,7 +217,7 @@ VALIDATE: dict[str, Mistake] = {
         manifest="",
         sets=(),
         code=SPEC,
-        sentence="…job.yaml: document 1: is missing, the manifest is empty",
+        sentence="…job.yaml: holds no RLHFJob, it is empty",
         remedy="Write a job; `examples/` has some.",
     ),
     "a password in the URL of a reward": Mistake(

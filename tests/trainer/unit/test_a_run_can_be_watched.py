@@ -156,11 +156,23 @@ def test_nothing_is_changed_by_looking(run: Path) -> None:
 
 def test_damaged_files_are_no_error(run: Path) -> None:
     (run / "helpful-ppo" / "status.json").write_text('{"phase": 3}')
-    (run / "helpful-rm" / "status.json").write_text("{")
+    (run / "helpful-rm" / "status.json").write_text("")
     (run / "helpful-sft" / "job.yaml").write_text("spec: [")
     shown = rows(rlhf("top", run, columns=120))
-    assert shown["helpful-ppo"][1] == "Pending"
+    assert [shown[name][1] for name in ("helpful-ppo", "helpful-rm")] == ["Damaged", "Damaged"]
     assert shown["helpful-sft"][0] == "?"
+
+
+def test_a_job_that_has_said_nothing_yet_is_pending(run: Path) -> None:
+    (run / "helpful-ppo" / "status.json").unlink()
+    assert rows(rlhf("top", run))["helpful-ppo"][0] == "Pending"
+
+
+def test_an_empty_manifest_of_a_run_is_told_in_words(run: Path) -> None:
+    manifest = run / "helpful-sft" / "job.yaml"
+    manifest.write_text("")
+    done = CliRunner().invoke(app, ["logs", str(run)])
+    assert done.stderr == f"error: {manifest}: is not as a run left it: it is empty\n"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,11 @@ def understood(path: Path | str) -> Iterator[None]:
 def read_job(file: Path) -> Job:
     """The job of a JOB_FILE. EnvironmentProblem if it was damaged."""
     with understood(file):
-        return Job.parse(kubectl_yaml.read(file.read_text(), "")[0])
+        documents = kubectl_yaml.read(file.read_text(), "")
+    if not documents:
+        raise EnvironmentProblem(f"{file}: is not as a run left it: it is empty")
+    with understood(file):
+        return Job.parse(documents[0])
 
 
 @contextmanager

@@ -54,7 +54,8 @@ def _chosen(output: Path, job: str | None) -> Sequence[Path]:
 
 def _lines_of(folder: Path) -> Iterator[Line]:
     """The events of a job, and last the stacks that its latest hang has left."""
-    failure = read_status(folder).last_failure
+    status = read_status(folder)
+    failure = status and status.last_failure
     for line in _text(folder / EVENTS).splitlines():
         moment, _, message = line.partition(" ")
         style = "red" if failure and message == failure.message else ""

@@ -12,13 +12,13 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.status import Status
 from rlhf_planning.job_table import JobLine, show
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import STATUS, owner, read_object
+from rlhf_trainer.run_folder.attempt import STATUS, owner
 from rlhf_trainer.run_folder.folder import JOB_FILE, read_job
 from rlhf_trainer.run_folder.lock import is_running
 
 RUNS = Path("runs")
-DIED = "Died"
-"""Instead of Running, where no process of the run is there any more."""
+DIED, DAMAGED = "Died", "Damaged"
+"""Shown as phases: Running where no process of the run is left; a status.json that cannot be read."""
 
 
 def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
@@ -35,22 +35,25 @@ def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
     for folder in folders:
         files = sorted(folder.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
         for file in files:
-            status = read_status(file.parent)
+            known = read_status(file.parent)
+            status = known or Status()
             yield JobLine(
                 name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
                 algorithm=_algorithm(file, file.stat().st_mtime),
-                phase=DIED if _has_died(folder, status) else status.phase,
+                phase=DAMAGED if not known else DIED if _has_died(folder, known) else known.phase,
                 status=status,
                 began=status.start_time,
             )
 
 
-def read_status(job_folder: Path) -> Status:
-    """What a job says of itself; one that says nothing that can be read is Pending."""
+def read_status(job_folder: Path) -> Status | None:
+    """What a job says of itself; Pending before it says anything, None where that cannot be read."""
     try:
-        return Status.model_validate(read_object(job_folder / STATUS), by_alias=True, by_name=False)
-    except ValidationError:
+        return Status.model_validate_json((job_folder / STATUS).read_bytes(), by_alias=True, by_name=False)
+    except FileNotFoundError:
         return Status()
+    except (OSError, ValidationError):
+        return None
 
 
 def _has_died(folder: Path, status: Status) -> bool:
