@@ -173,7 +173,8 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     kubectl.run(
         "patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", "--type=merge", f"--patch={patch}"
     )
-    then = "its pods save a checkpoint and end" if suspended else "it goes on from its checkpoint"
+    where = " from its checkpoint" if job.status.checkpoint else ""
+    then = "its pods, if it has any, save a checkpoint and end" if suspended else f"it goes on{where}"
     typer.echo(f"{name}: {then}; kubectl rlhf why {name} says how far that is")
 
 

@@ -129,7 +129,7 @@ def _waiting(
     if condition is None:
         yield f"{name} is {status.phase}"
         return
-    for_so_long = _ago(parsed(condition.last_transition_time), now)
+    for_so_long = _ago(_waits_since(condition, status, pods), now)
     yield f"{name} is {status.phase} and has been waiting for {for_so_long} ({condition.type}: {condition.reason})"
     yield condition.message
     if status.phase == "Restarting" and status.last_failure:
@@ -152,6 +152,15 @@ def _explaining(status: Status) -> Condition | None:
     there = [each for each in given if each]
     awaited = "True" if status.phase == "Suspended" else "False"
     return next((each for each in there if each.status == awaited), there[0] if there else None)
+
+
+def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
+    """When the wait began. A condition that is false since before a suspension did not wait through it."""
+    suspension = found(status.conditions, "Suspended")
+    changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
+    if condition.reason == "Suspending":
+        changes += [pod.deleting_since for pod in pods]
+    return max((each for each in changes if each), default=None)
 
 
 def _told(name: str, condition: Condition) -> Iterator[str]:

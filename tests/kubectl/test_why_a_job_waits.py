@@ -119,6 +119,20 @@ def test_a_job_that_waits_says_since_when() -> None:
     assert "it is the second of 5 in line." in told
 
 
+def test_a_wait_begins_when_a_suspension_ends_or_when_pods_are_told_to_end() -> None:
+    resumed = condition("Suspended", "False", "Resumed").model_copy(
+        update={"last_transition_time": timestamp(NOW - timedelta(seconds=7))}
+    )
+    assert "has been waiting for 7 s (ClusterReady: PodsPending)" in "\n".join(
+        why(job(status(condition("ClusterReady", "False", "PodsPending"), resumed)), [], [], NOW)
+    )
+    ending = [pod(deleting_since=NOW - timedelta(seconds=4))]
+    assert "has been waiting for 4 s (Suspended: Suspending)" in "\n".join(
+        why(job(status(condition("Suspended", "False", "Suspending"))), ending, [], NOW)
+    )
+
+
+
 def test_pods_that_hinder_are_named() -> None:
     pods = (
         pod("w-1", unschedulable="0/3 nodes are available"),
