@@ -62,10 +62,10 @@ $(UV):
 demo: install ## Run the whole RLHF chain on this machine (examples/01-helpful-ppo.yaml)
 	$(BIN)/rlhf run examples/01-helpful-ppo.yaml
 
-cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and trainer in pods (needs root and Go)
+cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and trainer in pods (needs root and Go; KEEP=1: it stays)
 	@$(PYTHON) -B -c 'from tests.cluster import build as b, capabilities as c; exit(c.pods_cannot_run() or b.no_go() or 0)'
 	@$(MAKE) --no-print-directory cluster-programs
-	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo
+	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo $(if $(KEEP),--keep)
 
 # Groups of tests run side by side (tests/conftest.py). Without RLHF_CLUSTER_TESTS=required, what the tests of the cluster
 # are about must have changed since they last passed here (tests/cluster/passed.py).

@@ -30,8 +30,8 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Mapped", "MapperError"): "Place the models by hand (spec.placement), and report this as a defect.",
     ("QuotaReserved", "QueueIgnored"): "Have Kueue manage ray.io/rayjob, or take the queue's label away.",
     ("QuotaReserved", "Pending"): "Wait, or look at the quota of the queue: kubectl get workloads,clusterqueues.",
-    ("QuotaReserved", "WaitingForRoom"): "Wait for those before it; a higher priorityClassName of its workers, or more "
-    "nodes, let it begin earlier.",
+    ("QuotaReserved", "WaitingForRoom"): "Wait for jobs before it, and for pods that end; a higher priorityClassName "
+    "of its workers, or more nodes, let it begin earlier.",
     ("QuotaReserved", "Withdrawn"): "Wait for the next turn; if it comes again, something that the operator does not "
     "know of keeps the pods from the nodes.",
     ("ClusterReady", "Starting"): "Wait; if it lasts, see the operator's log.",

@@ -35,11 +35,12 @@ def main() -> int:
     """Run it; what stops it is one sentence on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.demo", description=__doc__)
     parser.add_argument("--kill-driver", action="store_true", help=f"SIGKILL for the driver of {PPO}, once")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster there at the end, until Ctrl-C")
     parser.add_argument("--output", type=Path, required=True, help="folder for summary.json and the model of PPO")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        run(arguments.output, kill_driver=arguments.kill_driver)
+        run(arguments.output, kill_driver=arguments.kill_driver, kept=arguments.keep)
     except (FailedError, NotBuiltError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -49,8 +50,8 @@ def main() -> int:
     return 0
 
 
-def run(output: Path, *, kill_driver: bool) -> None:
-    """Start a cluster, install the chart, apply the example and wait; FailedError."""
+def run(output: Path, *, kill_driver: bool, kept: bool) -> None:
+    """Start a cluster, install the chart, apply the example and wait; FailedError. kept: stay until Ctrl-C."""
     if reason := pods_cannot_run() or no_go():
         raise FailedError(reason)
     built(PODS_GROUPS)
@@ -64,15 +65,26 @@ def run(output: Path, *, kill_driver: bool) -> None:
         seconds["chart"] = time.monotonic() - began - seconds["cluster"]
         running.offer_volumes(len(NAMES))
         running.make_namespace(NAMESPACE)
+        running.kubectl("config", "set-context", "--current", "--namespace", NAMESPACE)
+        print(f"look at it from another terminal:\n\n    {terminal(running)}\n")
         change = f", with a checkpoint every {SAVED_EVERY} steps of {PPO}" if kill_driver else ""
         print(f"{seconds['chart']:.0f} s; kubectl apply -f {EXAMPLE.relative_to(ROOT)}{change}", flush=True)
         measured = train(running, kill_driver=kill_driver)
         measured["seconds"] = {**seconds, **measured["seconds"], "all": time.monotonic() - began}
         keep(running, measured, output)
-    print()
-    for name, each in measured["seconds"].items():
-        print(f"{name:<12} {each:6.0f} s")
-    print(f"the model of {PPO}, {measured['model']}, was copied to {output / 'model'}")
+        print()
+        for name, each in measured["seconds"].items():
+            print(f"{name:<12} {each:6.0f} s")
+        print(f"the model of {PPO}, {measured['model']}, was copied to {output / 'model'}")
+        if kept:
+            print("the cluster stays until Ctrl-C", flush=True)
+            signal.pause()
+
+
+def terminal(running: Cluster) -> str:
+    """What gives a shell this cluster, in the demo's namespace, with kubectl, helm and `kubectl rlhf`."""
+    folders = f"{running.programs}:{Path(sys.executable).parent}"
+    return f'export KUBECONFIG={running.environment()["KUBECONFIG"]} PATH="{folders}:$PATH"'
 
 
 def train(running: Cluster, *, kill_driver: bool) -> dict[str, Any]:

@@ -132,7 +132,6 @@ def test_a_wait_begins_when_a_suspension_ends_or_when_pods_are_told_to_end() -> 
     )
 
 
-
 def test_pods_that_hinder_are_named() -> None:
     pods = (
         pod("w-1", unschedulable="0/3 nodes are available"),

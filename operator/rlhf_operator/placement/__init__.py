@@ -137,8 +137,8 @@ def _message(answer: DeviceMapping, capacity: Capacity, why_unpredicted: str) ->
     if why_unpredicted:
         return f"{pools}{unseen}; not predicted: {why_unpredicted}"
     assert answer.prediction, "the mapper was asked"
-    corrected = ", as corrected by measured steps," * bool(answer.prediction.correction)
-    return f"{pools}{unseen}; a step is predicted{corrected} to take {answer.prediction.step_seconds:.3g} s"
+    corrected = " (corrected by measured steps)" * bool(answer.prediction.correction)
+    return f"{pools}{unseen}; a step is predicted to take {answer.prediction.step_seconds:.3g} s{corrected}"
 
 
 def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:
