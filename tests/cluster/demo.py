@@ -23,6 +23,8 @@ from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
 
 NAMESPACE = "demo"
+VOLUMES = 10
+"""For the jobs of the example, and for others on a cluster that stays."""
 SECONDS = 3600
 """That a job may take, on a machine that has other things to do."""
 SAVED_EVERY, KILLED_AFTER = 5, 5
@@ -63,7 +65,7 @@ def run(output: Path, *, kill_driver: bool, kept: bool) -> None:
         print(f"{seconds['cluster']:.0f} s; installing helm/rlhf-operator", flush=True)
         chart.install(running)
         seconds["chart"] = time.monotonic() - began - seconds["cluster"]
-        running.offer_volumes(len(NAMES))
+        running.offer_volumes(VOLUMES)
         running.make_namespace(NAMESPACE)
         running.kubectl("config", "set-context", "--current", "--namespace", NAMESPACE)
         print(f"look at it from another terminal:\n\n    {terminal(running)}\n")
