@@ -116,7 +116,7 @@ from time import sleep\nwith only_run_in(Path({str(run)!r})):\n    print('in', f
 def test_ctrl_c_while_the_command_imports_is_no_traceback(tmp_path: Path) -> None:
     module = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     (tmp_path / "typer.py").write_text(module)  # comes before the one that `rlhf` imports
-    command = [Path(sys.executable).with_name("rlhf"), "--version"]
+    command = [str(Path(sys.executable).with_name("rlhf")), "--version"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
