@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -278,6 +281,15 @@ def test_the_slots_of_a_pod_share_its_cores_and_the_users_own_setting_comes_firs
     (container,) = worker({**changes, "runtime.env": own})["containers"]
     assert variables(container)["OMP_NUM_THREADS"] == "3"
     assert variables(container)["RAY_worker_niceness"] == "5"
+
+
+def test_a_pod_that_is_told_to_end_does_not_wait_for_slots_that_somebody_still_has() -> None:
+    """By Ray's own reading of the variables: it waits 30 seconds by default."""
+    asked = "from ray._private.ray_constants import RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S as seconds; print(seconds)"
+    for pod in (pod_of(head(rayjob())), worker()):
+        given = {**os.environ, **variables(pod["containers"][0])}
+        said = subprocess.run([sys.executable, "-c", asked], env=given, capture_output=True, text=True, check=True)
+        assert float(said.stdout) == 0
 
 
 @pytest.mark.parametrize(

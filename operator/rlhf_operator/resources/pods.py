@@ -130,6 +130,8 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
         "HOME": SCRATCH,
         "PYTHONUNBUFFERED": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # What is to be saved was saved by preStop: Ray would keep the node for 30 s, if something still has a slot.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # Ray's own is 15, which only serves who works at the machine
         # Ray would shoot a worker before the pod's own limit is reached, and say less about it.
