@@ -1,5 +1,6 @@
 """For every run of tests: which share a process, and at the end the seconds of each folder and of the slowest files."""
 
+import signal
 from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,6 +17,12 @@ WORLDS = {
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "generation", "rewards", "checkpoint")],
 }
 """What is costly to make and shared: a run of the chain, a cluster, a server of ranks. No two Rays start at once."""
+
+
+def pytest_configure() -> None:
+    """Heed Ctrl-C, also in a shell's background job, whose programs ignore it: tests send it to what they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
