@@ -31,7 +31,7 @@ class Immediate:
         self._ready: list[tuple[int, Any]] = []
         self._turns: dict[int, int] = {}
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, seed: int) -> None:
         self._turns[number] = 0
 
     def ask(self, number: int, method: str, given: Any) -> None:
@@ -136,9 +136,10 @@ def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokeniz
     [
         (Limits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
         (Limits(prompt_tokens=8, tokens=5, turns=9), (2, 1.0, False)),  # the second answer is cut
+        (Limits(prompt_tokens=8, tokens=4, turns=9), (1, 1.0, False)),  # what is said would leave no room for one
         (Limits(prompt_tokens=8, tokens=3, turns=9), (1, 1.0, False)),  # there is no room for one
     ],
-    ids=["turns", "cut", "full"],
+    ids=["turns", "cut", "filled", "full"],
 )
 def test_limits_end_an_episode_with_its_reward_so_far(
     tokenizer: PreTrainedTokenizerBase, limits: Limits, expected: tuple[int, float, bool]
@@ -147,6 +148,7 @@ def test_limits_end_an_episode_with_its_reward_so_far(
     (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, 6, END], limits=limits)
     assert (episode.turns, sum(episode.rewards), episode.finished) == expected
     assert len(episode.tokens) <= limits.tokens
+    assert episode.written[-1], "a row ends with an answer, which is what rewards read"
     assert len(episode.tokens) == len(episode.written) == len(episode.log_probs) == len(episode.rewards)
 
 

@@ -16,7 +16,7 @@ HERE = "tests.trainer.environments.user_environments"
 
 @pytest.fixture
 def tools() -> Tools:
-    return Tools([f"{HERE}:add", f"{HERE}:divide"])
+    return Tools([f"{HERE}:add", f"{HERE}:divide", f"{HERE}:keys"])
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -24,7 +24,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def test_schemas_come_from_signatures_and_docstrings(tools: Tools) -> None:
-    add, divide = (each["function"] for each in tools.schemas(None))
+    add, divide, _ = (each["function"] for each in tools.schemas(None))
     assert (add["name"], divide["name"]) == ("add", "divide")
     assert add["description"] == "Add two numbers."
     assert add["parameters"]["properties"]["one"] == {"type": "integer", "description": "The first."}
@@ -50,9 +50,11 @@ def test_an_answer_without_a_call_ends_the_episode(tools: Tools) -> None:
     [
         (call("divide", one=1, other=0), "error: ZeroDivisionError: float division by zero|error: .*division by zero"),
         (call("add", one=1), "error: TypeError: .*missing 1 required positional argument: 'other'"),
-        (call("subtract", one=1), "error: no call of add, divide: KeyError: 'subtract'"),
-        ("<tool_call>add 2 and 3</tool_call>", "error: no call of add, divide: JSONDecodeError: .*"),
-        ("<tool_call>[]</tool_call>", "error: no call of add, divide: TypeError: .*"),
+        (call("subtract", one=1), "error: no call of add, divide, keys: KeyError: 'subtract'"),
+        ("<tool_call>add 2 and 3</tool_call>", "error: no call of add, divide, keys: JSONDecodeError: .*"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "error: no call of add, divide, keys: RecursionError: .*"),
+        (call("keys"), "error: TypeError: keys must be .*"),
+        ("<tool_call>[]</tool_call>", "error: no call of add, divide, keys: TypeError: .*"),
         (f"<tool_call>{json.dumps({'name': 'add', 'arguments': 7})}</tool_call>", "error: TypeError: .*"),
     ],
 )

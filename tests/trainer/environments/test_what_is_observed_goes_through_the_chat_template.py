@@ -56,3 +56,9 @@ def test_the_answer_is_what_the_model_wrote(chatting: PreTrainedTokenizerBase) -
     encoder = TurnEncoder(chatting, chat_template="Auto")
     ids = chatting("<tool_call>{}", add_special_tokens=False)["input_ids"]
     assert encoder.answer([*ids, chatting.eos_token_id]) == encoder.answer(ids) == "<tool_call>{}"
+
+
+def test_half_a_character_has_tokens(chatting: PreTrainedTokenizerBase) -> None:
+    r"""The model may write "\ud800" in the JSON of a call, and a tool may say it."""
+    encoder = TurnEncoder(chatting, chat_template="Auto")
+    assert text_of(chatting, encoder.observation("a\ud800b")) == "\n<user>a\\ud800b\n<assistant>"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,6 +15,7 @@ import pytest
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import Failure
+from tests.trainer.environments import user_environments
 from tests.trainer.rewards.test_whatever_a_function_does_is_one_sentence import started_since
 
 HERE = "tests.trainer.environments.user_environments"
@@ -47,7 +50,7 @@ def outcomes(*behaviours: str, seconds: float = PATIENT) -> list[Any]:
     """What the first step of an episode of each behaviour comes to."""
     with environments("Unruly", seconds=seconds) as made:
         for number in range(len(behaviours)):
-            made.begin(number)
+            made.begin(number, seed=number)
         asked(made, {number: ("reset", {"does": each}) for number, each in enumerate(behaviours)})
         found = asked(made, dict.fromkeys(range(len(behaviours)), ("step", "go")))
         for number in range(len(behaviours)):
@@ -59,7 +62,7 @@ def outcomes(*behaviours: str, seconds: float = PATIENT) -> list[Any]:
 def test_an_episode_is_an_object_of_its_own(name: str) -> None:
     with environments(name, turns=2) as made:
         for number in (4, 7):
-            made.begin(number)
+            made.begin(number, seed=number)
         assert asked(made, {4: ("reset", {}), 7: ("reset", {"begin": "Go."})}) == {4: None, 7: "Go."}
         assert asked(made, {4: ("step", "a")}) == {4: [" 1:a ", 1.0, False]}
         assert asked(made, {4: ("step", "b"), 7: ("step", "c")}) == {4: [None, 2.0, True], 7: [" 1:c ", 1.0, False]}
@@ -68,7 +71,7 @@ def test_an_episode_is_an_object_of_its_own(name: str) -> None:
 def test_the_module_is_imported_once() -> None:
     with environments("Where") as made:
         for number in range(3):
-            made.begin(number)
+            made.begin(number, seed=number)
         found = asked(made, {number: ("reset", {}) for number in range(3)})
     importers, own = zip(*(each.split() for each in found.values()), strict=True)
     assert (len(set(importers)), len(set(own))) == (1, 3)
@@ -102,7 +105,7 @@ def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
 
 def test_a_class_that_cannot_be_made_fails_in_its_first_call() -> None:
     with environments("Failing") as made:
-        made.begin(0)
+        made.begin(0, seed=0)
         (failure,) = asked(made, {0: ("reset", {})}).values()
     assert failure.what.startswith("reset raised OSError: the game is not there (")
 
@@ -121,14 +124,76 @@ def test_what_cannot_be_imported_ends_the_run(name: str, sentence: str) -> None:
 
 def test_another_process_is_started_for_one_that_has_died() -> None:
     with environments("Where") as made:
-        made.begin(0)
+        made.begin(0, seed=0)
         (before,) = asked(made, {0: ("reset", {})}).values()
-        psutil.Process(int(before.split()[0])).kill()
-        found: list[tuple[int, Any]] = []
-        while not found:
-            found = made.answers(wait=True)
-        ((number, failure),) = found
-        assert (number, isinstance(failure, Failure)) == (0, True)
-        made.begin(1)
+        importer, own = (psutil.Process(int(each)) for each in before.split())
+        importer.kill()
+        psutil.wait_procs([own], timeout=PATIENT)
+        assert isinstance(asked(made, {0: ("step", "go")})[0], Failure)
+        made.begin(1, seed=1)
         (after,) = asked(made, {1: ("reset", {})}).values()
         assert after.split()[0] != before.split()[0]
+
+
+def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
+    """Not before: the model is writing then, and its answer would find no episode."""
+    with environments("Where") as made:
+        made.begin(0, seed=0)
+        (before,) = asked(made, {0: ("reset", {})}).values()
+        psutil.Process(int(before.split()[1])).kill()
+        while psutil.pid_exists(int(before.split()[1])) and psutil.Process(int(before.split()[1])).status() != "zombie":
+            pass
+        assert made.answers(wait=True) == []
+        assert asked(made, {0: ("step", "go")}) == {0: Failure("was ended by signal 9 (SIGKILL)")}
+
+
+def test_episodes_fail_where_the_process_has_died_and_cannot_be_started_again(tmp_path: Path) -> None:
+    module = tmp_path / "once.py"
+    module.write_text(inspect.getsource(user_environments))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        others = set(psutil.Process().children())
+        made = Environments(["once:Unruly"], arguments={}, seconds=PATIENT, path="job: spec.rollout.environment")
+        made.ready()
+        made.begin(0, seed=0)
+        asked(made, {0: ("reset", {"does": "hang"})})
+        made.ask(0, "step", "go")
+        module.write_text("nonsense")
+        (guard,) = set(psutil.Process().children()) - others
+        found = guard.children(recursive=True)
+        guard.kill()
+        psutil.wait_procs(found, timeout=PATIENT)
+        for number in (1, 2):
+            made.begin(number, seed=number)
+            made.ask(number, "reset", {})
+        failures: dict[int, Any] = {}
+        while len(failures) < 3:
+            failures |= dict(made.answers(wait=True))
+        made.close()
+    assert all(isinstance(each, Failure) for each in failures.values())
+    assert "NameError" in failures[2].what, failures
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["that forked it", "and the guard"])
+def test_no_episode_outlives_the_processes_before_it(which: int) -> None:
+    """Not one that never answers either."""
+    with environments("Unruly") as made:
+        made.begin(0, seed=0)
+        asked(made, {0: ("reset", {"does": "hang"})})
+        made.ask(0, "step", "go")
+        guard = max(psutil.Process().children(), key=psutil.Process.create_time)
+        found = guard.children(recursive=True)
+        assert len(found) == 2, "the one that forks, and the episode"
+        (guard if which else guard.children()[0]).kill()
+        _, alive = psutil.wait_procs(found, timeout=PATIENT)
+        assert not alive
+        ((_, failure),) = made.answers(wait=True)
+        assert isinstance(failure, Failure)
+
+
+def test_random_numbers_are_of_the_episodes_seed() -> None:
+    with environments("Throwing") as made:
+        for number, seed in enumerate((7, 8, 7)):
+            made.begin(number, seed=seed)
+        one, other, again = asked(made, {number: ("reset", {}) for number in range(3)}).values()
+    assert one == again != other

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from typing import Any
+
+import numpy
 
 IMPORTED_BY = os.getpid()
 
@@ -72,6 +75,13 @@ class Unruly:
         return does[self._does]()
 
 
+class Throwing:
+    """Says what dice it has thrown."""
+
+    def reset(self, _: dict[str, Any]) -> str:
+        return f"{random.random()} {numpy.random.random()}"
+
+
 class Failing:
     """Cannot be made."""
 
@@ -97,6 +107,11 @@ async def divide(one: float, other: float) -> str:
         other: The second.
     """
     return str(one / other)
+
+
+def keys() -> dict[tuple[int, int], int]:
+    """Give what is no JSON."""
+    return {(0, 0): 1}
 
 
 NO_FUNCTION = 3

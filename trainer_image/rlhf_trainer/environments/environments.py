@@ -49,13 +49,13 @@ class Environments:
         if problem := self._import():
             raise UserCodeError(f"{self._path}: {problem}")
 
-    def begin(self, number: int) -> None:
-        """Start an episode's process, under a number that no other has now."""
+    def begin(self, number: int, seed: int) -> None:
+        """Start an episode's process, under a number that no other has now; seed: of Python's and NumPy's generators."""
         problem, (ours, theirs) = self._import(), socket.socketpair()
         with theirs:
             try:
                 if self._process:
-                    self._process.hand({"begin": number, "arguments": self._arguments}, theirs)
+                    self._process.hand({"begin": number, "seed": seed, "arguments": self._arguments}, theirs)
             except OSError:
                 problem = self._ended()
         if problem:
@@ -63,7 +63,6 @@ class Environments:
             self._failed.append((number, Failure(problem)))
             return
         self._episodes[number] = Asked(ours)
-        self._selector.register(ours, selectors.EVENT_READ, number)
 
     def ask(self, number: int, method: str, given: Any) -> None:
         """Call a method of an episode; its answer comes by `answers`."""
@@ -74,6 +73,7 @@ class Environments:
         try:
             episode.channel.settimeout(self._seconds)
             send(episode.channel, {method: given})
+            self._selector.register(episode.channel, selectors.EVENT_READ, number)
         except OSError:
             self._failed.append((number, self._failure_of(number)))
 
@@ -91,14 +91,14 @@ class Environments:
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
             found.append((number, self._late()))
-            self._episodes[number].until = None
+            self._settle(self._episodes[number])
         return found
 
     def end(self, number: int) -> str:
         """End an episode's process and what it has started; how it ended, if it had before."""
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
-        self._selector.unregister(episode.channel)
+        self._settle(episode)
         episode.channel.close()
         if self._process is None:
             return ""
@@ -110,12 +110,21 @@ class Environments:
     def close(self) -> None:
         """End the process, all episodes, and all that they have started."""
         for episode in self._episodes.values():
-            self._selector.unregister(episode.channel)
+            self._settle(episode)
             episode.channel.close()
         self._episodes.clear()
+        self._close_process()
+
+    def _close_process(self) -> None:
         if self._process:
             self._process.close()
         self._process, self._is_imported = None, False
+
+    def _settle(self, episode: Asked) -> None:
+        """Nothing is asked of it; so what its process does is seen when it is asked again."""
+        episode.until = None
+        if episode.channel in self._selector.get_map():
+            self._selector.unregister(episode.channel)
 
     def _import(self) -> str:
         """What is wrong with the modules; empty once they are imported. Another process starts if there is none."""
@@ -130,14 +139,14 @@ class Environments:
             problem = self._ended()
         self._is_imported = not problem
         if problem:
-            self.close()
+            self._close_process()  # episodes that are asked still fail by their sockets
         return problem
 
     def _read(self, number: int) -> Any:
         """An answer that has begun to come."""
         episode = self._episodes[number]
         left = (episode.until or 0.0) - time.monotonic()
-        episode.until = None
+        self._settle(episode)
         try:
             episode.channel.settimeout(max(left, POLL_SECONDS))
             answer = receive(episode.channel)
@@ -158,6 +167,5 @@ class Environments:
         """How the process of all episodes ended; the next one to begin starts another."""
         assert self._process is not None
         ended = self._process.ended()
-        self._process.close()
-        self._process, self._is_imported = None, False
+        self._close_process()
         return ended

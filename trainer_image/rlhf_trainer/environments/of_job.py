@@ -41,7 +41,7 @@ def tried(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
     environments, found = environments_of(job), {}
     try:
         environments.ready()
-        environments.begin(0)
+        environments.begin(0, seed=0)
         for method, given in calls.items():
             environments.ask(0, method, given)
             ((_, found[method]),) = environments.answers(wait=True)

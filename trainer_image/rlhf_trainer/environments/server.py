@@ -11,6 +11,7 @@ import asyncio  # here and not in each episode's process: tens of milliseconds
 import inspect
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_trainer.rewards.guard import OUR_FILES, described, imported, kind_of, main, number_of, receive, send
+from rlhf_trainer.rewards.guard import OUR_FILES, described, end_with_parent, imported, kind_of, main, number_of, receive, send
 
 SCHEMAS = str(Path(sysconfig.get_path("purelib")) / "transformers")
 OURS = (*OUR_FILES, str(Path(__file__).parent), str(Path(asyncio.__file__).parent), SCHEMAS)
@@ -34,8 +35,8 @@ class WrongAnswerError(Exception):
 def serve(channel: socket.socket, entrypoints: str) -> None:
     """Import the modules, say so, and begin and end episodes until the trainer hangs up.
 
-    Commands are {"begin": number, "arguments": of the class}, with the episode's socket, and {"end": number}, which is
-    answered by {"code": exit code of the episode's process}.
+    Commands are {"begin": number, "seed": of random numbers, "arguments": of the class}, with the episode's socket, and
+    {"end": number}, which is answered by {"code": exit code of the episode's process}.
     """
     problem, found = "", []
     for each in entrypoints.split(","):
@@ -51,20 +52,29 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
             if "end" in command:
                 send(channel, {"code": _end(episodes.pop(command["end"]))})
             else:
-                episodes[command["begin"]] = _begin(channel, found[0], command["arguments"])
+                episodes[command["begin"]] = _begin(channel, found[0], command)
 
 
-def _begin(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
+def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> int:
     """Fork an episode's process, in a group of its own, on the socket that comes after the command."""
     _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
     with socket.socket(fileno=handle) as theirs:
         process = os.fork()
         if process == 0:
             channel.close()
-            _play(theirs, make, arguments)
+            end_with_parent()
+            _seed(command["seed"])
+            _play(theirs, make, command["arguments"])
     with suppress(OSError):  # the child does it too, whichever is first
         os.setpgid(process, process)
     return process
+
+
+def _seed(seed: int) -> None:
+    """Seed what a fork would continue alike in every episode."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def _end(process: int) -> int:

@@ -44,12 +44,12 @@ class Tools:
             asked = json.loads(call)
             name, arguments = asked["name"], asked.get("arguments") or {}
             function: Callable[..., Any] = self._functions[name]
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             known = ", ".join(self._functions)
             return "", f"error: no call of {known}: {type(error).__name__}: {error}"
         try:
             found = function(**arguments)
             found = await found if inspect.isawaitable(found) else found
+            return str(name), found if isinstance(found, str) else json.dumps(found, default=str)
         except Exception as error:  # noqa: BLE001 whatever the user's function does
             return str(name), f"error: {type(error).__name__}: {error}"
-        return str(name), found if isinstance(found, str) else json.dumps(found, default=str)

@@ -55,7 +55,7 @@ def main(channel: socket.socket, entrypoint: str, serve: Serve) -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the function become children of this process
     function = os.fork()
     if function == 0:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         _ignore_signals()
         serve(channel, entrypoint)
         os._exit(0)
@@ -69,6 +69,11 @@ def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that has forked it ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

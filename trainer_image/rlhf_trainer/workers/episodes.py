@@ -45,7 +45,7 @@ class Engine(Protocol):
 class Answering(Protocol):
     """Environments, of which each answers in its time."""
 
-    def begin(self, number: int) -> None: ...
+    def begin(self, number: int, seed: int) -> None: ...
     def ask(self, number: int, method: str, given: Any) -> None: ...
     def answers(self, *, wait: bool) -> list[tuple[int, Any]]: ...
     def end(self, number: int) -> str: ...
@@ -67,6 +67,8 @@ class Episode:
     rewards: list[float] = field(default_factory=list)
     """What a turn was given, on its last token; else 0."""
     turns: int = 0
+    is_full: bool = False
+    """Whether there is no room for another answer."""
     finished: bool = False
     """Whether the environment said that it is over: no limit cut it."""
     failure: str = ""
@@ -115,7 +117,7 @@ class Play:
     def _begin(self, number: int) -> None:
         self._playing.add(number)
         if self._environments:
-            self._environments.begin(number)
+            self._environments.begin(number, self._episodes[number].seed(0))
             self._environments.ask(number, "reset", self._episodes[number].row)
 
     def _answers(self) -> list[tuple[int, Any]]:
@@ -146,7 +148,7 @@ class Play:
                 self._observe(episode, *answer)
         except DataError as error:
             episode.failure = str(error)
-        if episode.failure or episode.finished or episode.turns == self._limits.turns or not self._room(episode):
+        if episode.failure or episode.finished or episode.is_full or episode.turns == self._limits.turns:
             self._end(number)
         else:
             self._engine.begin(
@@ -162,6 +164,8 @@ class Play:
         if said is None:
             return
         episode.prompt = self._encoder.prompt(said)
+        if not episode.prompt:
+            raise DataError("reset gave what has no tokens")
         if len(episode.prompt) > self._limits.prompt_tokens:
             count = len(episode.prompt)
             raise DataError(f"reset gave {count} tokens, more than data.maxPromptTokens ({self._limits.prompt_tokens})")
@@ -170,10 +174,12 @@ class Play:
         """Reward the last turn and, if the episode goes on and there is room for an answer, add what is observed."""
         episode.rewards[-1] += reward
         episode.finished = is_over
-        if said is None or episode.turns == self._limits.turns:
+        if is_over or episode.turns == self._limits.turns:
             return
         ids = self._encoder.observation(said)
-        episode.add(ids[: self._room(episode)])
+        episode.is_full = len(ids) >= self._room(episode)
+        if not episode.is_full:
+            episode.add(ids)
 
     def _room(self, episode: Episode) -> int:
         """Tokens that may still come."""

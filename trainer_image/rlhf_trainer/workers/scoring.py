@@ -89,17 +89,18 @@ class ScoringWorker:
         A response to which some part gives no score, and an episode whose environment failed, is padding from here on:
         valid [B] and response_mask [B, T] are 0.
         """
-        samples = samples_of(batch, self._tokenizer)
-        total, kept, self.parts = torch.zeros(batch.size), batch["valid"], {}
+        total, valid, self.parts = torch.zeros(batch.size), batch["valid"], {}
         if "turn_rewards" in batch.fields:
-            total, kept = row_sums(batch["turn_rewards"], batch["response_mask"]), kept * batch["played"]
+            total = row_sums(batch["turn_rewards"], batch["response_mask"])
+            batch = batch.with_fields({"valid": valid * batch["played"]})
+        kept, samples = batch["valid"], samples_of(batch, self._tokenizer)
         for path, term in self._terms.items():
             part = self._part(path, batch, samples)
             total = total + term.weight * self._normalized(term, part, batch)
             kept = kept * part.given
             if len(self._terms) > 1:
                 self._measure(term.name, part, batch)
-        recorder.add("reward/left_out", float(((batch["valid"] - kept) * batch["sampled"]).sum()))
+        recorder.add("reward/left_out", float(((valid - kept) * batch["sampled"]).sum()))
         return {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
 
     def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
