@@ -28,10 +28,12 @@ class Immediate:
         self.said = said
         self.asked: list[tuple[int, str, Any]] = []
         self.ended: list[int] = []
+        self.seeds: list[int] = []
         self._ready: list[tuple[int, Any]] = []
         self._turns: dict[int, int] = {}
 
     def begin(self, number: int, seed: int) -> None:
+        self.seeds.append(seed)
         self._turns[number] = 0
 
     def ask(self, number: int, method: str, given: Any) -> None:
@@ -165,6 +167,7 @@ def test_a_failure_ends_that_episode(tokenizer: PreTrainedTokenizerBase) -> None
     assert [each.finished for each in episodes] == [True, False, False]
     assert episodes[2].tokens == [], "padding is not played"
     assert sorted(environment.ended) == [0, 1]
+    assert environment.seeds == [0, 100], "each is of its row"
 
 
 def test_an_environment_may_say_what_an_episode_begins_with(tokenizer: PreTrainedTokenizerBase) -> None:

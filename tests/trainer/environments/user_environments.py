@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-import numpy
+import numpy as np
 
 IMPORTED_BY = os.getpid()
 
@@ -79,7 +79,7 @@ class Throwing:
     """Says what dice it has thrown."""
 
     def reset(self, _: dict[str, Any]) -> str:
-        return f"{random.random()} {numpy.random.random()}"
+        return f"{random.random()} {np.random.random()}"
 
 
 class Failing:

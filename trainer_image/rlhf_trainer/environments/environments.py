@@ -50,7 +50,7 @@ class Environments:
             raise UserCodeError(f"{self._path}: {problem}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Start an episode's process, under a number that no other has now; seed: of Python's and NumPy's generators."""
+        """Start an episode's process, under a number that no other has now; seed: of its random numbers."""
         problem, (ours, theirs) = self._import(), socket.socketpair()
         with theirs:
             try:

@@ -21,7 +21,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_trainer.rewards.guard import OUR_FILES, described, end_with_parent, imported, kind_of, main, number_of, receive, send
+from rlhf_trainer.rewards.guard import (
+    OUR_FILES,
+    described,
+    end_with_parent,
+    imported,
+    kind_of,
+    main,
+    number_of,
+    receive,
+    send,
+)
 
 SCHEMAS = str(Path(sysconfig.get_path("purelib")) / "transformers")
 OURS = (*OUR_FILES, str(Path(__file__).parent), str(Path(asyncio.__file__).parent), SCHEMAS)
