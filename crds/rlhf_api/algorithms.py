@@ -110,7 +110,8 @@ class Algorithm(Spec):
         cls.frozen = tuple(role for role in roles if role not in updated)
         cls.makes = "model" if cls.trained else "data"
         called = {method for _, method in cls.calls}
-        cls.offline, cls.chooses_pairs = "generate_sequences" not in called, "choose_pairs" in called
+        cls.offline = data != "prompts" and "generate_sequences" not in called
+        cls.chooses_pairs = "choose_pairs" in called
 
     @property
     def is_own(self) -> bool:

@@ -84,6 +84,11 @@ IN_THE_STEP = {
         "actor has no method compute_log_probs; did you mean compute_log_prob?",
         "actor.compute_log_probs",
     ),
+    "the only generation": (  # without it the job's data would be all that it learns from
+        step("pass").replace("generate_sequences", "generate_sequence"),
+        "actor has no method generate_sequence; did you mean generate_sequences?",
+        "actor.generate_sequence(",
+    ),
     "a field that nobody adds": (
         step("pass") + "    def advantage(self, returns, values): return returns\n",
         "advantage.compute_advantage reads values; the batch holds prompt_ids, ",
