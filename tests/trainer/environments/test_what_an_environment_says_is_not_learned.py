@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.fields import FIELDS
 from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, setting_of, training_batch, worker_of
 from rlhf_trainer.spmd import LocalModel
@@ -124,6 +125,16 @@ def learned(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor
         folders: dict[Role, str] = {role: str(folder / role) for role in asked.models()}
         (found[name],) = run_kept_ranks(1, step, asked, folders)
     return found
+
+
+def test_tools_need_a_chat_template(folder: Path) -> None:
+    actor = {"uri": f"file://{folder / 'actor'}", "optimizer": {"learningRate": 1.0}}
+    models = {"actor": actor, "reward": {"entrypoint": "brief:score"}}
+    rollout = {"samplesPerPrompt": SAMPLES, "tools": [f"{HERE}:add"]}
+    asked = episodes_job(folder, "GRPO", models=models, rollout=rollout)
+    setting = setting_of(asked, asked.saved, {"actor": str(folder / "actor")})
+    with pytest.raises(ConfigError, match=r"grpo: spec\.rollout\.tools: the tokenizer of file://.*no chat template"):
+        data_of(asked)(setting, slots=1)
 
 
 def turns_of(fields: dict[str, Tensor], row: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_api.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.environments.of_job import tried
-from rlhf_trainer.errors import DataError
+from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -48,6 +48,9 @@ class DataWorker:
         self._samples_per_prompt = job.spec.rollout.samples_per_prompt
         self._slots = slots
         has_tools = job.spec.rollout.tools is not None
+        if has_tools and not self._tokenizer.chat_template:
+            told = "has no chat template, which tells the model of its tools and of what they return"
+            raise ConfigError(f"{job.name}: spec.rollout.tools: the tokenizer of {setting.model.uri} {told}")
         self._tools = tried(job, {"schemas": None})["schemas"] if has_tools else ()
         self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train")
         self.loaders: list[Loader] = [self.train]
