@@ -1,4 +1,4 @@
-"""An own algorithm and an own environment train on real pods; their code is in a ConfigMap, as docs/extending.md says."""
+"""An own algorithm and environment train on real pods; their code is in a ConfigMap, as docs/extending.md says."""
 
 import json
 import re

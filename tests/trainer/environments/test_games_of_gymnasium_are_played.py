@@ -70,4 +70,6 @@ def test_a_game_that_does_not_speak_is_a_sentence() -> None:
     made.begin(0, seed=0)
     found = asked(made, {0: ("reset", {})})[0]
     made.close()
-    assert found == Failure("reset gave a value of type int, expected a text, or messages of role and content, both texts")
+    assert found == Failure(
+        "reset gave a value of type int, expected a text, or messages of role and content, both texts"
+    )

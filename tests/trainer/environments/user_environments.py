@@ -52,6 +52,15 @@ class Where:
         return None, 0.0, True
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raise_(error: Exception) -> None:
+    raise error
+
+
 class Unruly:
     """Does what its row says, in its first step."""
 
@@ -62,6 +71,7 @@ class Unruly:
         does: dict[str, Any] = {
             "well": lambda: (None, 1.0, True),
             "raise": lambda: 1 / 0,
+            "mutter": lambda: raise_(UnspeakableError()),
             "exit": lambda: sys.exit("bye"),
             "die": lambda: os._exit(3),
             "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),

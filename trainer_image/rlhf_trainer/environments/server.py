@@ -98,15 +98,22 @@ def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[s
     """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
+    code = 1
+    try:
+        with suppress(EOFError, OSError):
+            _answer_all(channel, Episode(make, arguments))
+        code = 0
+    finally:  # else this process would go on as the one that has forked it
+        os._exit(code)
+
+
+def _answer_all(channel: socket.socket, episode: Episode) -> None:
     mine = os.getpid()
-    with suppress(EOFError, OSError):
-        episode = Episode(make, arguments)
-        while True:
-            answer = episode.answer(receive(channel))
-            if os.getpid() != mine:  # the environment forked and returned in both processes
-                break
-            send(channel, answer)
-    os._exit(0)
+    while True:
+        answer = episode.answer(receive(channel))
+        if os.getpid() != mine:  # the environment forked and returned in both processes
+            return
+        send(channel, answer)
 
 
 class Episode:

@@ -241,7 +241,9 @@ def number_of(value: Any) -> float | None:
 
 def described(error: BaseException, ours: tuple[str, ...] = OUR_FILES) -> str:
     """An error in one line: its class, its text, and the innermost line of its traceback that is not `ours`."""
-    text = " ".join(str(error).split())[:SHOWN]
+    text = ""
+    with suppress(Exception):  # an error of the user's may have no text
+        text = " ".join(str(error).split())[:SHOWN]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
