@@ -2,14 +2,17 @@
 
 import json
 import re
+import shutil
 from typing import Any
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_api import kubectl_yaml
 from rlhf_trainer.init_command import PROJECT
 from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
+from tests.cluster.pods.test_a_pod_reads_shapes import CLAIM, MODEL
 from tests.cluster.settings import ROOT
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,12 +31,12 @@ def runtime_of_the_page() -> dict[str, Any]:
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    """Two steps of the project's algorithm, from no weights, on episodes of the game of words."""
+    """Two steps of the project's algorithm, from weights at random, on episodes of the game of words."""
     (found,) = (
         each for each in kubectl_yaml.read((PROJECT / "job.yaml").read_text(), "") if each["metadata"]["name"] == NAME
     )
     spec = found["spec"]
-    spec["models"] = {"actor": {**spec["models"]["actor"], "uri": "package://rlhf_examples/helpful/model"}}
+    spec["models"] = {"actor": {**spec["models"]["actor"], "uri": "pvc://models/tiny"}}
     spec["rollout"] |= {"environment": {"entrypoint": "words:Words", "arguments": {"wanted": 2}}, "maxTurns": 3}
     spec["training"] = {"totalSteps": 2, "promptBatchSize": 4}
     return {**found, "spec": {**spec, "runtime": runtime_of_the_page()}}
@@ -43,7 +46,11 @@ def test_an_own_algorithm_trains_on_an_own_environment(
     pods_cluster: Cluster, pods_namespace: str, job: dict[str, Any]
 ) -> None:
     chart.install(pods_cluster)
-    pods_cluster.offer_volumes(1)
+    pods_cluster.offer_volumes(2)
+    pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
+    model = pods_cluster.folder_of_claim(pods_namespace, "models") / "tiny"
+    shutil.copytree(MODEL, model)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     files = [f"--from-file={path}" for path in FILES]
     pods_cluster.kubectl("create", "configmap", "my-code", *files, "-n", pods_namespace)
     golden_path.apply(pods_cluster, pods_namespace, {NAME: job})
