@@ -62,7 +62,9 @@ def data_from_jobs(job: Job) -> dict[str, str]:
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
     sources += spec.evaluation.data.sources("spec.evaluation.data").items() if spec.evaluation else ()
-    return {field: source.uri.removeprefix(SCHEME) for field, source in sources if source.uri.startswith(SCHEME)}
+    return {
+        field: source.address.removeprefix(SCHEME) for field, source in sources if source.address.startswith(SCHEME)
+    }
 
 
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:

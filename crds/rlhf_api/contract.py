@@ -14,6 +14,7 @@ JOB_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+SCHEDULE = ENTRYPOINT.replace("^", "^(Constant|Cosine|", 1).replace("$", ")$")
 OWN_CLASS = ENTRYPOINT.replace(r"*:", r"*:)?").replace("^", "^(", 1)
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -40,6 +41,7 @@ FORMS = {
     DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
     IDENTIFIER: "letters, digits and '_', not starting with a digit",
     ENTRYPOINT: "module.path:function",
+    SCHEDULE: "Constant, Cosine or module.path:function",
     OWN_CLASS: "module.path:Class, or a name",
     TIMESTAMP: "an RFC 3339 time such as 2026-01-31T12:00:00Z",
     DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', with a letter or digit at both ends",

@@ -6,19 +6,22 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag
 
 from rlhf_api.contract import Count, DataUri, Identifier, Spec, Text, null_is_unset
-from rlhf_api.functions import Column
+from rlhf_api.functions import Column, EntryPoint
 
 
-class DataSource(Spec):
-    """A data set and the names of its columns."""
-
-    form: ClassVar = "a data set"
+class Stored(Spec):
+    """Where a data set lies."""
 
     uri: Annotated[
         DataUri, Field(description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/.")
     ]
     subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
     split: Annotated[Text, Field(description="Split to read.")] = "train"
+
+
+class Rows(Spec):
+    """Rows and the names of their columns."""
+
     prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"
     response_key: Annotated[Text, Field(description="Column of the response, for SFT.")] = "chosen"
     chosen_key: Annotated[Text, Field(description="Column of the better response of a pair.")] = "chosen"
@@ -47,13 +50,38 @@ class DataSource(Spec):
     ] = ()
     limit: Annotated[Count | None, Field(description="Read this many rows at most.")] = None
 
-    def sources(self, path: str) -> "dict[str, DataSource]":
+    @property
+    def address(self) -> str:
+        """What names them: a URI, or an entry point."""
+        raise NotImplementedError
+
+    def sources(self, path: str) -> "dict[str, Rows]":
         """The data sets by their fields; `path` is the field of this."""
         return {path: self}
 
-    def changed(self, change: "SourceChange") -> "DataSource":
+    def changed(self, change: "SourceChange") -> "Rows":
         """The same with each data set changed."""
         return change(self)
+
+
+class DataSource(Rows, Stored):
+    """A data set and the names of its columns."""
+
+    form: ClassVar = "a data set"
+
+    @property
+    def address(self) -> str:
+        return self.uri
+
+
+class OwnRows(Rows, EntryPoint):
+    """What a function of the user's returns, and the names of its columns."""
+
+    form: ClassVar = "rows of your own"
+
+    @property
+    def address(self) -> str:
+        return self.entrypoint
 
 
 class WeightedSource(DataSource):
@@ -68,7 +96,7 @@ class SeveralSources(Spec):
     form: ClassVar[str]
     key: ClassVar[str]
 
-    def sources(self, path: str) -> dict[str, DataSource]:
+    def sources(self, path: str) -> dict[str, Rows]:
         """The data sets by their fields; `path` is the field of this."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
@@ -103,37 +131,51 @@ class DataSets(SeveralSources):
     ]
 
 
-SourceChange = Callable[[DataSource], DataSource]
-AnyData = DataSource | DataMix | DataSets
+SourceChange = Callable[[Rows], Rows]
+AnyData = Rows | DataMix | DataSets
 
 
 def _form_by(several: type[SeveralSources]) -> Callable[[object], str]:
-    """Tells which form of data it is given, by the key that only several data sets have."""
+    """Tells which form of data it is given, by the key that only it has."""
 
     def form(data: object) -> str:
         if not isinstance(data, Mapping):
             return str(getattr(data, "form", DataSource.form))
-        return several.form if several.key in data else DataSource.form
+        forms = {several.key: several.form, "entrypoint": OwnRows.form}
+        return next((each for key, each in forms.items() if key in data), DataSource.form)
 
     return form
 
 
 TrainData = Annotated[
-    Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataMix, Tag(DataMix.form)],
+    Annotated[DataSource, Tag(DataSource.form)]
+    | Annotated[OwnRows, Tag(OwnRows.form)]
+    | Annotated[DataMix, Tag(DataMix.form)],
     Discriminator(_form_by(DataMix)),
-    null_is_unset(DataSource, DataMix),
+    null_is_unset(DataSource, OwnRows, DataMix),
 ]
 HeldOutData = Annotated[
-    Annotated[DataSource, Tag(DataSource.form)] | Annotated[DataSets, Tag(DataSets.form)],
+    Annotated[DataSource, Tag(DataSource.form)]
+    | Annotated[OwnRows, Tag(OwnRows.form)]
+    | Annotated[DataSets, Tag(DataSets.form)],
     Discriminator(_form_by(DataSets)),
-    null_is_unset(DataSource, DataSets),
+    null_is_unset(DataSource, OwnRows, DataSets),
 ]
 
 
 class Data(Spec):
     """What a job reads and how much of it a model sees."""
 
-    train: Annotated[TrainData, Field(description="The rows to train on: of a data set (uri), or of several (mix).")]
+    train: Annotated[
+        TrainData,
+        Field(
+            description="The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."
+        ),
+    ]
+    order: Annotated[
+        EntryPoint | None,
+        Field(description="A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."),
+    ] = None
     pretrain: Annotated[
         DataSource | None,
         Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),

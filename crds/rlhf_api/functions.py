@@ -22,6 +22,17 @@ Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every f
 """A column of the data that functions get by its name."""
 
 
+class EntryPoint(Spec):
+    """Code of the user's, and what it is given."""
+
+    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")]
+    arguments: Annotated[
+        dict[Identifier, JsonValue],
+        Field(max_length=64, description=f"Given to it by name; at most {DEEPEST} levels deep."),
+        BeforeValidator(shallow),
+    ] = Field(default_factory=dict)
+
+
 class Function(Spec):
     """A function of the user's: (prompts, responses, whether each ended, **columns, **arguments) -> scores."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.contract import PROJECT, Spec, Text
-from rlhf_api.functions import ServiceUrl
+from rlhf_api.functions import EntryPoint, ServiceUrl
 
 
 class WandB(Spec):
@@ -32,8 +32,12 @@ class MLflow(Spec):
 
 
 class Outputs(Spec):
-    """Trackers that are told what metrics.jsonl holds; secrets come from the environment only."""
+    """Who is told what metrics.jsonl holds; secrets come from the environment only."""
 
     tensorboard: Annotated[bool, Field(description="Write event files to DIR/tensorboard/<job>.")] = False
     wandb: Annotated[WandB | None, Field(description="Tell Weights & Biases.")] = None
     mlflow: Annotated[MLflow | None, Field(description="Tell MLflow.")] = None
+    callbacks: Annotated[
+        tuple[EntryPoint, ...],
+        Field(strict=False, max_length=16, description="Classes of your own, with step(record) and close(summary)."),
+    ] = ()

@@ -61,7 +61,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
     models = (model for model in (after["spec"]["models"] or {}).values() if model and model.get("optimizer"))
-    fixed_length = any(model["optimizer"]["schedule"] == "Cosine" for model in models)
+    fixed_length = any(model["optimizer"]["schedule"] != "Constant" for model in models)
     fields = (field for field in differing(before, after) if fixed_length or field not in LENGTHS)
     return [Problem(field, _sentence(field)) for field in fields if not may_change(field)]
 
@@ -113,5 +113,5 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _sentence(field: str) -> str:
-    why = ", and a Cosine schedule depends on it" if field in LENGTHS else ""
+    why = ", and a schedule depends on it" if field in LENGTHS else ""
     return f"is not what it was when the job began{why}; use another --output, or --restart"

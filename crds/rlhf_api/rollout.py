@@ -2,23 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import Field
 
-from rlhf_api.contract import DEEPEST, ENTRYPOINT, LARGEST, WHOLE, Count, Identifier, Spec, Whole, shallow
+from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
-
-Entrypoint = Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]
-
-
-class Environment(Spec):
-    """What answers the model: a class of the user's, of which each episode has an object in a process of its own."""
-
-    entrypoint: Annotated[Entrypoint, Field(description="module.path:Class.")]
-    arguments: Annotated[
-        dict[Identifier, JsonValue],
-        Field(max_length=64, description=f"Given to the class by name; at most {DEEPEST} levels deep."),
-        BeforeValidator(shallow),
-    ] = Field(default_factory=dict)
+from rlhf_api.functions import EntryPoint
 
 
 class Rollout(Spec):
@@ -35,10 +23,11 @@ class Rollout(Spec):
     ] = -1
     min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
     environment: Annotated[
-        Environment | None, Field(description="Answers the model, turn by turn, and may reward it.")
+        EntryPoint | None,
+        Field(description="A class of your own that answers the model, turn by turn, and may reward it."),
     ] = None
     tools: Annotated[
-        tuple[Entrypoint, ...] | None,
+        tuple[Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)], ...] | None,
         Field(
             strict=False,
             min_length=1,

@@ -188,6 +188,7 @@ def _sampling() -> Iterator[Rule]:
         "checkpoint.keepBest": ~Field("checkpoint.keepBest").given,
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
+        "data.order": ~Field("data.order").given,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
     alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712

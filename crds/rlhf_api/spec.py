@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from rlhf_api.algorithm_table import AnyAlgorithm
 from rlhf_api.contract import (
+    SCHEDULE,
     WHOLE,
     Count,
     Identifier,
@@ -53,7 +54,13 @@ class Optimizer(Spec):
     epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
     warmup_steps: Annotated[Whole, Field(description="First steps, over which the rate rises to its peak.")] = 0
     schedule: Annotated[
-        Literal["Constant", "Cosine"], Field(description="After the warm-up; Cosine ends at a tenth of the peak.")
+        str,
+        Field(
+            pattern=SCHEDULE,
+            max_length=256,
+            description="After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your "
+            "own, module.path:function, that gives the factor of a step.",
+        ),
     ] = "Constant"
     max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
 

@@ -123,7 +123,7 @@ def test_a_relative_file_is_relative_to_the_manifest(chain: str, tmp_path: Path,
     overrides = [f"data.train.uri={given}", f"helpful-sft:models.actor.uri={given}"]
     sft = load(manifest, overrides)[0].spec
     expected = resolved.format(folder=tmp_path, parent=tmp_path.parent)
-    assert [source.uri for source in sft.data.train.sources("").values()] == [expected]
+    assert [source.address for source in sft.data.train.sources("").values()] == [expected]
     assert sft.models.actor
     assert sft.models.actor.uri == expected
 
@@ -134,7 +134,7 @@ def test_a_relative_path_to_a_manifest_gives_absolute_uris(
     (tmp_path / "job.yaml").write_text(chain)
     monkeypatch.chdir(tmp_path)
     sft = load(Path("job.yaml"), ["data.train.uri=file://./data"])[0]
-    assert [source.uri for source in sft.spec.data.train.sources("").values()] == [f"file://{Path.cwd()}/data"]
+    assert [source.address for source in sft.spec.data.train.sources("").values()] == [f"file://{Path.cwd()}/data"]
 
 
 def test_a_job_cannot_be_changed(chain: str) -> None:

@@ -47,7 +47,7 @@ def tell_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
 
 
 def _told(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
-    uris = ", ".join(reader.source.uri for reader in loader.readers)
+    uris = ", ".join(reader.source.address for reader in loader.readers)
     yield Text(f"{job.name}: {loader.path}: {uris}", style="bold")
     yield from (Text(f"  {line}") for line in (*_rows(loader), *_histograms(loader)))
     for number, texts in enumerate(examples(loader, tokenizer)):

@@ -188,15 +188,15 @@ def _same(field: str) -> str:
 
 def _lengths() -> Iterator[dict[str, str]]:
     """The length may change where no learning rate depends on it."""
-    cosine = " || ".join(
+    scheduled = " || ".join(
         f"has(self.models.{role}) && has(self.models.{role}.optimizer) && "
-        f"self.models.{role}.optimizer.schedule == 'Cosine'"
+        f"self.models.{role}.optimizer.schedule != 'Constant'"
         for role in ROLES
     )
     for path in LENGTHS:
         field = path.removeprefix("spec.training.")
         yield validation(
-            f"{_same(f'training.{field}')} || !({cosine})",
-            "cannot change, since a Cosine schedule depends on it; make a new job",
+            f"{_same(f'training.{field}')} || !({scheduled})",
+            "cannot change, since a schedule depends on it; make a new job",
             "training",
         )

@@ -188,9 +188,9 @@ def test_data_of_a_job_is_read_from_the_run_folder(tmp_path: Path) -> None:
     made = {name: done.identity for name, done in finished_jobs(tmp_path).items()}
     assert is_written(reads, tmp_path, made)
     found = with_written_data(reads, tmp_path).spec
-    assert found.data.train.sources("")[""].uri == (tmp_path / "g" / "data").as_uri()
+    assert found.data.train.sources("")[""].address == (tmp_path / "g" / "data").as_uri()
     assert found.evaluation
-    assert found.evaluation.data.sources("")[""].uri == (tmp_path / "h" / "data").as_uri()
+    assert found.evaluation.data.sources("")[""].address == (tmp_path / "h" / "data").as_uri()
 
 
 def test_torchrun_notes_the_job_as_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_torchrun_notes_the_job_as_its_manifest_says(tmp_path: Path, monkeypatch
     trained: list[str] = []
 
     def run_rank(running: Job, *_: object, **__: object) -> dict[str, Any]:
-        trained.extend(source.uri for source in running.spec.data.train.sources("").values())
+        trained.extend(source.address for source in running.spec.data.train.sources("").values())
         return {}
 
     monkeypatch.setenv("WORLD_SIZE", "1")

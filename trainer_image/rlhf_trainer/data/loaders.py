@@ -14,8 +14,9 @@ Several data sets are mixed in exact shares (`order`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import AnyData, DataMix, DataSource
+from rlhf_api.data import AnyData, DataMix
+from rlhf_api.data import Rows as Source
+from rlhf_api.functions import EntryPoint
 from rlhf_api.spec import JobSpec
-from rlhf_trainer.data.order import Order
+from rlhf_trainer.data.order import MOST_SOURCES, Examples, Order
+from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, SafetyPairReader
 
@@ -62,18 +66,20 @@ class Loader:
         spec: JobSpec,
         endless: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        ordered_by: str = "",
     ) -> None:
         """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
 
         spec: the job's, whose `data` limits the rows and whose seed orders them. After `training.total_epochs` passes
         over the data, if it is set, batches are padding, unless the loader is `endless`. A pass over a mix has as many
         rows as its data sets have together. tools: what the chat template is given with every prompt.
+        ordered_by: the job and field of `spec.data.order`, if that orders these rows.
         Raises DataError (see `Reader.read`).
         """
         self.path = path
         """The place in the manifest."""
         self.readers = [
-            self.reader(each, tokenizer, path=place, limits=spec.data, **self._further(each, spec, tools))
+            self.reader(each, tokenizer, path=place, limits=spec.data, **self._kept(each, spec, tools, ordered_by))
             for place, each in source.sources(path).items()
         ]
         """What has read each data set, and counted the rows that it left out."""
@@ -84,16 +90,24 @@ class Loader:
         seed = None if spec.algorithm.makes == "data" else spec.training.seed
         parts = source.mix if isinstance(source, DataMix) else ()
         shares = tuple(each.weight for each in parts) or (1.0,) * len(read)
-        self._order = Order(tuple(len(each[0]) for each in read), shares, seed)
+        order = spec.data.order if ordered_by else None
+        own = self._own_order(order, ordered_by, spec.training.seed) if order else None
+        self._order = Order(tuple(len(each[0]) for each in read), shares, seed, own)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
-    def _further(self, source: DataSource, spec: JobSpec, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Which further columns are read, and the tools: of prompts without responses."""
+    def _own_order(self, asked: EntryPoint, path: str, seed: int) -> Callable[[int, int], Examples]:
+        tables = [reader.rows() for reader in self.readers]
+        return lru_cache(maxsize=MOST_SOURCES)(partial(own_order, asked, path, tables, seed))
+
+    def _kept(
+        self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str
+    ) -> dict[str, Any]:
+        """Whether the rows are kept, and of prompts without responses which further columns are read, and the tools."""
+        keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
         if self.reader.responses:
-            return {}
-        read = {"columns": spec.columns(source), "verified": spec.verified(source), "tools": tools}
-        return {**read, "keeps_prompts": spec.algorithm.makes == "data"}
+            return keeps
+        return {**keeps, "columns": spec.columns(source), "verified": spec.verified(source), "tools": tools}
 
     def facts(self) -> list[str]:
         """Sentences on the rows that were left out."""
@@ -110,13 +124,16 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Of all examples, as token ids and further columns, in their order."""
+        """Of all examples, as token ids and further columns, in their order, and of an own order of the first epoch."""
         found = hashlib.blake2b(digest_size=8)
         for rows in (self._prompts, *self._responses, *self._labels):
             found.update(rows.lengths.numpy().data)
             found.update(rows.flat.numpy().data)
         for reader in self.readers:
             reader.add_further_to(found)
+        if own := self._order.own:
+            for source in range(len(self.readers)):
+                found.update(own(source, 0).data)
         return found.hexdigest()
 
     def lengths(self) -> dict[str, Tensor]:

@@ -1,11 +1,11 @@
-"""Which examples come when: seeded permutations of each source, one after the other, and several sources in shares.
+"""Which examples come when: permutations of each source, seeded or the user's own, and several sources in shares.
 
 All of it is a pure function of seed and position, so that a run goes on anywhere with the rows it would have had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,6 +26,8 @@ class Order:
     weights: tuple[float, ...]
     seed: int | None
     """None: every epoch has the order of the sources."""
+    own: Callable[[int, int], Examples] | None = None
+    """The order of a source in an epoch, instead of a permutation; pure, too."""
 
     def at(self, positions: Examples) -> Examples:
         """The examples at consecutive positions (from 0), or some of them: int64 [B] -> int64 [B]."""
@@ -34,7 +36,17 @@ class Order:
         firsts = np.cumsum([0, *self.counts])
         for source, count in enumerate(self.counts):
             here = sources == source
-            found[here] = firsts[source] + examples_at(turns[here], num_examples=count, seed=self.seed, source=source)
+            found[here] = firsts[source] + self._of_source(source, count, turns[here])
+        return found
+
+    def _of_source(self, source: int, count: int, positions: Examples) -> Examples:
+        """The examples of a source at these positions of its epochs, one after the other."""
+        epochs, within = np.divmod(positions, count)
+        found = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            order = self.own(source, epoch) if self.own else permutation(count, self.seed, epoch, source)
+            found[here] = order[within[here]]
         return found
 
 
@@ -58,7 +70,7 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
 
 
 @lru_cache(maxsize=MOST_SOURCES)
-def permutation(num_examples: int, *, seed: int | None, epoch: int, source: int = 0) -> Examples:
+def permutation(num_examples: int, seed: int | None, epoch: int, source: int) -> Examples:
     """The order of an epoch (from 0) of a source: every example once, int64 [num_examples]. Not to be written to."""
     order = np.arange(num_examples, dtype=np.int64)
     if seed is not None:
@@ -66,13 +78,3 @@ def permutation(num_examples: int, *, seed: int | None, epoch: int, source: int 
         order = np.random.default_rng(numbers).permutation(order)
     order.setflags(write=False)
     return order
-
-
-def examples_at(positions: Examples, *, num_examples: int, seed: int | None, source: int = 0) -> Examples:
-    """The examples at these positions of the concatenated epochs of a source: int64 [B] -> int64 [B]."""
-    epochs, within = np.divmod(positions, num_examples)
-    found = np.empty_like(positions)
-    for epoch in np.unique(epochs).tolist():
-        here = epochs == epoch
-        found[here] = permutation(num_examples, seed=seed, epoch=epoch, source=source)[within[here]]
-    return found

@@ -11,12 +11,14 @@ import torch
 from pydantic.alias_generators import to_camel
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import Data, DataSource
+from rlhf_api.data import Data, Rows
 from rlhf_trainer.data.ragged import Ragged, swapped
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError, NoRowLeftError
 
 if TYPE_CHECKING:
+    import datasets
+
     from rlhf_trainer.data.source import OpenedRows
 
 ROWS_AT_ONCE = 8192
@@ -29,26 +31,26 @@ class Reader:
     """Prompts: the base of those that read responses too."""
 
     responses: ClassVar[tuple[str, ...]] = ()
-    """The fields of a DataSource that name its responses' columns."""
+    """The fields of Rows that name its responses' columns."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Those that name columns of true and false."""
 
     def __init__(
         self,
-        source: DataSource,
+        source: Rows,
         tokenizer: PreTrainedTokenizerBase,
         *,
         path: str,
         limits: Data,
         columns: Sequence[str] = (),
         verified: Mapping[str, str] = MappingProxyType({}),
-        keeps_prompts: bool = False,
+        keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
 
         columns: further ones, which go with the rows as they stand in the file; verified: those of them without which
-        a row is bad, and the field of the manifest that reads each; keeps_prompts: for `prompt`;
+        a row is bad, and the field of the manifest that reads each; keeps_rows: for `prompt` and `rows`;
         tools: of every row, where the source names no column of them.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
@@ -61,7 +63,7 @@ class Reader:
         self.named: list[str] = []
         """What is wrong with the first of these."""
         self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
-        self._keeps_rows = bool(columns) or keeps_prompts
+        self._keeps_rows = bool(columns) or keeps_rows
         self._rows: list[int] = []
         """Those that are kept, by their numbers in the file."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
@@ -83,8 +85,13 @@ class Reader:
             raise NoRowLeftError(f"{self.path}: {self._none_left()}")
         self._further = rows.table.select_columns(list(self.columns))
         tools = [self.source.tools_key] if self.source.tools_key else []
+        self._table = rows.table
         self._prompts = rows.table.select_columns([getattr(self.source, self._prompt_key), *tools])
         return found
+
+    def rows(self) -> datasets.Dataset:
+        """Those that were read, with all their columns."""
+        return self._table.select(self._rows)
 
     def further(self, row: int) -> dict[str, Any]:
         """The further columns of a row of those that were read (from 0)."""
@@ -177,7 +184,7 @@ class Reader:
         whys = [self._longer()] if self.dropped else []
         whys += [self._shorter()] if self.short else []
         whys += [f"bad: {'; '.join(self.named)}"] if self.bad else []
-        return f"all {self.dropped + self.short + self.bad} rows of {self.source.uri} are {' or '.join(whys)}"
+        return f"all {self.dropped + self.short + self.bad} rows of {self.source.address} are {' or '.join(whys)}"
 
     def _too_long(self, place: str, column: int, length: int) -> DataError:
         key = (self._prompt_key, *self.responses)[column]

@@ -23,9 +23,10 @@ from datasets.utils.tqdm import (
 )
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.data import DataSource
+from rlhf_api.data import DataSource, OwnRows, Rows
 from rlhf_api.problems import printable
 from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, lines_of, row_numbers, rows_and_others
+from rlhf_trainer.data.own_data import own_rows
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.hub import HUB, require_hub
@@ -87,7 +88,7 @@ class OpenedRows:
 
 
 def open_rows(
-    source: DataSource,
+    source: Rows,
     *,
     path: str,
     keys: Sequence[str] = (),
@@ -101,19 +102,26 @@ def open_rows(
     do not matter; `verified` are those of them whose cells in a CSV file are texts, with the field of the manifest that
     reads each. Neither pickles nor code of the data set are run.
     Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
-    UTF-8.
+    UTF-8; of rows of a function what `own_rows` raises.
     """
     texts = [getattr(source, key) for key in keys]
-    opened = _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, [*texts, *verified])
+    opened = _opened(source, path, [*texts, *verified])
     named = [*zip(map(to_camel, keys), texts, strict=True), *(("columns", column) for column in columns)]
     for field, column in named:
         if column not in opened.table.column_names:
             there = printable(", ".join(opened.table.column_names))
             read = f", which {verified[column]} reads" if field == "columns" and column in verified else ""
-            raise DataError(f"{path}.{field}: {source.uri} has no column {column!r}{read}; its columns are {there}")
+            raise DataError(f"{path}.{field}: {source.address} has no column {column!r}{read}; its columns are {there}")
     if source.limit is None:
         return opened
     return replace(opened, table=opened.table.select(range(min(source.limit, len(opened.table)))))
+
+
+def _opened(source: Rows, path: str, texts: list[str]) -> OpenedRows:
+    if isinstance(source, OwnRows):
+        return OpenedRows(own_rows(source, path))
+    assert isinstance(source, DataSource), "there are no other rows"
+    return _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, texts)
 
 
 def _open_hub(source: DataSource, path: str) -> OpenedRows:

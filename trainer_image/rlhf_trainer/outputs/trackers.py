@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
+from rlhf_api.own_code import said
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
+from rlhf_trainer.outputs.callbacks import Callback
 from rlhf_trainer.outputs.listeners import Listener
 from rlhf_trainer.run_folder.attempt import read_object, replace
 from rlhf_trainer.run_folder.folder import LONGEST_REASON, METRICS, JobFolder
@@ -54,13 +56,14 @@ class Service(Protocol):
 class Tracker:
     """Tells a service the steps of one job; training never waits for it, but for LAST_SECONDS at its end.
 
-    `DIR/<job>/<name>.json` holds the id of the run and the last step that is there. The next attempt goes on with
-    both, so a step that is repeated after a checkpoint is not sent again.
+    `DIR/<job>/<name>.json`, such as `wandb` or `callbacks-0`, holds the id of the run and the last step that is there.
+    The next attempt goes on with both, so a step that is repeated after a checkpoint is not sent again.
     """
 
     def __init__(self, service: Service, folder: JobFolder, warn: Callable[[str], None]) -> None:
         self._service, self._folder, self._warn = service, folder, warn
-        self._state_file = folder.path / f"{service.field.rpartition('.')[2]}.json"
+        name = service.field.partition("spec.outputs.")[2].replace(".", "-")
+        self._state_file = folder.path / f"{name}.json"
         self._more, self._ended, self._over = threading.Event(), threading.Event(), threading.Event()
         self._phase: Phase = "Running"
         self._position = 0
@@ -153,7 +156,9 @@ class Tracker:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            reason = one_line(f"{type(error).__name__}: {error}", LONGEST_REASON)
+            told = f"{self._service.field}: "  # in the errors of a callback
+            text = str(error).removeprefix(told) if isinstance(error, TrainerError) else said(error)
+            reason = one_line(text, LONGEST_REASON)
             self._say(f"{reason}; training goes on, and it is tried again")
 
     def _say(self, message: str) -> None:
@@ -202,6 +207,8 @@ def services(job: Job, folder: Path) -> list[Service]:
         from rlhf_trainer.outputs.mlflow_runs import MLflowRuns
 
         found.append(MLflowRuns(f"{job.name}: spec.outputs.mlflow", mlflow))
+    for place, callback in enumerate(job.spec.outputs.callbacks):
+        found.append(Callback(f"{job.name}: spec.outputs.callbacks.{place}", callback, folder))
     return found
 
 

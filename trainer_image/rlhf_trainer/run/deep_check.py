@@ -6,11 +6,12 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from rlhf_api.chain import with_sources
-from rlhf_api.data import DataSource
+from rlhf_api.data import Rows
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
@@ -37,6 +38,7 @@ from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
+from rlhf_trainer.training.schedule import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
 from rlhf_trainer.workers.judge import evaluation_code
@@ -88,8 +90,10 @@ class JobCheck:
         if strangers:
             self._job = with_prompts(self._job)
         self._tried(self._try_step)
+        self._tried(self._try_schedules)
         self._tried(self._try_measure)
         if data := self._tried(self._data):
+            self._tried(partial(data.train.batch, 1, batch_size=1))  # in an order that may be the user's
             self._tried(self._try_tokens, strangers or set(), data)
             self._tried(self._try_code, data)
         self._tried(require_trackers, self._job, self._output)
@@ -128,6 +132,13 @@ class JobCheck:
         pool = MappedPool(name="one", models=tuple(self._job.models()), slots_per_machine=(1,))
         sizes = dict.fromkeys(pool.models, ParallelSizes(data=1))
         graph_of(self._job, DeviceMapping(device="CPU", pools=(pool,), sizes=sizes))
+
+    def _try_schedules(self) -> None:
+        """Ask for the learning rate of the first step."""
+        for role, model in self._job.models().items():
+            if model.optimizer:
+                path = f"{self._job.name}: spec.models.{self._job.spec.models.field(role)}"
+                learning_rate(model.optimizer, 1, total_steps=self._job.spec.training.total_steps or 1, path=path)
 
     def _try_measure(self) -> None:
         """Look for what is to be best among what will be measured."""
@@ -216,7 +227,7 @@ def _call(code: UserCode, samples: Sequence[Sample]) -> None:
 def _first_rows(spec: JobSpec) -> JobSpec:
     """The spec with data sources that end after some rows."""
 
-    def short(source: DataSource) -> DataSource:
+    def short(source: Rows) -> Rows:
         return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
 
     return with_sources(spec, short)

@@ -42,12 +42,12 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
         yield f"models.{spec.models.source_field(role)}.uri", model.uri
         if model.lora and model.lora.initial:
             yield f"models.{spec.models.field(role)}.lora.initial", model.lora.initial
-    yield from ((f"{field}.uri", source.uri) for field, source in spec.data.train.sources("data.train").items())
+    yield from ((f"{field}.uri", source.address) for field, source in spec.data.train.sources("data.train").items())
     if spec.data.pretrain:
         yield "data.pretrain.uri", spec.data.pretrain.uri
     if spec.evaluation:
         measured = spec.evaluation.data.sources("evaluation.data")
-        yield from ((f"{field}.uri", source.uri) for field, source in measured.items())
+        yield from ((f"{field}.uri", source.address) for field, source in measured.items())
     if spec.checkpoint.storage:
         yield "checkpoint.storage", spec.checkpoint.storage
 

@@ -17,6 +17,7 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.slots import Slots
@@ -93,7 +94,7 @@ class RayRuntime:
         slots = math.lcm(*(pool.size for pool in self._placed.pools))
         self._build(home, {"data": WorkerSpec(data_of(self.job), {"setting": setting, "slots": slots})})
         self._groups[home.name].wait_until_built()
-        shape: DataShape = self.models["data"].describe().result()[0]
+        shape = agreed(self.job, self.models["data"].describe().result())
         for pool in self._placed.pools:
             self._build(pool, self._workers(pool, shape, is_home=pool is home))
         for group in self._groups.values():
@@ -154,6 +155,15 @@ class RayRuntime:
             if job.has_reward and "reward" not in job.models():  # it takes no slot of its own
                 workers["reward"] = WorkerSpec(worker_of(job, "reward"), {"setting": setting})
         return workers
+
+
+def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
+    """What all ranks have found in the data; DataError where they have read other rows, or another order."""
+    for path in shapes[0].digests:
+        if len({shape.digests[path] for shape in shapes}) > 1:
+            said = "has not the same rows, in the same order, for every rank; a function must not draw without its seed"
+            raise DataError(f"{job.name}: {path}: {said}")
+    return shapes[0]
 
 
 def with_mapped_fields(setting: WorkerSetting, placed: DeviceMapping) -> WorkerSetting:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
-from rlhf_api.data import DataSource
+from rlhf_api.data import DataSource, Rows
 from rlhf_api.job import Job
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run_folder.folder import finished_jobs
@@ -19,8 +19,8 @@ def with_written_data(job: Job, output: Path) -> Job:
         if name not in finished:
             raise DataError(f"{job.name}: {field}.uri: {SCHEME}{name} has not been written; run its job first")
 
-    def here(source: DataSource) -> DataSource:
-        if not source.uri.startswith(SCHEME):
+    def here(source: Rows) -> Rows:
+        if not (isinstance(source, DataSource) and source.uri.startswith(SCHEME)):
             return source
         return source.model_copy(update={"uri": _folder(output, source.uri.removeprefix(SCHEME)).resolve().as_uri()})
 

@@ -28,12 +28,10 @@ from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
+from rlhf_trainer.training.schedule import learning_rate
 from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
 from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
-
-COSINE_FLOOR = 0.1
-"""Share of the peak learning rate at which the cosine schedule ends."""
 
 LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
 """As an `OutputFunction`, both the loss and a tensor [b, t] without gradient."""
@@ -208,16 +206,6 @@ class Trainer(ModelRunner):
         self.state = TrainerState(model, self._optimizer)
         self._gradients = GradientSync(model)
 
-    def learning_rate(self, step: int) -> float:
-        """The rate of a step (from 1): linear warm-up, then constant, or a cosine down to a tenth of the peak."""
-        warm = min(1.0, step / self._settings.warmup_steps) if self._settings.warmup_steps else 1.0
-        if self._settings.schedule == "Constant":
-            return self._settings.learning_rate * warm
-        warmup = self._settings.warmup_steps
-        done = max(0, step - warmup) / max(1, self._total_steps - warmup)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * done))
-        return self._settings.learning_rate * warm * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * cosine)
-
     def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
         """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
 
@@ -278,8 +266,9 @@ class Trainer(ModelRunner):
         return measured["gradient norm"]
 
     def _step(self, step: int) -> None:
+        rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = rate
         self._optimizer.step()
         self.skipped_in_a_row = 0
 

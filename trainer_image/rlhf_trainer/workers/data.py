@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_api.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.environments.of_job import tried
-from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.errors import ConfigError, DataError, UserCodeError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting
@@ -52,7 +52,8 @@ class DataWorker:
             told = "has no chat template, which tells the model of its tools and of what they return"
             raise ConfigError(f"{job.name}: spec.rollout.tools: the tokenizer of {setting.model.uri} {told}")
         self._tools = tried(job, {"schemas": None})["schemas"] if has_tools else ()
-        self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train")
+        order = f"{job.name}: spec.data.order"
+        self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train", ordered_by=order)
         self.loaders: list[Loader] = [self.train]
         """All that the job reads."""
         self._held_out, self._samples_held_out = None, 1
@@ -61,11 +62,11 @@ class DataWorker:
             self._samples_held_out = job.spec.evaluation.samples_per_prompt
             self.loaders.append(self._held_out)
 
-    def _loaded(self, kind: type[Loader], source: AnyData, path: str, *, endless: bool = False) -> Loader:
-        """A source, read and tokenised; DataError that names the job if it cannot be."""
+    def _loaded(self, kind: type[Loader], source: AnyData, path: str, **options: Any) -> Loader:
+        """A source, read and tokenised; an error that names the job if it cannot be."""
         try:
-            return kind(source, self._tokenizer, path=path, spec=self._job.spec, endless=endless, tools=self._tools)
-        except DataError as error:
+            return kind(source, self._tokenizer, path=path, spec=self._job.spec, tools=self._tools, **options)
+        except (DataError, UserCodeError) as error:
             raise type(error)(f"{self._job.name}: {error}") from error
 
     @register(ONE_TO_ALL)

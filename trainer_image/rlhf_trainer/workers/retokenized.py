@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_api.chain import with_sources
-from rlhf_api.data import DataSource
+from rlhf_api.data import Rows
 from rlhf_api.job import Job
 from rlhf_api.spec import JobSpec
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
@@ -86,11 +86,11 @@ def with_prompts(job: Job) -> Job:
     return job.model_copy(update={"spec": with_sources(job.spec, _with_prompt)})
 
 
-def _with_prompt(source: DataSource) -> DataSource:
+def _with_prompt(source: Rows) -> Rows:
     return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, prompt_key(source)]))})
 
 
-def prompt_key(source: DataSource) -> str:
+def prompt_key(source: Rows) -> str:
     return source.messages_key or source.prompt_key
 
 

@@ -1,0 +1,59 @@
+"""Functions of the user's that make the rows of a data set, or say in which order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from numbers import Integral
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from rlhf_api.data import OwnRows
+from rlhf_api.functions import EntryPoint
+from rlhf_trainer.data.order import Examples
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.own_code import own_code
+
+
+def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
+    """What a function returns, the first `source.limit` rows of it; a column that a row lacks is missing there.
+
+    path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
+    """
+    subject = f"{path}.entrypoint: {source.entrypoint}"
+    with own_code(source.entrypoint, f"{path}.entrypoint") as function:
+        rows = list(islice(function(**source.arguments), source.limit))
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise UserCodeError(f"{subject} gave {row!r:.100} as row {number} (counted from 0), expected a dict")
+    if not rows:
+        raise UserCodeError(f"{subject} gave no rows")
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise UserCodeError(f"{subject} gave a column {name!r:.100} that has no one type: {error}") from error
+    return datasets.Dataset(pa.table(columns))
+
+
+def own_order(
+    asked: EntryPoint, path: str, tables: Sequence[datasets.Dataset], seed: int, source: int, epoch: int
+) -> Examples:
+    """The order of an epoch (from 0) of one of some data sets by a function(rows, epoch, seed): int64 [rows].
+
+    path: the function's place in the manifest. UserCodeError unless it gives as many numbers of rows as there are.
+    """
+    rows = tables[source]
+    with own_code(asked.entrypoint, path) as function:
+        found = list(function(rows, epoch, seed, **asked.arguments))
+    last = len(rows) - 1
+    if wrong := [number for number in found if not (isinstance(number, Integral) and 0 <= int(number) <= last)]:
+        said = f"gave {wrong[0]!r:.100} in epoch {epoch}, expected numbers of rows, from 0 to {last}"
+        raise UserCodeError(f"{path}: {asked.entrypoint} {said}")
+    if len(found) != len(rows):
+        said = f"gave {len(found)} numbers in epoch {epoch}, expected one for each of the {len(rows)} rows"
+        raise UserCodeError(f"{path}: {asked.entrypoint} {said}")
+    return np.asarray(found, dtype=np.int64)

@@ -1,0 +1,60 @@
+"""Classes of the user's that are told the steps of a job, as trackers are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.functions import EntryPoint
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.own_code import own_code
+from rlhf_trainer.run_folder.folder import read_summary
+
+METHODS = ("step", "close")
+
+
+class Callback:
+    """An object of a class: step(record) for each line of metrics.jsonl, and close(summary) at the end."""
+
+    def __init__(self, field: str, asked: EntryPoint, folder: Path) -> None:
+        self.field, self._asked, self._folder = field, asked, folder
+        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
+        self._object: Any = None
+        self._job: Job | None = None
+        self._told = 0.0
+
+    def check(self) -> None:
+        """UserCodeError if there is no such class, or it does not take the arguments; no object is made."""
+        with own_code(self._asked.entrypoint, self.field) as found:
+            if lacking := [name for name in METHODS if not callable(getattr(found, name, None))]:
+                raise UserCodeError(f"{self.field}: {self._asked.entrypoint} has no method {lacking[0]}")
+            signature = inspect.signature(found)
+        try:
+            signature.bind(**self._asked.arguments)
+        except TypeError as error:
+            raise UserCodeError(f"{self.field}.arguments: {self._asked.entrypoint}: {error}") from error
+
+    def create(self, job: Job) -> str:
+        return job.name
+
+    def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 it has no runs
+        with own_code(self._asked.entrypoint, self.field) as found:
+            self._job, self._object = job, found(**self._asked.arguments)
+
+    def send(self, records: Sequence[Mapping[str, float]]) -> None:
+        """Each step once, also where one of them is tried again."""
+        with own_code(self._asked.entrypoint, self.field):
+            for record in (each for each in records if each["step"] > self._told):
+                self._object.step(dict(record))
+                self._told = record["step"]
+
+    def close(self, phase: Phase) -> None:
+        """With the job's part of summary.json, which a job that failed has not, and how it has ended."""
+        assert self._job is not None, "go_on comes first"
+        measured = read_summary(self._folder.parent).get(self._job.name, {}) if phase == "Succeeded" else {}
+        with own_code(self._asked.entrypoint, self.field):
+            self._object.close({**measured, "phase": phase})

@@ -1,0 +1,30 @@
+"""Calls code of the user's in this process; what reward functions and environments are has processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from rlhf_api.own_code import line_of, package_of, said
+from rlhf_trainer.errors import TrainerError, UserCodeError
+
+
+@contextmanager
+def own_code(entrypoint: str, path: str) -> Iterator[Callable[..., Any]]:
+    """What an entry point names, for calls within the block.
+
+    UserCodeError, which begins with `path`, a place in the manifest, if it cannot be imported or the block fails.
+    """
+    module, _, name = entrypoint.partition(":")
+    failed = "cannot be imported:"
+    try:
+        found = getattr(import_module(module), name)
+        failed = "raised"
+        yield found
+    except TrainerError:
+        raise
+    except Exception as error:
+        where = line_of(error, [package_of(module)])
+        raise UserCodeError(f"{path}: {entrypoint} {failed} {said(error)}{where}") from error
