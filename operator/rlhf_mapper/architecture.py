@@ -12,6 +12,8 @@ CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
 """Model types that do not normalize queries and keys."""
+FUSED = ("phi3",)
+"""Model types of which queries, keys and values are one matrix, and both of the MLP's first two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Architecture:
     experts_per_token: int = 1
     may_be_cut: bool = True
     """Whether the trainer can cut it into stages and shards; else only over data-parallel ranks."""
+    is_fused: bool = False
+    """Whether matrices that read the same are one (`FUSED`)."""
     norms_heads: bool = False
     """Whether queries and keys are normalized (Qwen3)."""
     scores: bool = False
@@ -84,13 +88,19 @@ class Architecture:
         )
 
     def trained_parameters(self, lora: Lora | None) -> int:
-        """Those that are trained: all or, with an adapter, its own and the head of a scorer."""
+        """Those that are trained: all or, with an adapter, its own and the head of a scorer.
+
+        Those of a shared expert, and of layers without experts in a mixture, are not counted.
+        """
         if lora is None:
             return self.parameters
         queries, keys = (each * self.head_size for each in (self.heads, self.kv_heads))
-        ends = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
-        if self.experts == 1:
-            ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.ffn)
+        if self.is_fused:
+            ends, mlp = {"qkv_proj": queries + 2 * keys}, {"gate_up_proj": 2 * self.ffn}
+        else:
+            ends = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+            mlp = dict.fromkeys(("gate_proj", "up_proj"), self.ffn)
+        ends |= {"o_proj": queries, **({**mlp, "down_proj": self.ffn} if self.experts == 1 else {})}
         adapted = sum(self.hidden + other for name, other in ends.items() if not lora.targets or name in lora.targets)
         return self.layers * lora.rank * adapted + self.head_parameters * self.scores
 
@@ -126,6 +136,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         vocabulary=int(config["vocab_size"]),
         may_be_cut=config.get("model_type", CUT[0]) in CUT,
         norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
+        is_fused=config.get("model_type") in FUSED,
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,

@@ -144,6 +144,16 @@ RIGHT: dict[str, Case] = {
     "a shape in numbers": Case("PPO", (f"models.critic.shape={SHAPE}",)),
     "betas": Case("SFT", ("models.actor.optimizer={betas: [0, 0.999], schedule: Cosine, learningRate: 1e-6}",)),
     "a function as reward": Case("PPO", (FUNCTION, "models.reward.arguments={deep: [1, {x: y}], f: 1.5}")),
+    "a schedule of one's own": Case("SFT", ("models.actor.optimizer.schedule=a.b:factor",)),
+    "rows of one's own in an order of one's own": Case(
+        "SFT",
+        (
+            "data.train={entrypoint: 'a:rows', arguments: {n: 1}, responseKey: r, limit: 9}",
+            "data.order={entrypoint: 'a:order'}",
+        ),
+    ),
+    "held-out rows of one's own": Case("PPO", ("evaluation={data: {entrypoint: 'a:rows', columns: [answer]}}",)),
+    "callbacks": Case("PPO", ("outputs.callbacks=[{entrypoint: 'a:One', arguments: {n: 1}}, {entrypoint: 'a:One'}]",)),
     "trackers": Case(
         "PPO", ("outputs={tensorboard: true, wandb: {project: a}, mlflow: {uri: 'http://h:1', experiment: b}}",)
     ),
@@ -493,6 +503,21 @@ WRONG: dict[str, Case] = {
     "a tool that is no entry point": Case("GRPO", ("rollout.tools=[add]",), "spec.rollout.tools.0"),
     "an environment of SFT": Case("SFT", (ENVIRONMENT,), "spec.rollout"),
     "an environment of a data set": Case("Generate", (ENVIRONMENT,), "spec.rollout.environment"),
+    "an order of what is not trained on": Case("Generate", ("data.order={entrypoint: 'a:order'}",), "spec.data.order"),
+    "rows of a file and of a function": Case(
+        "SFT", ("data.train={uri: hf://x, entrypoint: 'a:rows'}",), "spec.data.train.uri"
+    ),
+    "a split of rows of one's own": Case(
+        "SFT", ("data.train={entrypoint: 'a:rows', split: test}",), "spec.data.train.split"
+    ),
+    "rows of one's own in a mix": Case(
+        "SFT", ("data.train={mix: [{entrypoint: 'a:rows'}]}",), "spec.data.train.mix.0.uri"
+    ),
+    "an order that is no entry point": Case("SFT", ("data.order={entrypoint: a}",), "spec.data.order.entrypoint"),
+    "a schedule that is no entry point": Case(
+        "SFT", ("models.actor.optimizer.schedule=cosine",), "spec.models.actor.optimizer.schedule"
+    ),
+    "a callback without a class": Case("PPO", ("outputs.callbacks=[{}]",), "spec.outputs.callbacks.0.entrypoint"),
     "tools of a data set": Case("Generate", (TOOLS,), "spec.rollout.tools"),
     "no turns": Case("GRPO", (TOOLS, "rollout.maxTurns=0"), "spec.rollout.maxTurns"),
     "a step without end": Case("GRPO", (TOOLS, "rollout.stepTimeoutSeconds=1800"), "spec.rollout.stepTimeoutSeconds"),
@@ -909,6 +934,14 @@ UPDATES: dict[str, Update] = {
     ),
     "more steps": Update("PPO", (), ("training.totalSteps=9",)),
     "fewer steps": Update("PPO", (), ("training.totalSteps=1",)),
+    "more steps under a schedule of one's own": Update(
+        "SFT",
+        ("models.actor.optimizer={schedule: 'a:b'}",),
+        ("models.actor.optimizer={schedule: 'a:b'}", "training.totalSteps=9"),
+        "spec.training.totalSteps",
+    ),
+    "another callback": Update("PPO", (), ("outputs.callbacks=[{entrypoint: 'a:b'}]",)),
+    "another order": Update("PPO", (), ("data.order={entrypoint: 'a:b'}",), "spec.data.order"),
     "epochs for steps": Update("PPO", (), ("training.totalSteps=", "training.totalEpochs=1")),
     "more steps under a schedule that depends on them": Update(
         "PPO",

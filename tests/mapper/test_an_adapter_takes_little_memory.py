@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rlhf_api.lora import Lora
 from rlhf_api.names import Role
-from rlhf_mapper.architecture import Architecture, architecture_of
+from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.coefficients import TRAINER
+from rlhf_mapper.config_file import shape_of
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.workload import workload_of
 from rlhf_planning.checkpoint_size import checkpoint_bytes
 from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
+from tests.trainer.families import FAMILIES
 
 LORA: dict[str, object] = {"lora": {}}
-SHAPE = "examples/rlhf_examples/helpful/model"
 
 
 def test_an_optimizer_of_an_adapter_is_less_than_three_percent_of_a_models() -> None:
@@ -41,17 +41,30 @@ def test_an_optimizer_of_an_adapter_is_less_than_three_percent_of_a_models() -> 
     assert adapted["weights"] == pytest.approx(2 * model.parameters + 4 * trained)
 
 
-def test_parameters_are_as_many_as_peft_trains() -> None:
-    config = AutoConfig.from_pretrained(Path(__file__).parents[2] / SHAPE)
-    shape = architecture_of(config.to_dict())
-    for targets in ((), ("q_proj", "v_proj"), ("down_proj", "k_proj", "o_proj")):
+MIXED = "Qwen2-MoE"
+"""Has a shared expert and a layer without experts, which the mapper does not know."""
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("GPT-2", MIXED)])
+def test_parameters_are_as_many_as_peft_trains(family: str) -> None:
+    """With all targets, with each of those that a model of the family has, and with several."""
+    config = FAMILIES[family]
+    shape = shape_of(config.to_json_string(use_diff=False), "actor")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear = (name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear))
+    names = sorted({*linear} - {"lm_head"})
+    for targets in ((), tuple(names[1:]), *((name,) for name in names)):
+        own = LoraConfig(r=8, target_modules=list(targets or names), task_type="CAUSAL_LM")
         with torch.device("meta"):
-            own = LoraConfig(r=8, target_modules=list(targets) or "all-linear", task_type="CAUSAL_LM")
             adapted = get_peft_model(AutoModelForCausalLM.from_config(config), own)
         expected = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
-        assert shape.trained_parameters(Lora(rank=8, targets=targets)) == expected
-    head = replace(shape, scores=True)
-    assert head.trained_parameters(Lora()) == shape.trained_parameters(Lora()) + shape.hidden
+        assert shape.trained_parameters(Lora(rank=8, targets=targets)) == expected > 0, targets
+
+
+def test_a_scorers_head_is_trained_too() -> None:
+    head = replace(MODELS["7B"], scores=True)
+    assert head.trained_parameters(Lora()) == MODELS["7B"].trained_parameters(Lora()) + head.hidden
 
 
 def parts(mapping: object, role: Role) -> Mapping[str, float]:

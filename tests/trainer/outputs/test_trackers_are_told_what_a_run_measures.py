@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from rlhf_trainer.outputs.listeners import OutputOptions, opened
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run_folder.folder import METRICS, JobFolder
+from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary
 from tests.repo.tree import ROOT
 from tests.trainer.chain.conftest import records, rlhf
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report
@@ -108,6 +109,39 @@ def test_wandb_goes_on_in_the_same_run_without_the_steps_that_it_has(tmp_path: P
     first, second = offline_runs(tmp_path / "run" / "tiny")
     assert first.id == second.id
     assert (list(first.steps), list(second.steps)) == ([1, 2, 3], [4])
+
+
+def callback(file: Path, **arguments: object) -> Documents:
+    return {
+        "callbacks": [{"entrypoint": "tests.trainer.own_points:Told", "arguments": {"file": str(file), **arguments}}]
+    }
+
+
+def told(file: Path) -> list[Documents]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_callback_is_told_every_step_once_and_the_end(tmp_path: Path) -> None:
+    file, run = tmp_path / "told", tmp_path / "run"
+    job = made(tmp_path, callback(file))
+    run.mkdir()
+    add_to_summary(run, job.name, {"steps": 4, "loss_after": 1.0})
+    run_steps(job, run, {1: 3.0, 2: 2.5, 3: 2.0})
+    run_steps(job, run, {3: 2.0, 4: 1.0})
+    end = {"steps": 4, "loss_after": 1.0, "phase": "Succeeded"}
+    losses = [{"step": step, "loss/sft": loss} for step, loss in {1: 3.0, 2: 2.5, 3: 2.0, 4: 1.0}.items()]
+    assert told(file) == [*losses[:3], end, losses[3], end]
+    assert told(file)[0] == records(run / "tiny")[0]
+
+
+def test_a_callback_that_fails_is_tried_again_and_training_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "told"
+    shown = run_steps(made(tmp_path, callback(file, fails_at=2, fails=1)), tmp_path / "run", {1: 3.0, 2: 2.5, 3: 2.0})
+    assert [line.get("step") for line in told(file)] == [1, 2, 3, None], "what came before is not told twice"
+    warning = re.search(r"tiny: spec.outputs.callbacks.0: (.*); training goes on, and it is tried again", shown)
+    assert warning
+    assert re.fullmatch(r"tests\S+:Told raised ZeroDivisionError: not now \(\S+own_points\.py:\d+\)", warning[1])
+    assert "tiny: spec.outputs.callbacks.0: has all steps, after 1 failed tries" in shown
 
 
 @pytest.mark.slow

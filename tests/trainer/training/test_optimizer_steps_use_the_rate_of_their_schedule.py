@@ -10,8 +10,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from rlhf_api.spec import Optimizer
+from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
+from rlhf_trainer.training.schedule import learning_rate
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
@@ -20,6 +22,7 @@ from tests.trainer.reading import all_tokens
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
 
+POINTS = "tests.trainer.own_points"
 HALF_ROOT = math.sqrt(0.5)
 """cos(pi / 4)"""
 SCHEDULES = {
@@ -32,6 +35,10 @@ SCHEDULES = {
     "linear warm-up, then cosine to a tenth": (
         Optimizer(schedule="Cosine", warmup_steps=2),
         [0.5, 1.0, 0.1 + 0.45 * (1 + HALF_ROOT), 0.1 + 0.45, 0.1 + 0.45 * (1 - HALF_ROOT), 0.1],
+    ),
+    "linear warm-up, times a function of the user's": (
+        Optimizer(schedule=f"{POINTS}:halved", warmup_steps=2),
+        [0.5, 1.0, 0.5, 0.5],
     ),
 }
 """Settings -> the share of the peak rate at each step of a job that has as many."""
@@ -73,6 +80,20 @@ def test_weights_move_by_the_rate_of_the_step(settings: Optimizer, shares: list[
     folder = save_tiny(tmp_path, seed=1)
     [moves] = run_kept_ranks(1, largest_moves, folder, settings, len(shares))
     assert moves == pytest.approx([PEAK * share for share in shares], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "not_a_number": "returned nan for step 2 of 4, expected a number of at least 0",
+        "nothing": r"raised TypeError: nothing\(\) takes 0 positional arguments but 2 were given",
+        "missing": "cannot be imported: AttributeError: ",
+    }.items(),
+)
+def test_a_function_that_gives_no_rate_is_one_sentence(name: str, said: str) -> None:
+    settings = Optimizer(schedule=f"{POINTS}:{name}")
+    with pytest.raises(UserCodeError, match=f"^j: spec.models.actor.optimizer.schedule: {POINTS}:{name} {said}"):
+        learning_rate(settings, 2, total_steps=4, path="j: spec.models.actor")
 
 
 ROWS = torch.arange(3, 15).reshape(2, 6)

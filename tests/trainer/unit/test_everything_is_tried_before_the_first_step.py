@@ -27,7 +27,7 @@ from tests.trainer.chain.conftest import MANIFEST
 from tests.trainer.rewards.test_a_reward_model_may_have_another_tokenizer import save_other
 from tests.trainer.tiny import save_tiny, tiny_config
 
-FUNCTIONS = "tests.trainer.rewards.user_functions"
+FUNCTIONS, POINTS = "tests.trainer.rewards.user_functions", "tests.trainer.own_points"
 PPO = """\
 apiVersion: rlhf.hybridflow.io/v1alpha1
 kind: RLHFJob
@@ -137,6 +137,31 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
         ),
         ExitCode.USER_CODE,
         "ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: ",
+    ),
+    "rows of a function that raises": (
+        f"data.train={{entrypoint: '{POINTS}:breaks'}}",
+        ExitCode.USER_CODE,
+        f"ppo: spec.data.train.entrypoint: {POINTS}:breaks raised ZeroDivisionError: no more (",
+    ),
+    "an order that is none": (
+        f"data.order={{entrypoint: '{POINTS}:beyond'}}",
+        ExitCode.USER_CODE,
+        f"ppo: spec.data.order: {POINTS}:beyond gave 64 in epoch 0, expected numbers of rows, from 0 to 63",
+    ),
+    "a schedule that is none": (
+        f"models.critic.optimizer.schedule={POINTS}:not_a_number",
+        ExitCode.USER_CODE,
+        f"ppo: spec.models.critic.optimizer.schedule: {POINTS}:not_a_number returned nan for step 1 of 1, expected a ",
+    ),
+    "a callback that lacks an argument": (
+        f"outputs.callbacks=[{{entrypoint: '{POINTS}:Told', arguments: {{}}}}]",
+        ExitCode.USER_CODE,
+        f"ppo: spec.outputs.callbacks.0.arguments: {POINTS}:Told: missing a required argument: 'file'",
+    ),
+    "a callback that is a function": (
+        f"outputs.callbacks=[{{entrypoint: '{POINTS}:halved'}}]",
+        ExitCode.USER_CODE,
+        f"ppo: spec.outputs.callbacks.0: {POINTS}:halved has no method step",
     ),
     "a service that does not answer": (
         "models.reward={url: 'http://127.0.0.1:9/score', attempts: 1}",
