@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/algorithms/rloo.py", "(count - 1).clamp", "count.clamp", GROUPS),
     Mutation(f"{API}/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE),
     Mutation(f"{API}/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
-    training("schedule", "min(1.0, step / self", "min(1.0, (step - 1) / self", RATES),
+    training("schedule", "min(1.0, step / settings", "min(1.0, (step - 1) / settings", RATES),
     training("schedule", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
     training("schedule", "max(0, step - settings.warmup_steps)", "step", RATES),
     training("optimizer", "betas=settings.betas", "betas=(0.9, 0.999)", ADAMW),
