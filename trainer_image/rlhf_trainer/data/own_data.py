@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from numbers import Integral
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
-import pyarrow as pa
 
 from rlhf_api.data import OwnRows
 from rlhf_api.functions import EntryPoint
@@ -16,12 +15,18 @@ from rlhf_trainer.data.order import Examples
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code
 
+if TYPE_CHECKING:
+    import datasets
+
 
 def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
     """What a function returns, the first `source.limit` rows of it; a column that a row lacks is missing there.
 
     path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
     """
+    import datasets  # pandas: seconds that a process without data does not need
+    import pyarrow as pa
+
     subject = f"{path}.entrypoint: {source.entrypoint}"
     with own_code(source.entrypoint, f"{path}.entrypoint") as function:
         rows = list(islice(function(**source.arguments), source.limit))
