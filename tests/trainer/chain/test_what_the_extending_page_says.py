@@ -86,29 +86,26 @@ def test_an_own_algorithm_with_workers_and_a_reward_of_its_own_learns_and_goes_o
 
 
 POINTS = (
-    "--set=sft:data.train={entrypoint: 'sums:rows', arguments: {count: 20, largest: 9}}",
-    "--set=sft:data.order={entrypoint: 'easier:order'}",
-    "--set=sft:models.actor.optimizer.schedule=triangle:factor",
+    *("--set=training.totalSteps=3", "--set=resources.slotsPerNode=2", "--set=checkpoint.everySteps=1"),
+    "--set=data.train={entrypoint: 'sums:rows', arguments: {count: 20, largest: 9}}",
+    "--set=data.order={entrypoint: 'easier:order'}",
+    "--set=models.actor.optimizer.schedule=triangle:factor",
 )
 
 
 def test_own_rows_in_an_own_order_at_an_own_rate_are_told_to_a_callback(project: Path) -> None:
     """All four on two slots; then rows that are not the same each time."""
-    output, notes = project / "points", project / "points.txt"
-    told = (
-        f"--set=sft:outputs.callbacks=[{{entrypoint: 'notes:Notes', arguments: {{file: {notes}, metric: loss/sft}}}}]"
-    )
-    sets = (*SHORT, *POINTS, told, "--set=better-half:training.totalSteps=1", "--set=checkpoint.everySteps=1")
-    whole = command("run", project / "job.yaml", f"--output={output}", *sets)
-    assert whole.returncode == 0, whole.stderr
-    learnt = records(output / "sft")
-    lines = [f"step {each['step']:.0f}: {each['loss/sft']:.3f}" for each in learnt]
+    output, notes, manifest = project / "points", project / "points.txt", project / "sft.yaml"
+    manifest.write_text(FILES["job.yaml"].partition("---")[0])
+    told = f"--set=outputs.callbacks=[{{entrypoint: 'notes:Notes', arguments: {{file: {notes}, metric: loss/sft}}}}]"
+    begun = command("run", manifest, f"--output={output}", *POINTS, told)
+    assert begun.returncode == 0, begun.stderr
+    lines = [f"step {each['step']:.0f}: {each['loss/sft']:.3f}" for each in records(output / "sft")]
     assert notes.read_text().splitlines() == [*lines, "Succeeded, 3 steps"]
 
-    changed = (project / "sums.py").read_text().replace("Random(0)", "Random(1)")
-    (project / "sums.py").write_text(changed)
+    (project / "sums.py").write_text(FILES["sums.py"].replace("Random(0)", "Random(1)"))
     (output / "sft" / "status.json").unlink()
-    refused = command("run", project / "job.yaml", f"--output={output}", *sets)
+    refused = command("run", manifest, f"--output={output}", *POINTS, told)
     assert refused.returncode == 3
     assert "sft: spec.data.train: its rows, or their order, are not those with which the job began" in refused.stderr
 
