@@ -29,6 +29,10 @@ def words() -> list[str]:
     return ["one"]
 
 
+def numbered() -> list[dict[int, str]]:
+    return [{1: "a"}]
+
+
 def two_types() -> list[dict[str, Any]]:
     return [{"prompt": "a", "chosen": "b"}, {"prompt": 1, "chosen": "b"}]
 

@@ -31,8 +31,9 @@ def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
     with own_code(source.entrypoint, f"{path}.entrypoint") as function:
         rows = list(islice(function(**source.arguments), source.limit))
     for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise UserCodeError(f"{subject} gave {row!r:.100} as row {number} (counted from 0), expected a dict")
+        if not (isinstance(row, Mapping) and all(isinstance(name, str) for name in row)):
+            said = f"gave {row!r:.100} as row {number} (counted from 0), expected a dict whose keys are texts"
+            raise UserCodeError(f"{subject} {said}")
     if not rows:
         raise UserCodeError(f"{subject} gave no rows")
     columns = {}

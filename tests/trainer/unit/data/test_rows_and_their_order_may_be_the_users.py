@@ -66,7 +66,8 @@ def test_a_limit_ends_what_has_no_end(plain: PreTrainedTokenizerFast) -> None:
     ("name", "said"),
     {
         "nothing": "gave no rows",
-        "words": r"gave 'one' as row 0 \(counted from 0\), expected a dict",
+        "words": r"gave 'one' as row 0 \(counted from 0\), expected a dict whose keys are texts",
+        "numbered": r"gave {1: 'a'} as row 0 ",
         "two_types": "gave a column 'prompt' that has no one type: ",
         "breaks": r"raised ZeroDivisionError: no more \(.*own_points\.py:\d+\)",
         "missing": "cannot be imported: AttributeError: ",
