@@ -46,6 +46,8 @@ def test_they_are_read_as_the_same_rows_of_a_file(write: Write, plain: PreTraine
     loaders = [CompletionLoader(source, plain, path=path, spec=spec) for source in (file, made)]
     assert same(*loaders)
     assert len(loaders[0]) == len(loaders[1]) == 4
+    fewer = CompletionLoader(own("texts"), plain, path=path, spec=spec)
+    assert fewer.digest != loaders[1].digest, "a run that goes on would notice other rows"
     dropped, bad = loaders[1].facts()
     assert dropped == loaders[0].facts()[0]
     assert "1 of 6 rows are longer than" in dropped
