@@ -86,7 +86,7 @@ def test_an_own_algorithm_with_workers_and_a_reward_of_its_own_learns_and_goes_o
 
 
 POINTS = (
-    *("--set=training.totalSteps=3", "--set=resources.slotsPerNode=2", "--set=checkpoint.everySteps=1"),
+    *("--set=training.totalSteps=3", "--set=resources.slotsPerNode=2"),
     "--set=data.train={entrypoint: 'sums:rows', arguments: {count: 20, largest: 9}}",
     "--set=data.order={entrypoint: 'easier:order'}",
     "--set=models.actor.optimizer.schedule=triangle:factor",
