@@ -511,7 +511,7 @@ WRONG: dict[str, Case] = {
         "SFT", ("data.train={entrypoint: 'a:rows', split: test}",), "spec.data.train.split"
     ),
     "rows of one's own in a mix": Case(
-        "SFT", ("data.train={mix: [{entrypoint: 'a:rows'}]}",), "spec.data.train.mix.0.uri"
+        "SFT", ("data.train={mix: [{uri: hf://a, entrypoint: 'a:rows'}]}",), "spec.data.train.mix.0.entrypoint"
     ),
     "an order that is no entry point": Case("SFT", ("data.order={entrypoint: a}",), "spec.data.order.entrypoint"),
     "a schedule that is no entry point": Case(

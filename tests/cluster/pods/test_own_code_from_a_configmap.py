@@ -51,6 +51,7 @@ def test_an_own_algorithm_trains_on_an_own_environment(
     model = pods_cluster.folder_of_claim(pods_namespace, "models") / "tiny"
     shutil.copytree(MODEL, model)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    (model / "model.safetensors").chmod(0o644)  # it is made for its owner alone, and pods are not root
     files = [f"--from-file={path}" for path in FILES]
     pods_cluster.kubectl("create", "configmap", "my-code", *files, "-n", pods_namespace)
     golden_path.apply(pods_cluster, pods_namespace, {NAME: job})

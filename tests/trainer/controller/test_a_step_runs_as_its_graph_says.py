@@ -29,6 +29,7 @@ from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
+from rlhf_trainer.workers.keeper import RolloutKeeper
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 
 DEADLINE = 120.0
@@ -102,6 +103,8 @@ class Pools:
             workers[held] = worker_of(job, held, beside)
         if "reward" in job.spec.algorithm.frozen:
             workers.setdefault("reward", worker_of(job, "reward"))
+        if job.spec.rollout.keep:
+            workers["rollouts"] = RolloutKeeper
         models: dict[str, Any] = {}
         for name, worker_class in workers.items():
             group, role, each = self.groups[pool_of.get(name, "left")], f"{job.name}.{name}", stand_in(worker_class)
