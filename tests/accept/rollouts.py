@@ -27,13 +27,13 @@ LONG = (
     "rollout.minResponseTokens=96",
     "training.totalSteps=12",
 )
-"""Changes of PPO with which generation takes about half of a step."""
+"""Changes of PPO with which generation takes about a third of a step."""
 SMALL = ("training.precision=BF16", "models.actor.optimizer.learningRate=1e-6", "training.totalSteps=6")
 WITHIN, FASTER, SHARE = 0.03, 1.25, 0.15
 
 
 def staleness(folder: Path) -> dict[str, Any]:
-    """Examples 01 and 12 with responses that are 0, 1 and 2 updates old, and the speed where generation is half."""
+    """Examples 01 and 12 with responses that are 0, 1 and 2 updates old, and the speed with longer responses."""
     row: dict[str, Any] = {}
     for job, measure in MEASURES.items():
         found = {}
