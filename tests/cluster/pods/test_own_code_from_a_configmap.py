@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_api import kubectl_yaml
@@ -38,7 +39,8 @@ def job() -> dict[str, Any]:
     spec = found["spec"]
     spec["models"] = {"actor": {**spec["models"]["actor"], "uri": "pvc://models/tiny"}}
     spec["rollout"] |= {"environment": {"entrypoint": "words:Words", "arguments": {"wanted": 2}}, "maxTurns": 3}
-    spec["training"] = {"totalSteps": 2, "promptBatchSize": 4}
+    spec["data"] |= {"maxResponseTokens": 192}  # an answer ends by one token of 512, and only then another one follows
+    spec["training"] = {"totalSteps": 2, "promptBatchSize": 8}
     return {**found, "spec": {**spec, "runtime": runtime_of_the_page()}}
 
 
@@ -50,6 +52,7 @@ def test_an_own_algorithm_trains_on_an_own_environment(
     pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
     model = pods_cluster.folder_of_claim(pods_namespace, "models") / "tiny"
     shutil.copytree(MODEL, model)
+    torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     (model / "model.safetensors").chmod(0o644)  # it is made for its owner alone, and pods are not root
     files = [f"--from-file={path}" for path in FILES]
