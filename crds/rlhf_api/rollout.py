@@ -49,6 +49,10 @@ class Rollout(Spec):
         Literal["Full", "Delta"],
         Field(description="What goes to the rollout pool after an update: all weights, or those whose bits changed."),
     ] = "Full"
+    stream: Annotated[
+        bool,
+        Field(description="Models of other pools score the first responses while the longest are generated."),
+    ] = False
     keep: Annotated[
         float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     ] = 0.0

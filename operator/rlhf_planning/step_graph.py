@@ -23,6 +23,10 @@ class Call:
     """A call waits for calls of lower levels only; of one level there is at most one in a pool."""
     adds: Mapping[str, int]
     """Field -> its bytes, at most."""
+    row_by_row: bool = False
+    """Whether it may be made on some rows before there are others."""
+    in_groups: bool = False
+    """Whether its rows leave it in groups, as they end."""
 
     @property
     def label(self) -> str:

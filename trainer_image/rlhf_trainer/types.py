@@ -75,6 +75,8 @@ class Transfer:
     adds: tuple[str, ...] | None
     """None: the method returns a small value instead of the batch."""
     phase: str
+    row_by_row: bool
+    in_groups: bool
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
         """The fields that the method reads of a batch that has these."""
@@ -88,12 +90,17 @@ def register(
     reads_if_there: Sequence[str] = (),
     adds: Sequence[str] | None = None,
     phase: str = "",
+    row_by_row: bool = False,
+    in_groups: bool = False,
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
     The method waits only for the fields that it `reads` (and those of `reads_if_there` that the batch has). It must
     return exactly the fields that it `adds`; a method that says nothing of them may return a small value.
     phase: the part of the step that its time counts for; a method without one records its own spans.
+    row_by_row: what the method adds for a row depends on that row alone and not on its number, so groups of rows may
+    be scored before others exist (`rollout.stream`). in_groups: it gives such groups to its argument `outlet`, if that
+    is there.
     """
 
     def mark(method: Method) -> Method:
@@ -103,6 +110,8 @@ def register(
             reads_if_there=tuple(reads_if_there),
             adds=None if adds is None else tuple(adds),
             phase=phase,
+            row_by_row=row_by_row,
+            in_groups=in_groups,
         )
         setattr(method, TRANSFER_MARK, transfer)
         return method

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import pickle
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from tests.trainer.placement.sampler import PlainSampler
 
 LOOK_AGAIN_SECONDS = 0.001
 SLOTS = 64
+BESIDE = "beside"
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """Workers are not forked from the test's own process: that may have threads, and torch refuses to train after them."""
 FORK_SERVER.set_forkserver_preload(
@@ -94,7 +96,8 @@ class LightRay:
 
     def _start(self, actor_class: type, **arguments: Any) -> Actor:
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
-        process: Any = FORK_SERVER.Process(target=serve, args=(actor.inbox, actor_class, arguments), daemon=True)
+        args = (actor.inbox, actor.beside.inbox, actor_class, arguments)
+        process: Any = FORK_SERVER.Process(target=serve, args=args, daemon=True)
         process.start()
         self.processes.append(process)
         actor.process = process
@@ -132,17 +135,21 @@ class Actor:
 
     process: Any
 
-    def __init__(self, light: LightRay, inbox: Path) -> None:
+    def __init__(self, light: LightRay, inbox: Path, *, is_beside: bool = False) -> None:
         self._light, self.inbox = light, inbox
         self._calls = itertools.count()
         inbox.mkdir()
+        self.beside = self if is_beside else Actor(light, inbox / BESIDE, is_beside=True)
+        """For the calls of concurrency groups, which another thread runs."""
 
     def __getattr__(self, method: str) -> Any:
         send = partial(self._send, method)
-        return SimpleNamespace(
-            remote=partial(send, 1),
-            options=lambda num_returns=1, **_: SimpleNamespace(remote=partial(send, num_returns)),
-        )
+
+        def options(num_returns: int = 1, concurrency_group: str = "") -> SimpleNamespace:
+            actor = self.beside if concurrency_group else self
+            return SimpleNamespace(remote=partial(actor._send, method, num_returns))  # noqa: SLF001
+
+        return SimpleNamespace(remote=partial(send, 1), options=options)
 
     def _send(self, method: str, num_returns: int, *arguments: Any, **named: Any) -> Any:
         references = [self._light.new() for _ in range(num_returns)]
@@ -159,10 +166,16 @@ def resolved(argument: Any) -> Any:
     return argument.get()
 
 
-def serve(inbox: Path, actor_class: type, arguments: Any) -> None:
-    """The process of an actor, with a plain sampler in vLLM's place: its calls one at a time, in order."""
+def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any) -> None:
+    """The process of an actor, with a plain sampler in vLLM's place."""
     setattr(rollout, "GenerationEngine", PlainSampler)  # noqa: B010
     actor = actor_class(**arguments)
+    threading.Thread(target=answer, args=(beside, actor), daemon=True).start()
+    answer(inbox, actor)
+
+
+def answer(inbox: Path, actor: Any) -> None:
+    """Run the calls that come, one at a time, in order."""
     for number in itertools.count():
         letter = inbox / str(number)
         while not letter.exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -38,14 +38,23 @@ class PlainSampler(GeneratorStandIn):
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        max_tokens: int,
+        greedy: bool = False,
+        ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """One response a prompt, in order."""
+        """One response a prompt, in order; the shortest end first."""
         longest = min(max_tokens, LONGEST)
-        return [
+        found = [
             self._response(prompt, None if greedy else seed, longest)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        for row in sorted(range(len(found)), key=lambda row: len(found[row].tokens)):
+            ended(row, found[row])
+        return found
 
     def _response(self, prompt: Sequence[int], seed: int | None, longest: int) -> Response:
         """Drawn from `seed`, or without one the likeliest tokens."""

@@ -239,3 +239,32 @@ def test_weights_that_changed_give_the_same_bits_as_all_weights(runs: Runs) -> N
     require_same_bits(delta, full)
     assert delta.records[0]["bytes/reshard"] >= full.records[0]["bytes/reshard"]
     assert delta.records[-1]["bytes/reshard"] < full.records[-1]["bytes/reshard"]
+
+
+STREAMED = {"rollout": {"stream": True}}
+
+
+@pytest.mark.parametrize(
+    ("partition", "slots"),
+    [
+        ([["actor"], ["critic", "reference", "reward"]], (1, 1)),
+        ([["actor", "reward"], ["critic", "reference"]], (1, 2)),
+        ([["actor"], ["critic"], ["reference", "reward"]], (2, 1)),
+        ([ROLES["PPO"], ["rollout"]], (2, 1)),
+    ],
+    ids=lambda each: name_of(each) if isinstance(each, list) else str(each),
+)
+def test_rows_that_are_scored_as_they_end_give_the_same_losses(
+    partition: Partition, slots: tuple[int, ...], runs: Runs, together: Callable[[str], Outcome]
+) -> None:
+    require_same(runs("PPO", partition, *slots, changes=STREAMED), together("PPO"))
+
+
+def test_stale_rows_are_scored_in_groups_too(runs: Runs) -> None:
+    """Where scoring one row at a time rounds as scoring all: then the bits are the same."""
+    whole, streamed = (
+        runs("PPO", [ROLES["PPO"], ["rollout"]], 1, changes={"rollout": rollout, "training": SHORT})
+        for rollout in ({"maxStaleness": 1}, {"maxStaleness": 1, "stream": True})
+    )
+    for record, other in zip(streamed.records, whole.records, strict=True):
+        assert measured(record) == pytest.approx(measured(other), rel=1e-5, abs=1e-6)

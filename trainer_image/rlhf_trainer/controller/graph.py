@@ -103,6 +103,8 @@ class Tracer:
             protocol=transfer.protocol.name,
             level=1 + max(before),
             adds={key: self._rows * each.row_bytes(self._widths) for key, each in added.items()},
+            row_by_row=transfer.row_by_row,
+            in_groups=transfer.in_groups,
         )
         self._calls.append(call)
         self._edges += edges

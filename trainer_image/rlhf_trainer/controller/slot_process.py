@@ -21,15 +21,19 @@ from rlhf_api.custom_algorithm import own_line
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
+from rlhf_trainer.controller.payload import tensor_bytes
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError, UserCodeError
+from rlhf_trainer.row_groups import Gathered, Outlet, RowGroup
 from rlhf_trainer.telemetry import TRANSFER, Report, recorder
-from rlhf_trainer.types import Fields, Transfer, transfers_of
+from rlhf_trainer.types import Batch, Fields, Transfer, transfers_of
 
 if TYPE_CHECKING:  # the process starts without torch, which it imports while the controller does the same
     from torch import Tensor
 
 INSPECTION = "inspection"
 """The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
+OUTLETS = "outlets"
+"""That of `row_group`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,13 @@ class CallRequest:
     """For each field that the rank adds, the rows of the blocks that other processes read, from its first row."""
     keeps: int = 0
     """How many steps before its own may still be read of what calls have added."""
+    in_groups: bool = False
+    """Whether other processes take the rows of what it adds as they end, by `row_group`."""
+    stream: int | None = None
+    """Number of a call that gives its rows in groups: of those that are inputs if this is one of `groups`, else this
+    call's results are what its method gave for the groups."""
+    groups: int = 0
+    """How many groups of rows, of as many ranks, are the last inputs."""
     counts: bool
     """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
@@ -99,6 +110,10 @@ class SlotProcess:
         self._step: int | None = None
         self._kept: dict[int, Added | TrainerError] = {}
         """Number of a call -> what it added, or why it failed; of this step, and of those that are ahead."""
+        self._outlets: dict[int, Outlet] = {}
+        """Number of a call -> its groups of rows."""
+        self._gathered: dict[tuple[int, str], Gathered] = {}
+        """(number of such a call, name of another) -> what the latter gave for its groups."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
@@ -110,6 +125,13 @@ class SlotProcess:
     def inspect(self) -> ProcessState:
         """What this process does now; answers also while a call runs."""
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
+
+    def row_group(self, call: int, number: int) -> RowGroup:
+        """Wait for a group of rows of a call; answers also while the call runs."""
+        group = self._outlet(call).take(number)
+        if group.is_last:
+            del self._outlets[call]
+        return group
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of this machine, for rank 0 of a group."""
@@ -150,12 +172,14 @@ class SlotProcess:
                     worker.close()
                 del worker
             self._kept.clear()
+            self._outlets.clear()
+            self._gathered.clear()
             gc.unfreeze()  # models are in cycles, some from before an import (`collector_off`)
             gc.collect()
             torch.manual_seed(self._seed)
 
-    def run(self, requests: Sequence[CallRequest], *tensors: Tensor) -> Any:
-        """Run calls, one after the other. Ray starts this when the tensors that the first one reads are here.
+    def run(self, requests: Sequence[CallRequest], *tensors: Tensor | RowGroup) -> Any:
+        """Run calls, one after the other. Ray starts this when what the first one reads is here.
 
         Returns the blocks of each field of the last call that other processes read, and last the outcome of each call.
         All that they add stays in this process until a call of another step. After a failure no further call runs, and
@@ -168,17 +192,26 @@ class SlotProcess:
                 outcome, blocks = self._run(request, () if outcomes else tensors)
                 outcomes.append(outcome)
         except TrainerError as error:
-            self._kept.update({request.number: error for request in requests[len(outcomes) :]})
+            for request in requests[len(outcomes) :]:
+                self._fail(request, error)
             raise
         return (*blocks, outcomes) if blocks else outcomes
 
-    def _run(self, request: CallRequest, tensors: Sequence[Tensor]) -> tuple[Outcome, list[Tensor]]:
+    def _fail(self, request: CallRequest, error: TrainerError) -> None:
+        """Let calls that read what this one was to add fail with its error."""
+        self._kept[request.number] = error
+        if request.in_groups:
+            self._outlet(request.number).fail(error)
+        if request.groups:
+            self._gathered_by(request).error = error
+
+    def _run(self, request: CallRequest, tensors: Sequence[Any]) -> tuple[Outcome, list[Tensor]]:
         """Run a method of a worker; its outcome, and the blocks of what it adds that other processes read."""
         worker = type(self._workers[request.role])
         transfer = transfers_of(worker)[request.method]
         with self._running_call(request.name), translated_errors(request.name, getattr(worker, request.method)):
             result = self._call(request, transfer, tensors)
-            if request.batch is None or transfer.adds is None:
+            if request.batch is None or transfer.adds is None or request.groups:
                 return Outcome(request.number, result, recorder.drain()), []
             blocks = self._keep(request, request.batch, transfer.adds, result)
             return Outcome(request.number, None, recorder.drain()), blocks
@@ -220,18 +253,45 @@ class SlotProcess:
         finally:
             self._running, self._free_since = "", time.time()
 
-    def _call(self, request: CallRequest, transfer: Transfer, tensors: Sequence[Tensor]) -> Any:
-        positional = []
+    def _call(self, request: CallRequest, transfer: Transfer, given: Sequence[Any]) -> Any:
+        positional, arguments = [], dict(request.arguments)
         if request.batch is not None:
             if request.batch.step != self._step:
                 self._forget(request.batch.step, request.keeps)
                 self._step = request.batch.step
+            if request.stream is not None and not request.groups:
+                return self._gathered.pop((request.stream, request.name)).result()
             with recorder.span(TRANSFER, f"{request.name}: fetch", since=max(request.sent, self._free_since)):
-                positional = [request.batch.filled(tensors, self._read_kept)]
+                positional = [self._batch(request, given)]
+        if request.in_groups:
+            arguments["outlet"] = self._outlet(request.number)
         run = getattr(self._workers[request.role], request.method)
         timed = recorder.span(transfer.phase, request.name) if transfer.phase else nullcontext()
         with timed, recorder.counting(request.counts):
-            return run(*positional, **request.arguments)
+            result = run(*positional, **arguments)
+        if request.groups:
+            self._gathered_by(request).add(result)
+            return None
+        return result
+
+    def _batch(self, request: CallRequest, given: Sequence[Any]) -> Batch:
+        """What a call reads; `given`: from other processes, groups of rows last."""
+        assert request.batch
+        if not request.groups:
+            return request.batch.filled(given, self._read_kept)
+        count = len(given) - request.groups
+        groups = given[count:]
+        recorder.add("bytes/transfer", tensor_bytes(groups))
+        return self._gathered_by(request).batch_of(request.batch.filled(given[:count], self._read_kept), groups)
+
+    def _outlet(self, call: int) -> Outlet:
+        """Of a call; whoever of two threads comes first makes it."""
+        return self._outlets.setdefault(call, Outlet())
+
+    def _gathered_by(self, request: CallRequest) -> Gathered:
+        assert request.batch
+        assert request.stream is not None
+        return self._gathered.setdefault((request.stream, request.name), Gathered(request.batch.rows))
 
 
 @contextmanager

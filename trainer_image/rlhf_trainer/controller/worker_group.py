@@ -11,17 +11,20 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
 import ray
 
 from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch
+from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.slot_process import INSPECTION, CallRequest, Outcome, SlotProcess
+from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
+from rlhf_trainer.controller.streams import Streams
 from rlhf_trainer.controller.waiting import get
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
@@ -41,55 +44,6 @@ INSPECT_SECONDS = 10.0
 """How long a rank may take to say what it does; a thread of its own answers."""
 RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 """Settings of Ray that `ray_session` makes and ranks need too; a Ray that others started does not pass them on."""
-
-
-@dataclass
-class Message:
-    """Calls that one rank is sent at once.
-
-    Only the first may read from other processes, so that no call waits for what another reads; and only the last may
-    be read by other processes, for Ray gives the results of a message when all of it has ended.
-    """
-
-    pool: str
-    rank: int
-    inputs: Sequence[ray.ObjectRef]
-    """What the first call reads from other processes."""
-    calls: list[str] = field(default_factory=list)
-    requests: list[CallRequest] = field(default_factory=list)
-    """Of the calls, until they are sent."""
-    step: int = 0
-    """The last one whose batch they are about; 0 where they are about none, or an evaluation's."""
-    ended: ray.ObjectRef | None = None
-    """The outcomes, once the message is sent."""
-
-    def __str__(self) -> str:
-        """Its calls, as part of a sentence."""
-        first, last = self.calls[0], self.calls[-1]
-        return first if len(self.calls) == 1 else f"one of {len(self.calls)} calls from {first} to {last}"
-
-    def add(self, request: CallRequest) -> None:
-        """Add a call."""
-        self.calls.append(request.name)
-        self.requests.append(request)
-        self.step = max(self.step, request.batch.step if request.batch else 0)
-
-    def send(self, handle: Any) -> list[ray.ObjectRef]:
-        """Send it to its rank; references to the blocks of the last call."""
-        results = 1 + self.requests[-1].blocks
-        method = handle.run.options(num_returns=results) if results > 1 else handle.run
-        sent = method.remote(self.requests, *self.inputs)
-        *blocks, self.ended = sent if results > 1 else [sent]
-        self.requests = []
-        return blocks
-
-    def has_succeeded(self) -> bool:
-        """Whether all its calls have ended without an error."""
-        try:
-            ray.get(self.ended, timeout=0)
-        except ray.exceptions.RayError:
-            return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -120,6 +74,7 @@ class CallLog:
         self.numbers = itertools.count()
         """Of the calls of the job."""
         self.groups: list[WorkerGroup] = []
+        self.streams = Streams()
         self._messages: list[Message] = []
         self._drained: list[Message] = []
 
@@ -198,7 +153,7 @@ class WorkerGroup:
         self.hosts: list[str] = []
         """The machine of each rank, once the workers are built."""
         self._building: list[ray.ObjectRef] = []
-        process = ray.remote(concurrency_groups={INSPECTION: 1})(SlotProcess)
+        process = ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         self._ranks = [
             process.options(
                 scheduling_strategy=strategy,
@@ -254,14 +209,24 @@ class WorkerGroup:
         self._log.readers.add(self.name, layout, transfer)
 
     def call(
-        self, role: str, method: str, transfer: Transfer, layout: ParallelSizes, batch: Batches | None, arguments: Any
+        self,
+        role: str,
+        method: str,
+        transfer: Transfer,
+        layout: ParallelSizes,
+        batch: Batches | None,
+        arguments: Any,
+        *,
+        groups: Sequence[ray.ObjectRef] = (),
     ) -> Any:
         """Record a call of every rank; returns the batch with the fields that the method adds, or its `ValueFuture`.
 
         Recorded calls are sent before one that reads from other processes, with one that other processes read, and
-        when somebody waits.
+        when somebody waits. groups: rows of the batch, on which alone the method is run; see `row_groups`.
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
+        stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
+        leaves = self._log.streams.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
         dealt = None
         if batch is not None:
             dealt = dispatch(batch, transfer, self._log.readers, pool=self.name, layout=layout, call=number, name=name)
@@ -276,12 +241,17 @@ class WorkerGroup:
                     method=method,
                     arguments=arguments,
                     keeps=self._log.keeps,
+                    in_groups=leaves and rank in counted,
+                    stream=stream,
+                    groups=len(groups),
                     counts=rank in counted,
                     sent=now,
                 )
                 for rank in range(len(self._ranks))
             ]
-            self._record(requests, dealt, transfer)
+            self._record(requests, dealt, transfer, groups)
+            if leaves:
+                self._log.streams.begin(number, [self._ranks[rank] for rank in sorted(counted)])
             place, messages = len(self._open[0].calls) - 1, self._open
             if batch is not None and dealt and transfer.adds is not None:
                 are_read = any(message.requests[-1].blocks for message in messages)
@@ -290,12 +260,18 @@ class WorkerGroup:
         parts = [[messages[rank] for rank in ranks] for ranks in collected]
         return ValueFuture(parts, place, self._log, self._deadline)
 
-    def _record(self, requests: Sequence[CallRequest], dealt: Dispatch | None, transfer: Transfer) -> None:
+    def _record(
+        self,
+        requests: Sequence[CallRequest],
+        dealt: Dispatch | None,
+        transfer: Transfer,
+        groups: Sequence[ray.ObjectRef] = (),
+    ) -> None:
         """Add a call to what each rank is sent next; if it reads from other processes, as the first of a message."""
         inputs: list[list[ray.ObjectRef]] = [[] for _ in requests]
         if dealt:
             given = [part.inputs(transfer, reader=requests[0].name) for part in dealt.parts]
-            inputs = [references for _, references in given]
+            inputs = [[*references, *groups] for _, references in given]
             requests = [
                 replace(request, batch=batch, cuts=part.local_cuts)
                 for request, (batch, _), part in zip(requests, given, dealt.parts, strict=True)
@@ -361,6 +337,11 @@ class ModelHandle:
         for name, transfer in transfers_of(worker_class).items():
             group.add_reader(transfer, layout)
             setattr(self, name, partial(self._call, group, role, name, transfer, layout))
+
+    def score(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
+        """Run a method on some rows of the batch, which have left the call that makes them."""
+        group, *call = getattr(self, method).args
+        group.call(*call, batch, {}, groups=groups)
 
     @staticmethod
     def _call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -191,18 +191,26 @@ class GenerationEngine:
         return result
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_tokens: int, greedy: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        max_tokens: int,
+        greedy: bool = False,
+        ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
         """One response a prompt, in order; `max_tokens` of response at most.
 
-        TrainerError while the engine sleeps.
+        ended: is told of each response as it ends, by the number of its prompt. TrainerError while the engine sleeps.
         """
-        self._require_awake()
-        sampling = [self._sampling(seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        with torch.random.fork_rng():
-            outputs = self._engine.generate(requests, sampling, use_tqdm=False)
-        return [self._response(output.outputs[0]) for output in outputs]
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            self.begin(number, prompt, seed, max_tokens=max_tokens, greedy=greedy)
+        found: dict[int, Response] = {}
+        while self.is_busy:
+            for number, response in self.step():
+                found[number] = response
+                ended(number, response)
+        return [found[number] for number in range(len(prompts))]
 
     def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
         """Ask for a response, beside those that are under way; `step` gives it by its number."""

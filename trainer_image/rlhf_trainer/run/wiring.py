@@ -20,7 +20,9 @@ from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGro
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
+from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.slots import Slots
+from rlhf_trainer.run.streaming import StreamingActor, scorers_of
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.base import WorkerSetting
@@ -101,10 +103,20 @@ class RayRuntime:
             group.wait_until_built()
         if self.job.generates_apart:
             self._span_pools(home)
+        handles = dict(self.models)
         self.models.update(stand_ins(self.job, self.models))
+        if self.job.spec.rollout.stream:
+            self._stream(handles)
         self.drain()
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
+
+    def _stream(self, handles: Mapping[str, Any]) -> None:
+        """Have models of other pools score responses while further ones are generated, if there are any."""
+        scorers = scorers_of(graph_of(self.job, self._placed))
+        if any(scorers):
+            self._log.streams.are_on = True
+            self.models["actor"] = StreamingActor(self.models["actor"], handles, scorers, self._log.streams)
 
     def _span_pools(self, trains: MappedPool) -> None:
         """Have the actor and its generators, which are in two pools, form a group of both."""

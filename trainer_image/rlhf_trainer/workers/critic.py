@@ -32,7 +32,7 @@ class CriticWorker(TrainedModel):
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
         """values float32 [B, T]: values[b, t] is that of the state before token t."""
         return {"values": self.values_of(batch)}
@@ -88,7 +88,7 @@ class CostCriticWorker(CriticWorker):
     value_fields = COST_VALUE_FIELDS
     objective = "cost_value"
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("cost_values",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("cost_values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
         """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
         return {"cost_values": self.values_of(batch)}

@@ -21,8 +21,10 @@ from rlhf_trainer.errors import DataError, UserCodeError
 from rlhf_trainer.generation.vllm_engine import Response, response_seed
 from rlhf_trainer.protocols import THREE_D_ALL_MICRO_DP
 from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.leaving import Ended
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, Generating
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, from_bytes
 
@@ -81,6 +83,11 @@ class Episode:
         self.written += [log_probs is not None] * len(tokens)
         self.rewards += [0.0] * len(tokens)
 
+    @property
+    def response(self) -> Response:
+        """All that came after the prompt."""
+        return Response(tokens=self.tokens, log_probs=self.log_probs, finished=self.finished, written=self.written)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -96,9 +103,21 @@ class Limits:
 class Play:
     """Plays episodes, of which each goes on as soon as its environment has answered."""
 
-    def __init__(self, engine: Engine, environments: Answering | None, encoder: TurnEncoder, *, limits: Limits) -> None:
-        """environments: on the first rank of the engine, whose answers the others are told."""
+    def __init__(
+        self,
+        engine: Engine,
+        environments: Answering | None,
+        encoder: TurnEncoder,
+        *,
+        limits: Limits,
+        ended: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """environments: on the first rank of the engine, whose answers the others are told.
+
+        ended: is told of each episode as it ends, by its number.
+        """
         self._engine, self._environments, self._encoder, self._limits = engine, environments, encoder, limits
+        self._ended = ended
         self._episodes: Sequence[Episode] = ()
         self._playing: set[int] = set()
 
@@ -189,6 +208,7 @@ class Play:
         self._playing.remove(number)
         if self._environments:
             self._environments.end(number)
+        self._ended(number)
 
 
 class Playing(Generating):
@@ -213,14 +233,20 @@ class Playing(Generating):
         if self._environments:
             self._environments.close()
 
-    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, reads_if_there=COLUMNS, adds=(*ROLLOUT_FIELDS, *TURN_FIELDS))
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+    @register(
+        THREE_D_ALL_MICRO_DP,
+        reads=PROMPT_FIELDS,
+        reads_if_there=COLUMNS,
+        adds=(*ROLLOUT_FIELDS, *TURN_FIELDS),
+        in_groups=True,
+    )
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """As of every actor, an episode in each row: response_mask is 1 on the tokens that the model wrote.
 
         Adds turn_rewards [B, T], what the environment gave for each turn on the last token of that turn, and played
         [B]: 0 where the environment failed, and nothing is learned from the row.
         """
-        fields = dict(super().generate_sequences(batch, do_sample=do_sample))
+        fields = dict(super().generate_sequences(batch, do_sample=do_sample, outlet=outlet))
         rewards = torch.zeros_like(fields["response_mask"])
         for row, episode in enumerate(self._episodes):
             start = len(episode.prompt)
@@ -229,7 +255,9 @@ class Playing(Generating):
         self._measure_episodes()
         return {**fields, "turn_rewards": rewards, "played": played}
 
-    def respond(self, batch: Batch, prompts: list[Ids], *, greedy: bool) -> tuple[list[Ids], list[Response]]:
+    def respond(
+        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
+    ) -> tuple[list[Ids], list[Response]]:
         """The prompts of this rank's rows, some of them the environment's, and the episodes after them."""
         data = self.setting.job.spec.data
         limits = Limits(
@@ -238,13 +266,17 @@ class Playing(Generating):
             turns=self.setting.job.spec.rollout.max_turns,
             greedy=greedy,
         )
-        self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
-        Play(self._generator, self._environments, self._encoder, limits=limits).play(self._episodes)
+        episodes = self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
+
+        def told(row: int) -> None:
+            ended(row, episodes[row].prompt, episodes[row].response)
+
+        for row, each in enumerate(episodes):
+            if each.row is None:
+                told(row)
+        Play(self._generator, self._environments, self._encoder, limits=limits, ended=told).play(episodes)
         self._require_some()
-        return [each.prompt for each in self._episodes], [
-            Response(tokens=each.tokens, log_probs=each.log_probs, finished=each.finished, written=each.written)
-            for each in self._episodes
-        ]
+        return [each.prompt for each in episodes], [each.response for each in episodes]
 
     def _episode(self, batch: Batch, row: int, prompt: Ids) -> Episode:
         seed, place = self.setting.job.spec.training.seed, batch.start + row

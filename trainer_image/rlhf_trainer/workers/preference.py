@@ -12,6 +12,7 @@ from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.losses import pair_loss
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
+from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.mini_batches import mini_batches
@@ -48,10 +49,10 @@ class PreferenceActorWorker(OwnReference, TrainedModel):
 class OnlinePreferenceActorWorker(GeneratingActor):
     """One rank of an actor that learns from pairs of its own responses."""
 
-    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS)
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """As of every actor; then the generator sleeps, for other models score the responses before this one."""
-        fields = super().generate_sequences(batch, do_sample=do_sample)
+        fields = super().generate_sequences(batch, do_sample=do_sample, outlet=outlet)
         if do_sample:
             self.put_generator_to_sleep()
         return fields

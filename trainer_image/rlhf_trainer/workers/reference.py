@@ -19,7 +19,7 @@ class ReferenceWorker:
         self.setting = setting
         self._model = setting.frozen(setting.language_model())
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
         return _log_probs(self._model, self.setting, batch)
@@ -36,7 +36,7 @@ class OwnReference:
     setting: WorkerSetting
     trainer: Trainer
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_ref_log_prob(self, batch: Batch) -> Fields:
         """As `ReferenceWorker.compute_log_prob`."""
         with without_adapter(self.trainer.model.module):

@@ -25,7 +25,7 @@ class RewardWorker:
         self._model = setting.frozen(setting.scorer(may_add_head=False))
         self._retokenized = Retokenized(setting) if setting.actor else None
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
     def compute_reward(self, batch: Batch) -> Fields:
         """scores float32 [B]: the score head after the last token of each row."""
         fields = self._retokenized.fields(batch) if self._retokenized else {name: batch[name] for name in TEXT_FIELDS}
@@ -36,7 +36,7 @@ class RewardWorker:
 class CostWorker(RewardWorker):
     """One rank of a frozen cost model."""
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring")
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
     def compute_cost(self, batch: Batch) -> Fields:
         """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
         return {"costs": self.compute_reward(batch)["scores"]}
@@ -45,7 +45,9 @@ class CostWorker(RewardWorker):
 class RetokenizingRewardWorker(RewardWorker):
     """One rank of a frozen reward model whose tokenizer is not the actor's."""
 
-    @register(THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("scores",), phase="scoring")
+    @register(
+        THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("scores",), phase="scoring", row_by_row=True
+    )
     def compute_reward(self, batch: Batch) -> Fields:
         return super().compute_reward(batch)
 
@@ -53,7 +55,9 @@ class RetokenizingRewardWorker(RewardWorker):
 class RetokenizingCostWorker(CostWorker):
     """One rank of such a cost model."""
 
-    @register(THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("costs",), phase="scoring")
+    @register(
+        THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("costs",), phase="scoring", row_by_row=True
+    )
     def compute_cost(self, batch: Batch) -> Fields:
         return super().compute_cost(batch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
+from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
@@ -26,6 +27,7 @@ from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.across_pools import WeightReceiver, WeightSender
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.leaving import Ended, Leaving
 from rlhf_trainer.workers.reference import OwnReference
 
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -79,25 +81,22 @@ class Generating:
         """End the generation engine."""
         self._generator.close()
 
-    @register(
-        THREE_D_ALL_MICRO_DP,
-        reads=PROMPT_FIELDS,
-        adds=ROLLOUT_FIELDS,
-    )
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
 
-        Without `do_sample` each token is the likeliest one.
+        Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
         sampled [B] (0 without `do_sample`) and policy_version [B]: the steps that trained the weights that wrote it.
         """
         self.reshard()
+        leaving = Leaving(outlet, batch, lambda *rows: self._laid_out(batch, *rows, do_sample=do_sample))
         with recorder.span("generation", "actor.generate_sequences"):
-            prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample)
-        fields = lay_out(prompts, responses, pad_token=int(self.tokenizer.pad_token_id))
-        fields["response_mask"] = fields["response_mask"] * batch["valid"][:, None]
-        fields["sampled"] = torch.full((batch.size,), float(do_sample))
-        fields["policy_version"] = torch.full((batch.size,), float(self.policy_version))
+            prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample, ended=leaving.add)
+        longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
+        width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
+        leaving.end(width)
+        fields = self._laid_out(batch, list(range(batch.size)), prompts, responses, width, do_sample=do_sample)
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
         self._measure_generation(fields)
         if do_sample:
@@ -106,15 +105,35 @@ class Generating:
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
 
-    def respond(self, batch: Batch, prompts: list[Ids], *, greedy: bool) -> tuple[list[Ids], list[Response]]:
-        """The prompts of this rank's rows, and a response to each."""
+    def respond(
+        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
+    ) -> tuple[list[Ids], list[Response]]:
+        """The prompts of this rank's rows, and a response to each, of which `ended` is told at once."""
         seed = self.setting.job.spec.training.seed
         return prompts, self._generator.generate(
             prompts,
             [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
             max_tokens=self.setting.job.spec.data.max_response_tokens,
             greedy=greedy,
+            ended=lambda row, response: ended(row, prompts[row], response),
         )
+
+    def _laid_out(
+        self,
+        batch: Batch,
+        rows: list[int],
+        prompts: Sequence[Ids],
+        responses: Sequence[Response],
+        width: int,
+        *,
+        do_sample: bool,
+    ) -> dict[str, Tensor]:
+        """What is added for some rows of the batch."""
+        fields = lay_out(prompts, responses, width=width, pad_token=int(self.tokenizer.pad_token_id))
+        fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
+        fields["sampled"] = torch.full((len(rows),), float(do_sample))
+        fields["policy_version"] = torch.full((len(rows),), float(self.policy_version))
+        return fields
 
     def _measure_generation(self, fields: Fields) -> None:
         """FLOPs of the response tokens (a cache may have those of prompts), and how full the cache has been."""
@@ -174,10 +193,10 @@ class GeneratorWorker(Colocated):
         self.runner = setting.frozen(generating_model(setting))
         self.start_generator(max_sequences=max_sequences)
 
-    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS)
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True) -> Fields:
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """As of every actor; then, if a model scores the responses, the generator sleeps."""
-        fields = super().generate_sequences(batch, do_sample=do_sample)
+        fields = super().generate_sequences(batch, do_sample=do_sample, outlet=outlet)
         if "reward" in self.setting.job.models():
             self.put_generator_to_sleep()
         return fields
@@ -248,17 +267,21 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
         adds=("old_log_probs",),
         phase="scoring",
+        row_by_row=True,
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Log-probabilities before the first update, by the trainer's own forward pass: old_log_probs [B, T]."""
         self.begin_scoring(batch)
         old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
-        self.warn_of_mismatch(self.mismatch(old, batch.fields))
+        if batch.size:  # a group may have none of this rank's rows
+            self.warn_of_mismatch(self.mismatch(old, batch.fields))
         return {"old_log_probs": old}
 
     def begin_scoring(self, batch: Batch) -> None:
         """The generator makes room; its responses should be those of the policy that is to learn from them."""
         self.put_generator_to_sleep()
+        if not batch.size:
+            return
         recorder.maximum("staleness", float((self.policy_version - batch["policy_version"]).max()))
         version, allowed = int(batch["policy_version"].min()), self.setting.job.spec.rollout.max_staleness
         if self.policy_version - version > allowed:
@@ -309,10 +332,8 @@ def prompts_in(batch: Batch) -> list[Ids]:
     return [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
 
 
-def lay_out(prompts: list[Ids], responses: list[Response], *, pad_token: int) -> dict[str, Tensor]:
-    """Prompt and response of each row, contiguous from position 0, padded on the right to the longest of any rank."""
-    longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
-    width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
+def lay_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int, pad_token: int) -> dict[str, Tensor]:
+    """Prompt and response of each row, contiguous from position 0, padded on the right to `width`."""
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask, response_mask, log_probs = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)

@@ -1,0 +1,60 @@
+"""What one rank is sent at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from rlhf_trainer.controller.slot_process import CallRequest
+
+
+@dataclass
+class Message:
+    """Calls that one rank is sent at once.
+
+    Only the first may read from other processes, so that no call waits for what another reads; and only the last may
+    be read by other processes, for Ray gives the results of a message when all of it has ended.
+    """
+
+    pool: str
+    rank: int
+    inputs: Sequence[ray.ObjectRef]
+    """What the first call reads from other processes."""
+    calls: list[str] = field(default_factory=list)
+    requests: list[CallRequest] = field(default_factory=list)
+    """Of the calls, until they are sent."""
+    step: int = 0
+    """The last one whose batch they are about; 0 where they are about none, or an evaluation's."""
+    ended: ray.ObjectRef | None = None
+    """The outcomes, once the message is sent."""
+
+    def __str__(self) -> str:
+        """Its calls, as part of a sentence."""
+        first, last = self.calls[0], self.calls[-1]
+        return first if len(self.calls) == 1 else f"one of {len(self.calls)} calls from {first} to {last}"
+
+    def add(self, request: CallRequest) -> None:
+        """Add a call."""
+        self.calls.append(request.name)
+        self.requests.append(request)
+        self.step = max(self.step, request.batch.step if request.batch else 0)
+
+    def send(self, handle: Any) -> list[ray.ObjectRef]:
+        """Send it to its rank; references to the blocks of the last call."""
+        results = 1 + self.requests[-1].blocks
+        method = handle.run.options(num_returns=results) if results > 1 else handle.run
+        sent = method.remote(self.requests, *self.inputs)
+        *blocks, self.ended = sent if results > 1 else [sent]
+        self.requests = []
+        return blocks
+
+    def has_succeeded(self) -> bool:
+        """Whether all its calls have ended without an error."""
+        try:
+            ray.get(self.ended, timeout=0)
+        except ray.exceptions.RayError:
+            return False
+        return True

@@ -1,0 +1,59 @@
+"""The calls whose rows leave them in groups (`row_groups`), as the controller sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.dispatch import Batches
+from rlhf_trainer.controller.slot_process import OUTLETS
+from rlhf_trainer.row_groups import GROUPS
+from rlhf_trainer.types import Transfer
+
+
+class Streams:
+    """Those of a job, by their numbers."""
+
+    def __init__(self) -> None:
+        self.are_on = False
+        """Whether groups are asked for."""
+        self._ranks: dict[int, Sequence[Any]] = {}
+        """The handles of the ranks that give them."""
+        self._scored: set[tuple[int, str]] = set()
+        """(such a call, name of another one that has been made on its groups and not yet on all rows)."""
+
+    def begin(self, call: int, ranks: Sequence[Any]) -> None:
+        """The rows of a call leave these ranks in groups."""
+        self._ranks[call] = ranks
+
+    def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
+        """Each group of rows of the newest such call in a batch: a reference for every rank."""
+        call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
+        ranks = self._ranks.pop(call)
+        for number in range(GROUPS):
+            yield [each.row_group.options(concurrency_group=OUTLETS).remote(call, number) for each in ranks]
+
+    def read(
+        self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
+    ) -> tuple[int | None, Transfer]:
+        """(the call whose groups the call `name` reads, its transfer without what comes with them).
+
+        in_groups: it is made on a group now; else it may have been made on all groups before.
+        """
+        if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
+            return None, transfer
+        made = {each: batch.fields[each].call for each in transfer.fields_read(batch.fields) if each in batch.fields}
+        if in_groups:
+            stream = max(made.values())
+            self._scored.add((stream, name))
+            before = tuple(each for each, call in made.items() if call != stream)
+            return stream, replace(transfer, reads=before, reads_if_there=(), adds=None)
+        for stream in made.values():
+            if (stream, name) in self._scored:
+                self._scored.remove((stream, name))
+                return stream, replace(transfer, reads=(), reads_if_there=())
+        return None, transfer
