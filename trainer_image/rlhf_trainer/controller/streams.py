@@ -57,3 +57,9 @@ class Streams:
                 self._scored.remove((stream, name))
                 return stream, replace(transfer, reads=(), reads_if_there=())
         return None, transfer
+
+
+def begin_on(groups: Sequence[ray.ObjectRef], batch: BatchFuture, model: Any, method: str) -> None:
+    """Call a method of a `ModelHandle` on rows of the batch that have left the call which makes them."""
+    group, *call = getattr(model, method).args
+    group.call(*call, batch, {}, groups=groups)

@@ -338,11 +338,6 @@ class ModelHandle:
             group.add_reader(transfer, layout)
             setattr(self, name, partial(self._call, group, role, name, transfer, layout))
 
-    def score(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
-        """Run a method on some rows of the batch, which have left the call that makes them."""
-        group, *call = getattr(self, method).args
-        group.call(*call, batch, {}, groups=groups)
-
     @staticmethod
     def _call(
         group: WorkerGroup,

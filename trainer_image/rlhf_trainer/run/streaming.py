@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_planning.step_graph import Call, Graph
-from rlhf_trainer.controller.streams import Streams
+from rlhf_trainer.controller.streams import Streams, begin_on
 
 Scorers = Sequence[Sequence[tuple[str, str]]]
 """For each generation of a step, in order, the (model, method) of the calls that score its rows in other pools."""
@@ -52,5 +52,5 @@ class StreamingActor:
         batch = self._actor.generate_sequences(batch, **options)
         for groups in self._streams.groups(batch):
             for model, method in self._scorers[self._generations]:
-                self._models[model].score(method, batch, groups)
+                begin_on(groups, batch, self._models[model], method)
         return batch
