@@ -8,6 +8,9 @@ from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import EntryPoint
 
+STREAM_GROUPS = 8
+"""Into how many groups a rank's rows are cut with `stream`. More begin to score sooner, in more and smaller passes."""
+
 
 class Rollout(Spec):
     """How responses are sampled."""

@@ -24,8 +24,8 @@ from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
-from rlhf_mapper.search.tables import Found, total
-from rlhf_mapper.simulate import memory
+from rlhf_mapper.search.tables import Found
+from rlhf_mapper.simulate import memory, overlap
 from rlhf_mapper.strategy import Indices, ModelRequest, Setting
 from rlhf_mapper.workload import Work, Workload, workload_of
 from rlhf_mapper.zones import orders
@@ -153,10 +153,7 @@ def predict(
     full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
     if full:
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
-    stages = np.max(of_pools, axis=0)
-    generation, preparation, training = stages.tolist()
-    seconds = max(generation, preparation + training) if task.load.works_ahead else total(stages)
-    found = Found(sets, float(seconds), (generation, preparation, training))
+    found = Found(sets, *overlap.step_of(of_pools, task.load))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
     return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
 

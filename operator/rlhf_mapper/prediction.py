@@ -65,6 +65,9 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         phase: generating.get(phase, 0.0) if stage == "generation" else stages[stage]
         for phase, stage in STAGE_OF.items()
     }
+    if costs.settings[0].load.streams:  # some of it is beside generation
+        of_pools = [sum(cuts[role].predicted.seconds.get("scoring", 0.0) for role in pool.models) for pool in pools]
+        phases["scoring"] = max(phases["scoring"], *of_pools)
     return Prediction(
         step_seconds=found.seconds,
         tokens_per_second=costs.settings[0].load.tokens / found.seconds,

@@ -117,6 +117,8 @@ class Workload:
     """Longest response that may come, if it is longer than all of the sample."""
     works_ahead: bool = False
     """Whether the responses of later steps are generated while a step trains."""
+    streams: bool = False
+    """Whether models of other pools score the first responses while the longest are generated."""
     pool_divides: tuple[int, ...] = ()
     """Numbers of sequences that the slots of a pool must divide; none: ranks may take uneven shares."""
 
@@ -154,6 +156,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
         response=lengths,
         most_response_tokens=data.max_response_tokens,
         works_ahead=job.spec.rollout.max_staleness > 0,
+        streams=job.spec.rollout.stream,
         work={role: _work(job, role) for role in job.residents()},
         pool_divides=tuple(number for number in divided if number),
     )

@@ -65,6 +65,8 @@ class Timeline:
 def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline:
     """Within a stage the models of a pool run one after another, and pools at the same time.
 
+    What a pool does of a stage that is shorter than that began before the stage: it streams.
+
     Generation that works ahead is no stage of the step, but has its bars from the step's begin.
     """
     stages: dict[Stage, tuple[float, float]] = {}
@@ -87,11 +89,14 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
 
 
 def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:
-    """The bars of a pool in a stage, from the stage's begin."""
+    """The bars of a pool in a stage, from the stage's begin, or so early that they end with it."""
+    phases = [phase for phase in PHASES if STAGE_OF[phase] == stage]
+    whole = sum(prediction.models[model].seconds.get(phase, 0.0) for model in pool.models for phase in phases)
+    start += min(0.0, prediction.stages.get(stage, 0.0) * (1 + NEGLIGIBLE) - whole)
     for model in pool.models:
-        for phase in PHASES:
+        for phase in phases:
             seconds = prediction.models[model].seconds.get(phase, 0.0)
-            if STAGE_OF[phase] == stage and seconds > 0:
+            if seconds > 0:
                 yield Bar(pool=pool.name, model=model, phase=phase, start=start, end=start + seconds)
                 start += seconds
 

@@ -249,6 +249,11 @@ def staleness(folder: Path) -> dict[str, Any]:
     return _ok(rollouts.staleness(folder), "stale responses lose too much, or save too little")
 
 
+def streaming(folder: Path) -> dict[str, Any]:
+    """Scoring beside the longest responses, and after them: benchmarks/streaming.py."""
+    return _ok(rollouts.streaming(folder), "streaming saves too little, or not what was predicted, or changes losses")
+
+
 def delta(folder: Path) -> dict[str, Any]:
     """Changed weights alone for a rollout pool: their bytes beside those of all."""
     return _ok(rollouts.delta(folder), "changed weights are too many bytes, or give other losses")
@@ -389,6 +394,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "shared_cluster": shared_cluster,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
+    "streaming": streaming,
     "staleness": staleness,
     "delta": delta,
     "monitoring": monitoring,

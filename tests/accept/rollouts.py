@@ -30,6 +30,18 @@ LONG = (
 """Changes of PPO with which generation takes about a third of a step."""
 SMALL = ("training.precision=BF16", "models.actor.optimizer.learningRate=1e-6", "training.totalSteps=6")
 WITHIN, FASTER, SHARE = 0.03, 1.25, 0.15
+STREAMED, FORESEEN, ROUNDING = 0.85, 0.1, 1e-5
+
+
+def streaming(folder: Path) -> dict[str, Any]:
+    """PPO on two pools with responses of skewed lengths, off and on: seconds of a step, and what was predicted."""
+    found = folder / "streaming.json"
+    command = [sys.executable, "benchmarks/streaming.py", "--json", str(found)]
+    subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+    row: dict[str, Any] = json.loads(found.read_text())
+    is_foreseen = abs(row["on / off"] - row["predicted on / off"]) <= FORESEEN
+    row["ok"] = row["on / off"] <= STREAMED and is_foreseen and row["largest relative difference of a loss"] <= ROUNDING
+    return row
 
 
 def staleness(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_mapper.place import place
-from rlhf_mapper.workload import workload_of
+from rlhf_mapper.workload import lognormal, workload_of
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.run.graph import graph_of
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
@@ -243,6 +243,29 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
     assert timeline.seconds == pytest.approx(ahead.prediction.step_seconds)
     assert min(bar.start for bar in timeline.bars if bar.pool == "writers") == 0
     assert min(bar.start for bar in timeline.bars if bar.pool == "train") == 0
+
+
+def test_what_streams_is_scored_beside_the_longest_responses() -> None:
+    """The prediction says what that saves, and the timeline shows where."""
+    pools = [
+        {"name": "writes", "models": ["actor"], "slotsPerNode": 8},
+        {"name": "scores", "models": ["critic", "reference", "reward"], "slotsPerNode": 8},
+    ]
+    seconds = {}
+    for stream in (False, True):
+        job = job_of("PPO", placement={"mode": "Manual", "pools": pools}, rollout={"stream": stream})
+        responses = lognormal(100, 1000, most=job.spec.data.max_response_tokens)
+        found = predict(job, place(job, (8, 8)), cluster_of(("h100-80g", 2, 8)), shapes_of(job), responses=responses)
+        assert isinstance(found, DeviceMapping)
+        assert found.prediction
+        seconds[stream] = found.prediction.step_seconds
+        timeline = timeline_of(found.pools, found.prediction)
+        assert timeline.seconds == pytest.approx(found.prediction.step_seconds)
+        begins = min(bar.start for bar in timeline.bars if bar.pool == "scores")
+        assert (begins < found.prediction.stages["generation"] * 0.999) == stream
+        scored = sum(found.prediction.models[role].seconds["scoring"] for role in found.pools[1].models)
+        assert found.prediction.phases["scoring"] == pytest.approx(scored, rel=0.2)
+    assert seconds[True] < seconds[False]
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:

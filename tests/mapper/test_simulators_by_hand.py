@@ -12,6 +12,7 @@ from rlhf_mapper.coefficients import TRAINER, Efficiency, Software
 from rlhf_mapper.hardware import Gpu, NodeGroup
 from rlhf_mapper.simulate import generation, training
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
+from rlhf_mapper.simulate.overlap import left_to_score, step_of
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
 from tests.mapper.oracles.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
@@ -329,3 +330,33 @@ def test_an_optimizer_in_the_host_costs_the_way_there_and_back() -> None:
     assert training.training_seconds(model, replace(work, steps_in_host=False), load, layout(d=2), np.array(4.0)) < 1e-9
     brought = generation.transition_seconds(model, work, layout(d=2), layout())
     assert brought == pytest.approx(4 * gigabytes)
+
+
+SKEWED = Workload(sequences=8, prompt=Lengths((8.0,)), response=Lengths((*7 * (8.0,), 64.0)), work={})
+"""Eight responses to prompts of 8 tokens: seven of 8 tokens, one of 64."""
+
+
+@pytest.mark.parametrize(
+    ("generation", "scoring", "left"),
+    [
+        (8.0, 4.6, 1.8),  # 7 x 16 of 184 tokens are scored after an eighth of generation; 72 are left
+        (0.0, 4.6, 4.6),
+        (1.0, 46.0, 46.0 - 7 / 8),  # there is no time to score more
+    ],
+)
+def test_what_is_left_to_score_when_the_longest_response_ends(generation: float, scoring: float, left: float) -> None:
+    assert left_to_score(generation, scoring, SKEWED) == pytest.approx(left)
+
+
+def test_without_a_longest_response_nothing_is_saved() -> None:
+    load = replace(SKEWED, response=Lengths((16.0,)))
+    assert left_to_score(3.0, 2.0, load) == pytest.approx(2.0)
+
+
+def test_only_what_is_scored_in_another_pool_begins_early() -> None:
+    pools = [np.array([8.0, 1.0, 2.0]), np.array([0.0, 4.6, 3.0])]
+    assert step_of(pools, SKEWED) == (8.0 + 4.6 + 3.0, (8.0, 4.6, 3.0))
+    assert step_of(pools, replace(SKEWED, streams=True))[0] == pytest.approx(8.0 + 1.8 + 3.0)
+    assert step_of(pools, replace(SKEWED, streams=True, works_ahead=True))[0] == pytest.approx(8.0)
+    pools[0][1] = 2.5  # the pool that generates scores, too, and only afterwards
+    assert step_of(pools, replace(SKEWED, streams=True))[0] == pytest.approx(8.0 + 2.5 + 3.0)

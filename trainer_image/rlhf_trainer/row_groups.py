@@ -18,9 +18,6 @@ from rlhf_trainer.types import Batch, Fields, concatenate
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUPS = 8
-"""Into how many groups a rank's rows are cut. More begin to score sooner and run more, smaller passes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:

@@ -75,8 +75,8 @@ class Transfer:
     adds: tuple[str, ...] | None
     """None: the method returns a small value instead of the batch."""
     phase: str
-    row_by_row: bool
-    in_groups: bool
+    row_by_row: bool = False
+    in_groups: bool = False
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
         """The fields that the method reads of a batch that has these."""

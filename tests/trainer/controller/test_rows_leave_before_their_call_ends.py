@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_api.rollout import STREAM_GROUPS
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.protocols import DP_PROTO, blocks
-from rlhf_trainer.row_groups import GROUPS, Outlet, RowGroup
+from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.run.streaming import StreamingActor
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
@@ -37,14 +38,16 @@ class Writer:
         """tokens [B, 5]: the row, as often as its number's remainder by five says, at least once."""
         lengths = batch.rows % 5 + 1
         tokens = batch.rows[:, None] * (torch.arange(5) < lengths[:, None])
-        for number, part in enumerate(blocks(batch.size, GROUPS)) if outlet else ():
-            if number == GROUPS - 1:
+        if outlet is None:
+            return {"tokens": tokens}
+        for number, part in enumerate(blocks(batch.size, STREAM_GROUPS)):
+            if number == STREAM_GROUPS - 1:
                 if breaks:
                     raise NumericsError("the last rows are nan")
                 until(Path(scored).exists)
             rows = torch.arange(batch.size).flip(0)[part.start : part.stop]
             width = int(lengths[rows].max()) if len(rows) else 1
-            last = 5 if number == GROUPS - 1 else 0
+            last = 5 if number == STREAM_GROUPS - 1 else 0
             outlet.put(number, RowGroup(rows=batch.rows[rows], fields={"tokens": tokens[rows, :width]}, width=last))
         return {"tokens": tokens}
 
@@ -66,7 +69,7 @@ class Reader:
         return [row.tolist() for row in torch.cat([batch["doubles"], batch["sums"][:, None]], 1)]
 
 
-SCORED = "/dev/shm/rlhf-test-scored"  # noqa: S108 of this test alone
+SCORED = "/dev/shm/rlhf-test-scored"
 
 
 def until(holds: Any) -> None:

@@ -147,7 +147,7 @@ class Actor:
 
         def options(num_returns: int = 1, concurrency_group: str = "") -> SimpleNamespace:
             actor = self.beside if concurrency_group else self
-            return SimpleNamespace(remote=partial(actor._send, method, num_returns))  # noqa: SLF001
+            return SimpleNamespace(remote=partial(actor._send, method, num_returns))
 
         return SimpleNamespace(remote=partial(send, 1), options=options)
 

@@ -24,6 +24,7 @@ from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width, require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.streaming import scorers_of
 from rlhf_trainer.types import register
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 
@@ -206,3 +207,44 @@ def test_without_torch_it_says_what_is_missing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"
+
+
+TRAINERS = "{name: left, models: [actor, critic, reference, reward], slotsPerNode: 1}"
+WRITERS = "{name: right, models: [rollout], slotsPerNode: 1}"
+APART = [
+    "helpful-ppo:resources=",
+    "helpful-ppo:placement.mode=Manual",
+    f"helpful-ppo:placement.pools=[{TRAINERS}, {WRITERS}]",
+]
+
+
+@pytest.mark.parametrize(
+    ("places", "scorers"),
+    [
+        ([], []),
+        (SPLIT, ["critic.compute_values", "reward.compute_reward"]),
+        (
+            APART,
+            ["actor.compute_log_prob", "critic.compute_values", "reference.compute_log_prob", "reward.compute_reward"],
+        ),
+    ],
+    ids=["one pool", "two pools", "a rollout pool"],
+)
+def test_what_scores_responses_in_another_pool_may_begin_before_the_last_is_there(
+    places: list[str], scorers: list[str]
+) -> None:
+    assert scorers_of(traced(ppo(*places))) == [[tuple(each.split(".")) for each in scorers]]
+
+
+def test_each_generation_of_a_step_has_its_own_scorers() -> None:
+    """ReMax scores greedy responses, too; those of prompts and rules of a pool that generates wait for nothing."""
+    (path,) = (path for path in EXAMPLES if "remax" in path.name)
+    (name,) = (job.name for job in load(path, finished=FINISHED) if job.spec.algorithm.name == "ReMax")
+    left, right = ("{name: left, models: [actor]", "{name: right, models: [reference, reward]")
+    pools = f"[{left}, slotsPerNode: 1}}, {right}, slotsPerNode: 1}}]"
+    places = [f"{name}:resources=", f"{name}:placement={{mode: Manual, pools: {pools}}}"]
+    job = next(job for job in load(path, places, FINISHED) if job.name == name)
+    first, second = scorers_of(traced(job))
+    assert ("reward", "compute_reward") in first
+    assert ("reward", "compute_reward") in second
+    assert ("reference", "compute_log_prob") in {*first, *second}

@@ -1,0 +1,49 @@
+"""Scoring while the longest responses are generated (`rollout.stream`; RLHFuse, arXiv:2409.13221, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_api.rollout import STREAM_GROUPS
+from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.workload import Lengths, Workload
+
+
+def left_to_score(generation: float, scoring: float, load: Workload) -> float:
+    """Seconds of scoring in another pool that are left when generation has ended.
+
+    Rows leave in groups as they end. A decode step is taken to be as long with few rows as with many, so a group ends
+    at its longest row's share of the longest of all; its scoring is its share of all tokens.
+    """
+    ready = 0.0
+    for ends, share in _groups(load.response, load.prompt.mean):
+        ready = max(ready, generation * ends) + scoring * share
+    return ready - generation
+
+
+def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
+    """(when it ends, share of the tokens) of each group, the shortest rows first."""
+    ordered = np.sort(np.array(response.sample))
+    total = float((prompt + ordered).sum())
+    parts = [part for part in np.array_split(ordered, STREAM_GROUPS) if len(part)]
+    return [(float(part[-1]) / response.longest, float((prompt + part).sum()) / total) for part in parts]
+
+
+def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[float, float, float]]:
+    """Seconds of a step, and of its stages, each as long as the slowest pool; pools: the stages [3] of each.
+
+    With `works_ahead` generation is of a later step, and beside the two others. With `streams` the second stage is what
+    is left of it when generation has ended.
+    """
+    first = max(float(each[0]) for each in pools)
+    second = max(_second(first, each, load) for each in pools)
+    third = max(float(each[2]) for each in pools)
+    return max(first, second + third) if load.works_ahead else first + second + third, (first, second, third)
+
+
+def _second(generation: float, stages: Numbers, load: Workload) -> float:
+    """Seconds of a pool's second stage; one that generates has none beside that."""
+    is_beside = load.streams and not load.works_ahead and stages[0] == 0
+    return left_to_score(generation, float(stages[1]), load) if is_beside else float(stages[1])
