@@ -98,8 +98,13 @@ class Job(Spec):
 
     @property
     def generates_apart(self) -> bool:
-        """Whether responses are generated in a pool of their own, not in the actor's."""
-        return any("rollout" in pool.models for pool in self.spec.placement.pools)
+        """Whether responses are generated in a pool of their own, not in the actor's.
+
+        With mode Auto if they are to be generated ahead, which an actor that trains meanwhile cannot do.
+        """
+        placement, stale = self.spec.placement, self.spec.rollout.max_staleness > 0
+        by_hand = any("rollout" in pool.models for pool in placement.pools)
+        return by_hand or (placement.mode == "Auto" and stale)
 
     @property
     def reference_is_actor(self) -> bool:

@@ -86,7 +86,8 @@ REFERENCE_IS_ACTOR = Field("models.actor.lora").given & (
     ~Field("models.reference").given | reduce(operator.and_, SAME_SOURCE)
 )
 ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
-APART = ROLLOUT_POOLS > 0
+STALE = Field("rollout.maxStaleness") > 0
+APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE)
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -292,13 +293,13 @@ def _placement() -> Iterator[Rule]:
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
     generates = ONLINE & ~MAKES_DATA
     yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
-    stale, once = Field("rollout.maxStaleness") > 0, algorithm(_generates_once)
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
-    yield Rule("rollout.maxStaleness", stale.implies(APART), message)
+    yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
+    yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
     message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
     yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"
-    yield Rule("rollout.maxStaleness", (stale & ONLINE).implies(once), message)
+    yield Rule("rollout.maxStaleness", (STALE & ONLINE).implies(algorithm(_generates_once)), message)
     for role in ROLES:
         lives, message = models.contains(role), f"{{name}} has no {role}"
         if role == "reference":

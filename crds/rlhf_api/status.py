@@ -167,8 +167,8 @@ class MappedSizes(Parallelism):
     pipeline: Annotated[Count, Field(description="Pipeline stages (p).")]
     tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")]
     data: Annotated[Count, Field(description="Data-parallel ranks (d).")]
-    generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of an actor that generates.")] = None
-    generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of an actor that generates.")] = None
+    generation_pipeline: Annotated[int | None, Field(ge=1, description="p_g, of an actor's generator.")] = None
+    generation_tensor: Annotated[int | None, Field(ge=1, description="t_g, of an actor's generator.")] = None
     offload: Annotated[
         Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None,
         Field(description="What waits in host memory while the model is not in use, as mapped; GPUs only."),

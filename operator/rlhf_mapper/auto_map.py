@@ -66,7 +66,8 @@ class MappingProblem:
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
-        return pruned(costs, [role for role in self.wanted if role not in PLACED_WITH], KEPT, objective)
+        goal = replace(objective or Objective.throughput(), works_ahead=self.load.works_ahead)
+        return pruned(costs, [role for role in self.wanted if role not in PLACED_WITH], KEPT, goal)
 
 
 def auto_map(

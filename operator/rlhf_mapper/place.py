@@ -45,7 +45,7 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
     rollout = job.spec.rollout
     if role == "rollout":
-        return _generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
+        return generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
     asked = job.models()[role].parallelism or Parallelism()
     if role == "reference" and job.spec.models.reference is None and "actor" not in pool.models:
         asked = Parallelism()  # the actor's sizes are for the actor's pool
@@ -56,7 +56,7 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     )
 
 
-def _generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
+def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
     """A pool that only generates: engines of p_g t_g slots, side by side."""
     return ParallelSizes(data=max(1, slots // (pipeline * tensor)), pipeline=pipeline, tensor=tensor)
 

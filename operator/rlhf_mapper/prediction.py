@@ -165,6 +165,8 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
     seconds["scoring"] = float(strategies.way.inference_seconds[room, row, size])
     seconds["update"] = float(strategies.way.training_seconds[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
+    if strategies.wanted.work.receives_weights:  # nothing is trained there that could be cut otherwise
+        pipeline, tensor = generator
     sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,

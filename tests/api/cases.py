@@ -229,6 +229,9 @@ RIGHT: dict[str, Case] = {
     "the fewest GPUs for a step of so many seconds": Case("PPO", ("placement.objective=fewest-gpus=2.5",)),
     "a better placement at a checkpoint": Case("PPO", ("placement.remap=AtCheckpoint",)),
     "generation in a pool of its own": Case("PPO", (APART, "rollout.tensorParallel=3", "rollout.weightSync=Delta")),
+    "responses that may be stale, placed by the mapper": Case(
+        "PPO", ("rollout.maxStaleness=1", "rollout.weightSync=Delta")
+    ),
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
@@ -341,8 +344,9 @@ WRONG: dict[str, Case] = {
         "Generate", (_pools(_pool("a", "actor"), _pool("b", "rollout")),), "spec.placement.pools.1.models"
     ),
     "stale responses without a pool of their own": Case(
-        "PPO", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
+        "PPO", (_pools(ALL), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"
     ),
+    "stale responses of what trains nothing": Case("Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"),
     "changes of weights in place": Case("PPO", ("rollout.weightSync=Delta",), "spec.rollout.weightSync"),
     "stale responses of ReMax": Case(
         "ReMax", (APART.replace("critic, ", ""), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"

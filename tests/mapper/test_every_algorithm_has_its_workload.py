@@ -12,7 +12,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.auto_map import auto_map, predict
-from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.place import place
 from rlhf_mapper.workload import lognormal, workload_of
 from rlhf_planning.timeline import timeline_of
@@ -243,6 +243,31 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
     assert timeline.seconds == pytest.approx(ahead.prediction.step_seconds)
     assert min(bar.start for bar in timeline.bars if bar.pool == "writers") == 0
     assert min(bar.start for bar in timeline.bars if bar.pool == "train") == 0
+
+
+@pytest.mark.parametrize("gpus", [4, 8, 16])
+def test_the_mapper_gives_what_works_ahead_a_pool_of_its_own(gpus: int) -> None:
+    job = job_of("PPO", rollout={"maxStaleness": 1})
+    cluster = cluster_of(("h100-80g", max(gpus // 8, 1), min(gpus, 8)))
+    found = auto_map(job, cluster, shapes_of(job), device="GPU")
+    assert isinstance(found, DeviceMapping)
+    assert found.prediction
+    (writers,) = (pool for pool in found.pools if "rollout" in pool.models)
+    assert writers.models == ("rollout",)
+    assert found.sizes["rollout"].world_size == writers.size
+    assert found.sizes["rollout"].micro == 1
+    generation, *others = found.prediction.stages.values()
+    assert found.prediction.step_seconds == pytest.approx(max(generation, sum(others)))
+    assert all(found.prediction.step_seconds <= other.step_seconds for other in found.rejected)
+    again = predict(job, found, cluster, shapes_of(job))
+    assert isinstance(again, DeviceMapping)
+    assert again.prediction
+    assert again.prediction.step_seconds == pytest.approx(found.prediction.step_seconds)
+
+
+def test_one_gpu_cannot_generate_and_train_at_a_time() -> None:
+    job = job_of("PPO", rollout={"maxStaleness": 1})
+    assert isinstance(auto_map(job, cluster_of(("h100-80g", 1, 1)), shapes_of(job), device="GPU"), Infeasible)
 
 
 def test_what_streams_is_scored_beside_the_longest_responses() -> None:

@@ -1,7 +1,7 @@
 """The pruned search against the exhaustive one, on tables as uneven as costs may be; and what both promise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from rlhf_mapper.search import pruned as pruned_search
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
-from rlhf_mapper.search.tables import Found, StageTable
+from rlhf_mapper.search.tables import Found, StageTable, placements
 from tests.mapper.oracles.exhaustive import exhaustive
 
 MODELS = ("actor", "cost", "critic", "reference", "reward")
@@ -84,11 +84,12 @@ def objectives(costs: Tables, fastest: Sequence[Found], seed: int) -> list[Objec
     """Time, fewest GPUs in the median time, and price."""
     every = [found.seconds for found in fastest] or [1.0]
     prices = np.random.default_rng(seed).integers(0, 4, len(costs.groups)) / 2
-    return [
+    found = [
         Objective.throughput(),
         Objective.fewest_gpus(float(np.median(every))),
         Objective.lowest_cost(tuple(prices.tolist())),
     ]
+    return [replace(each, works_ahead=True) for each in found] if seed % 4 == 1 else found
 
 
 def score(found: Found, objective: Objective) -> tuple[object, ...]:
@@ -205,3 +206,11 @@ def test_prices_are_those_of_the_groups() -> None:
         Objective.lowest_cost((1, -1))
     with pytest.raises(ValueError, match="1 prices for 2 node groups"):
         pruned(flat([4, 4]), ("actor",), objective=Objective.lowest_cost((1,)))
+
+
+def test_a_generator_of_its_own_is_with_no_other() -> None:
+    found = placements(("actor", "reward", "rollout"))
+    assert [sorted(map(sorted, each)) for each in found] == [
+        [["actor", "reward"], ["rollout"]],
+        [["actor"], ["reward"], ["rollout"]],
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlhf_api.job import Job
 from rlhf_api.pod_template import CONTAINERS
 from rlhf_api.quantities import amount
 from rlhf_operator import names, resources
@@ -98,6 +99,20 @@ def test_a_pool_of_rollout_has_pods_of_its_own_and_the_job_file_says_so() -> Non
     ]
     assert spec["rollout"]["tensorParallel"] == 2
     assert spec["training"]["microBatchTokens"] > 64, "a pool that reads nothing must not make micro-batches small"
+
+
+def test_the_mapper_gives_what_works_ahead_pods_of_its_own() -> None:
+    job = changed(PPO, {"rollout.maxStaleness": 1, "resources.slotsPerNode": None})
+    found = made(job, nodes(1, 4, A100))
+    (text,) = found["ConfigMap"]["data"].values()
+    spec = next(yaml.safe_load_all(text))["spec"]
+    (writers,) = (pool for pool in spec["placement"]["pools"] if "rollout" in pool["models"])
+    assert writers["models"] == ["rollout"]
+    assert groups(found["RayJob"]).keys() == {pool["name"] for pool in spec["placement"]["pools"]}
+    shards, stages = spec["rollout"]["tensorParallel"], spec["rollout"]["pipelineParallel"]
+    assert writers["nodes"] * writers["slotsPerNode"] % (shards * stages) == 0
+    job_in_pods = Job.parse(next(yaml.safe_load_all(text)))
+    assert job_in_pods.generates_apart
 
 
 def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:

@@ -25,6 +25,8 @@ class Objective:
     """Of a step."""
     prices: tuple[float, ...] = ()
     """Of a GPU for an hour, in each node group; not negative."""
+    works_ahead: bool = False
+    """Whether generation is of a later step, and beside the other stages."""
 
     @classmethod
     def throughput(cls) -> Objective:
@@ -49,6 +51,24 @@ class Objective:
     def on(self, hosts: Sequence[int]) -> Objective:
         """The same for groups of these nodes: each has its nodes' price."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
+
+    def step(self, stages: Floats) -> Floats:
+        """[..., 3] seconds of generation, preparation and training -> [...] of the step.
+
+        Always added in the same order, so that equal stages give equal sums in every search.
+        """
+        generation, preparation, training = np.moveaxis(stages, -1, 0)
+        if self.works_ahead:
+            return np.maximum(generation, preparation + training)
+        seconds: Floats = generation + preparation + training
+        return seconds
+
+    def beside(self, stages: Floats) -> Floats:
+        """[M, 3] -> [M, 3] seconds that a step takes besides each stage at least."""
+        generation, preparation, training = stages.T
+        if self.works_ahead:
+            return np.stack([0 * generation, training, preparation], 1)
+        return np.stack([preparation + training, generation + training, generation + preparation], 1)
 
     def weights(self, groups: int) -> Floats:
         """What a GPU of each node group adds to `used`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlhf_mapper.search.objective import Objective, weight
 from rlhf_mapper.search.stacked import Floats, Ints, StackedTables, stack
-from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements, total
+from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 WAVE = 1024
 """Boxes looked at together: numpy calls of that length cost little more than short ones."""
@@ -128,7 +128,7 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
             wave, rest = boxes[order[:WAVE]], boxes[order[WAVE:]]
         boxes = _halved(problem, goal, best, wave) + rest
         boxes = boxes[_worthwhile(problem, best, boxes)]
-    return [_found(problem, *best.options[int(index)]) for index in best.order()]
+    return [_found(problem, goal, *best.options[int(index)]) for index in best.order()]
 
 
 def _problem(costs: Costs, typed: list[Typed], goal: Objective) -> _Problem:
@@ -170,15 +170,15 @@ def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _
     placement, used = problem.placement[boxes.typed], weight(gpus, problem.weights)
 
     chosen = stacked.ranks[options].max(1)
-    best.offer(placement, *goal.keys(total(stacked.values(chosen)), used), boxes.typed, options)
+    best.offer(placement, *goal.keys(goal.step(stacked.values(chosen)), used), boxes.typed, options)
 
     limit = best.limits()[0][placement]
-    spare = goal.used_within(limit, total(stacked.values(boxes.low))) * SLACK - used
+    spare = goal.used_within(limit, goal.step(stacked.values(boxes.low))) * SLACK - used
     low = np.maximum(boxes.low, _lowest(problem, boxes.typed, options, gpus, spare))
     seconds = stacked.values(low)
-    most = goal.seconds_within(limit, used)[:, None] * SLACK - (total(seconds)[:, None] - seconds)
+    most = goal.seconds_within(limit, used)[:, None] * SLACK - goal.beside(seconds)
     high = np.minimum(boxes.high, stacked.highest(most))
-    boxes = _Boxes(boxes.typed, low, high, *goal.keys(total(seconds), used))
+    boxes = _Boxes(boxes.typed, low, high, *goal.keys(goal.step(seconds), used))
     worthwhile = _worthwhile(problem, best, boxes)
     return _split(stacked, boxes[worthwhile], chosen[worthwhile])
 
@@ -228,10 +228,10 @@ def _less(first: Floats, second: Floats, than_first: Floats, than_second: Floats
     return less
 
 
-def _found(problem: _Problem, typed: int, options: Ints) -> Found:
+def _found(problem: _Problem, goal: Objective, typed: int, options: Ints) -> Found:
     _, sets, groups = problem.typed[typed]
     sizes = problem.stacked.gpus[options].tolist()
     stages = problem.stacked.values(problem.stacked.ranks[options].max(0)[None])
     generation, preparation, training = stages[0].tolist()
     pools = tuple(zip(sets, groups, sizes[: len(sets)], strict=True))
-    return Found(pools, float(total(stages)[0]), (generation, preparation, training))
+    return Found(pools, float(goal.step(stages)[0]), (generation, preparation, training))

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+ALONE = "rollout"
+"""Has a pool of its own: a generator that is not where the actor is."""
 Sets = tuple[frozenset[str], ...]
 """Sets of models that share a pool each; every model is in exactly one."""
 
@@ -48,7 +50,7 @@ class Found:
     sets: tuple[tuple[frozenset[str], int, int], ...]
     """(models, index of the node group, GPUs) of each pool."""
     seconds: float
-    """Of a step: the sum of the stages."""
+    """Of a step."""
     stages: tuple[float, float, float]
     """Seconds of generation, preparation and training, each of the slowest pool."""
 
@@ -57,16 +59,17 @@ class Found:
         return sum(gpus for _, _, gpus in self.sets)
 
 
-def total(stages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[..., 3] -> [...], always added in the same order, so that equal stages give equal sums in every search."""
-    seconds: NDArray[np.float64] = stages[..., 0] + stages[..., 1] + stages[..., 2]
-    return seconds
-
-
 def placements(models: Iterable[str]) -> list[Sets]:
-    """All set partitions, fewest sets first and then by name, whatever the order of the input; none of no models."""
-    found = [sorted(blocks) for blocks in _partitions(sorted(set(models))) if blocks]
+    """All set partitions, fewest sets first and then by name, whatever the order of the input; none of no models.
+
+    What has a pool of its own is with no other.
+    """
+    found = [sorted(blocks) for blocks in _partitions(sorted(set(models))) if blocks and all(map(_may_be, blocks))]
     return [tuple(map(frozenset, blocks)) for blocks in sorted(found, key=lambda blocks: (len(blocks), blocks))]
+
+
+def _may_be(block: list[str]) -> bool:
+    return ALONE not in block or len(block) == 1
 
 
 def _partitions(names: list[str]) -> Iterator[list[list[str]]]:

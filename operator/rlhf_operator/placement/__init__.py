@@ -168,7 +168,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
             )
             for pool in mapping.pools
         ),
-        sizes=tuple(_sizes(job, role, mapping.sizes[role], on_gpus) for role in models),
+        sizes=tuple(_sizes(job, role, mapping.sizes, on_gpus) for role in models),
         gpu_memory_utilization=(
             gpu_memory_utilization(job, on_gpus) if on_gpus else job.spec.rollout.gpu_memory_utilization
         ),
@@ -183,12 +183,20 @@ def _residents(roles: tuple[Role, ...]) -> tuple[Resident, ...]:
     return tuple(cast("Resident", role) for role in roles if role in get_args(Resident))
 
 
-def _sizes(job: Job, role: PlacedRole, sizes: ParallelSizes, prediction: Prediction | None) -> MappedSizes:
-    generates = role == "actor" and not job.spec.algorithm.offline and not job.generates_apart
-    unset = {} if generates else {"generation_pipeline": None, "generation_tensor": None}
+def _sizes(
+    job: Job, role: PlacedRole, mapped_sizes: Mapping[Role, ParallelSizes], prediction: Prediction | None
+) -> MappedSizes:
+    """Of a model; the actor's generator may be in another pool."""
+    sizes, generation = mapped_sizes[role], dict[str, int | None](generation_pipeline=None, generation_tensor=None)
+    if role == "actor" and not job.spec.algorithm.offline:
+        apart = mapped_sizes.get("rollout")
+        pipeline, tensor = (sizes.generation_pipeline, sizes.generation_tensor)
+        if apart:
+            pipeline, tensor = apart.pipeline, apart.tensor
+        generation = {"generation_pipeline": pipeline, "generation_tensor": tensor}
     model, mapped = job.models()[role], prediction.models[role] if prediction else None
     offload = mapped.offload if mapped and model.offload == "None" else None
     is_open = model.optimizer is not None and model.gradient_checkpointing is None
     again = mapped.recomputes if mapped and is_open else None
-    document = {"role": role, "offload": offload, "gradient_checkpointing": again, **asdict(sizes), **unset}
+    document = {"role": role, "offload": offload, "gradient_checkpointing": again, **asdict(sizes), **generation}
     return MappedSizes.model_validate(document, by_name=True)

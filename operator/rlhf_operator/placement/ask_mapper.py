@@ -124,8 +124,11 @@ def predict_placed(
 def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
     """All models in one pool, by data parallelism, on the most machines over which the batch divides.
 
-    Raises NoPlaceError where the machines differ and slotsPerNode is unset, SpecError where the batch never divides.
+    Raises NoPlaceError where the machines differ and slotsPerNode is unset, or the rollout is apart; SpecError where
+    the batch never divides.
     """
+    if "rollout" in job.residents():
+        raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
     equal = [machines for machines in offers if len({each.slots for each in machines}) == 1]
     if not equal:
         raise NoPlaceError(f"spec.resources.slotsPerNode is not set and the nodes differ: {capacity.as_clause}; set it")

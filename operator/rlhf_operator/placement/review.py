@@ -9,6 +9,7 @@ from rlhf_api.names import Role
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
+from rlhf_mapper.place import generating
 from rlhf_operator.placement.ask_mapper import predict_placed
 from rlhf_operator.placement.capacity import Capacity, capacity_for
 from rlhf_operator.placement.past import Past, lengths, models_digest
@@ -72,12 +73,14 @@ def _placed(job: Job, have: MappedPlacement) -> DeviceMapping:
         )
         for pool in have.pools
     )
-    sizes: dict[Role, ParallelSizes] = {
-        each.role: each.over(
-            0, generation_pipeline=each.generation_pipeline or 0, generation_tensor=each.generation_tensor or 0
-        )
-        for each in have.sizes
-    }
+    sizes: dict[Role, ParallelSizes] = {}
+    for each in have.sizes:
+        generation = (each.generation_pipeline or 0, each.generation_tensor or 0)
+        apart = next((pool for pool in pools if each.role == "actor" and "rollout" in pool.models), None)
+        if apart:
+            sizes["rollout"] = generating(*generation, apart.size)
+            generation = (0, 0)
+        sizes[each.role] = each.over(0, generation_pipeline=generation[0], generation_tensor=generation[1])
     return DeviceMapping(
         device=have.device, pools=pools, sizes=sizes | {role: sizes[home] for role, home in others.items()}
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_mapper.search.objective import Floats, Objective, weight
-from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements, total
+from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 Key = tuple[float, float]
 
@@ -45,7 +45,7 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
 def _best(costs: Costs, placement: Sets, groups: tuple[int, ...], goal: Objective) -> tuple[Key, Found] | None:
     """With its key, or None where no allocation fits."""
     every = _combinations(costs, placement, groups)
-    first, second = goal.keys(total(every.stages), weight(every.gpus, goal.weights(len(costs.groups))))
+    first, second = goal.keys(goal.step(every.stages), weight(every.gpus, goal.weights(len(costs.groups))))
     order = np.lexsort((second, first))
     if not len(order) or not np.isfinite(first[order[0]]):
         return None
@@ -53,7 +53,7 @@ def _best(costs: Costs, placement: Sets, groups: tuple[int, ...], goal: Objectiv
     sets = tuple(zip(placement, groups, every.sizes[best].tolist(), strict=True))
     stages = every.stages[best]
     generation, preparation, training = stages.tolist()
-    answer = Found(sets, float(total(stages)), (generation, preparation, training))
+    answer = Found(sets, float(goal.step(stages)), (generation, preparation, training))
     return (float(first[best]), float(second[best])), answer
 
 
