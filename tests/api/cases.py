@@ -346,7 +346,9 @@ WRONG: dict[str, Case] = {
     "stale responses without a pool of their own": Case(
         "PPO", (_pools(ALL), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"
     ),
-    "stale responses of what trains nothing": Case("Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"),
+    "stale responses of what trains nothing": Case(
+        "Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
+    ),
     "changes of weights in place": Case("PPO", ("rollout.weightSync=Delta",), "spec.rollout.weightSync"),
     "stale responses of ReMax": Case(
         "ReMax", (APART.replace("critic, ", ""), "rollout.maxStaleness=1"), "spec.rollout.maxStaleness"

@@ -58,9 +58,9 @@ class Objective:
         Always added in the same order, so that equal stages give equal sums in every search.
         """
         generation, preparation, training = np.moveaxis(stages, -1, 0)
-        if self.works_ahead:
-            return np.maximum(generation, preparation + training)
         seconds: Floats = generation + preparation + training
+        if self.works_ahead:
+            seconds = np.maximum(generation, preparation + training)
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
