@@ -98,12 +98,16 @@ def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp
 def test_generation_in_a_pool_of_its_own_gives_the_losses_of_the_actors(
     chain: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """A pool of two tensor-parallel ranks trains, and sends the whole model to the generator in the other one."""
+    """A pool of two tensor-parallel ranks trains, and sends the whole model to the generator in the other one.
+
+    Rows are scored as they end.
+    """
     train = "{name: train, models: [actor, critic, reference, reward], slotsPerNode: 2}"
     pools = f"[{train}, {{name: writers, models: [rollout], slotsPerNode: 1}}]"
     output = only_ppo_left(chain, tmp_path / "run")
     placement = (f"--set=helpful-ppo:placement={{mode: Manual, pools: {pools}}}", CUT[0])
-    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, "--set=helpful-ppo:resources=", *placement)
+    streams = "--set=helpful-ppo:rollout.stream=true"
+    done = rlhf("run", MANIFEST, f"--output={output}", *SHORT, "--set=helpful-ppo:resources=", *placement, streams)
     assert done.returncode == 0, done.stderr
     assert "1 CPU slots (rollout)" in done.stdout
     apart = records(output / "helpful-ppo")

@@ -70,8 +70,9 @@ def played(
     Engine.script = staticmethod(script)
     engine = Engine()
     episodes = [Episode(list(PROMPT), partial(operator.add, 100 * place), row) for place, row in enumerate(rows)]
-    encoder = TurnEncoder(tokenizer, chat_template="Auto")
-    Play(engine, environment, encoder, limits=limits).play(episodes)
+    encoder, ended = TurnEncoder(tokenizer, chat_template="Auto"), list[int]()
+    Play(engine, environment, encoder, limits=limits, ended=ended.append).play(episodes)
+    assert sorted(ended) == [place for place, row in enumerate(rows) if row is not None], "each is told once"
     return episodes, engine
 
 
