@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -51,20 +51,23 @@ class Reference:
         unfinished.rename(self.path)
 
     def get(self) -> Any:
-        """The value; an error of the worker is raised as itself."""
+        """The value; an error is raised as Ray does it, that of a worker in a RayTaskError."""
         ok, value = pickle.loads(self.path.read_bytes())
-        if not ok:
-            raise value
-        return value
+        if ok:
+            return value
+        raise value if isinstance(value, ray.exceptions.RayError) else ray.exceptions.RayTaskError("", "", value)
 
 
 class LightRay:
     """Actors and objects in a folder of their own; `patched` puts it in Ray's place."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sampler: Callable[..., PlainSampler] = PlainSampler) -> None:
+        """sampler: stands where vLLM would, in every worker."""
+        self._folder, self._sampler = folder, sampler
         self._numbers = itertools.count()
         self.processes: list[Any] = []
+        self._makers: dict[Path, Actor] = {}
+        """Of the objects that are not there yet."""
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -85,8 +88,22 @@ class LightRay:
                 for process in self.processes:
                     process.kill()
 
-    def new(self) -> Reference:
-        return Reference(self._folder / f"object-{next(self._numbers)}")
+    def new(self, maker: Actor) -> Reference:
+        reference = Reference(self._folder / f"object-{next(self._numbers)}")
+        self._makers[reference.path] = maker
+        return reference
+
+    def is_there(self, reference: Reference) -> bool:
+        """Whether an object is made, or never will be: then it is the error that Ray gives."""
+        if reference.path not in self._makers:
+            return True
+        has_ended = not self._makers[reference.path].process.is_alive()
+        if not reference.path.exists():
+            if not has_ended:
+                return False
+            reference.put((False, ray.exceptions.RayActorError()))
+        del self._makers[reference.path]
+        return True
 
     def remote(self, **_: Any) -> Any:
         """`ray.remote(**options)(Class)`: what makes actors."""
@@ -96,11 +113,11 @@ class LightRay:
 
     def _start(self, actor_class: type, **arguments: Any) -> Actor:
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
-        args = (actor.inbox, actor.beside.inbox, actor_class, arguments)
+        args = (actor.inbox, actor.beside.inbox, actor_class, arguments, self._sampler)
         process: Any = FORK_SERVER.Process(target=serve, args=args, daemon=True)
         process.start()
         self.processes.append(process)
-        actor.process = process
+        actor.process = actor.beside.process = process
         return actor
 
     @staticmethod
@@ -117,14 +134,13 @@ class LightRay:
         values = [reference.get() for reference in wanted]
         return values[0] if isinstance(references, Reference) else values
 
-    @staticmethod
     def wait(
-        references: Sequence[Reference], *, num_returns: int = 1, timeout: float | None = None
+        self, references: Sequence[Reference], *, num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Reference], list[Reference]]:
         """`ray.wait`: (those that are there, the others)."""
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         while True:
-            there = [reference for reference in references if reference.path.exists()][:num_returns]
+            there = [reference for reference in references if self.is_there(reference)][:num_returns]
             if len(there) >= num_returns or time.monotonic() >= until:
                 return there, [reference for reference in references if reference not in there]
             time.sleep(LOOK_AGAIN_SECONDS)
@@ -152,7 +168,7 @@ class Actor:
         return SimpleNamespace(remote=partial(send, 1), options=options)
 
     def _send(self, method: str, num_returns: int, *arguments: Any, **named: Any) -> Any:
-        references = [self._light.new() for _ in range(num_returns)]
+        references = [self._light.new(self) for _ in range(num_returns)]
         Reference(self.inbox / str(next(self._calls))).put((method, arguments, named, references))
         return references[0] if num_returns == 1 else references
 
@@ -166,9 +182,9 @@ def resolved(argument: Any) -> Any:
     return argument.get()
 
 
-def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any) -> None:
+def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any, sampler: Any) -> None:
     """The process of an actor, with a plain sampler in vLLM's place."""
-    setattr(rollout, "GenerationEngine", PlainSampler)  # noqa: B010
+    setattr(rollout, "GenerationEngine", sampler)  # noqa: B010
     actor = actor_class(**arguments)
     threading.Thread(target=answer, args=(beside, actor), daemon=True).start()
     answer(inbox, actor)

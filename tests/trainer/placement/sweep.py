@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
 from tests.trainer.jobs import job
 from tests.trainer.placement.light_ray import LightRay
+from tests.trainer.placement.sampler import PlainSampler
 
 Partition = Sequence[Sequence[str]]
 STEPS = 3
@@ -39,6 +40,8 @@ class Outcome:
     """The trained model's."""
     processes: int
     """How many the models lived in."""
+    ended: int
+    """How many of them had ended before the job did."""
 
 
 def partitions(models: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -101,17 +104,20 @@ def pools_of(partition: Partition, *, slots: Sequence[int]) -> list[dict[str, An
     ]
 
 
-def run(folder: Path, one: Job, folders: Mapping[Role, str]) -> Outcome:
-    """The steps of a job by the product's runtime, on processes without Ray."""
+def run(
+    folder: Path, one: Job, folders: Mapping[Role, str], sampler: Callable[..., PlainSampler] = PlainSampler
+) -> Outcome:
+    """The steps of a job by the product's runtime, on processes without Ray, with this in vLLM's place."""
     placed = place(one, (0,))
-    light, saved = LightRay(folder / "light"), one.saved
+    light, saved = LightRay(folder / "light", sampler), one.saved
     with light.patched():
         runtime = RayRuntime(one, placed, folders, slots=Slots(), stacks=folder / "stacks.txt")
         with runtime.running() as shape:
             records = steps(one, runtime, one.total_steps_for(shape.rows))
             runtime.models[saved].save(folder=str(folder / saved)).result()
+            ended = sum(not each.is_alive() for each in light.processes)
     weights = load_file(str(folder / saved / "model.safetensors"))
-    return Outcome(records=records, weights=weights, processes=len(light.processes))
+    return Outcome(records=records, weights=weights, processes=len(light.processes), ended=ended)
 
 
 def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:

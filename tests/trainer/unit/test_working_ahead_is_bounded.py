@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import ActorApart
+from rlhf_trainer.run.assembly import ActorApart, RolloutPool
 from rlhf_trainer.run.evaluation import Runtime
 from rlhf_trainer.run.lookahead import Lookahead
 
@@ -51,7 +51,7 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     staleness, done, total = draw.randint(0, 5), draw.randint(0, 20), draw.randint(1, 40)
     total += done
     pools = Pools(version=done)
-    actor = ActorApart(pools, pools)
+    actor = ActorApart(pools, pools, RolloutPool())
     data = SimpleNamespace(load_batch=lambda batch: batch)
     runtime = SimpleNamespace(
         models={"data": data, "actor": actor}, blank=lambda step, size: SimpleNamespace(step=step, size=size)

@@ -30,6 +30,7 @@ class ShapeFuture:
     """A batch of which only the shapes are known."""
 
     fields: Mapping[str, Origin] = field(default_factory=dict)
+    step: int = 1
 
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""

@@ -10,7 +10,8 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -25,7 +26,8 @@ from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
 from rlhf_trainer.controller.streams import Streams
-from rlhf_trainer.controller.waiting import get
+from rlhf_trainer.controller.waiting import get, wait
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
@@ -77,6 +79,8 @@ class CallLog:
         self.streams = Streams()
         self._messages: list[Message] = []
         self._drained: list[Message] = []
+        self._aside: list[Message] = []
+        """Those that only `settle` waits for."""
 
     def add(self, messages: Sequence[Message]) -> None:
         """Add messages that were sent."""
@@ -86,6 +90,34 @@ class CallLog:
         """Wait until every call made so far has ended."""
         self.send()
         self._outcomes(self._messages, deadline)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Nothing waits for the calls of the block until they are settled."""
+        self.send()
+        others, self._messages = self._messages, self._aside
+        try:
+            yield
+            self.send()
+        finally:
+            self._messages = others
+
+    def settle(self, *, deadline: float, step: int | None = None) -> None:
+        """Wait for the calls set aside, or those of steps up to one; from now on they are as all others."""
+        last = math.inf if step is None else max(step, 0)  # evaluations count down
+        settled = [each for each in self._aside if each.step <= last]
+        self._outcomes(settled, deadline)
+        self._messages += settled
+        self._aside = [each for each in self._aside if each.step > last]
+
+    def abandon(self, *, deadline: float) -> None:
+        """Wait for the calls set aside, whatever becomes of them, and forget them."""
+        pending = [each.ended for each in self._aside]
+        while pending:
+            arrived, pending = wait(pending, seconds=deadline)
+            if not arrived:
+                raise CommunicationError(f"a call without its other ranks did not end within {deadline:.0f} s")
+        self._aside = []
 
     def drain(self, *, deadline: float, step: int | None = None) -> list[Report]:
         """Wait until every call made so far has ended; returns their reports, call by call, and the controller's.
@@ -113,7 +145,8 @@ class CallLog:
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
         """The calls of the first message that a rank has not ended without an error; empty if there is none."""
-        mine = (each for each in [*self._drained, *self._messages] if (each.pool, each.rank) == (pool, rank))
+        messages = [*self._drained, *self._messages, *self._aside]
+        mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
         return next((str(each) for each in mine if not each.has_succeeded()), "")
 
     def _quiet_seconds(self) -> float:
@@ -153,16 +186,27 @@ class WorkerGroup:
         self.hosts: list[str] = []
         """The machine of each rank, once the workers are built."""
         self._building: list[ray.ObjectRef] = []
-        process = ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
-        self._ranks = [
+        self._environment = {**RAY_SETTINGS, **environment}
+        self._ranks = self._started()
+
+    def _started(self) -> list[Any]:
+        """A new process for each slot."""
+        pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
+        return [
             process.options(
                 scheduling_strategy=strategy,
                 num_cpus=1,
                 num_gpus=1 if pool.device == "GPU" else 0,
-                runtime_env={"env_vars": {**RAY_SETTINGS, **environment}},
+                runtime_env={"env_vars": self._environment},
             ).remote(pool=pool.name, path=sys.path)
             for strategy, _ in pool.slots()
         ]
+
+    def restart(self) -> None:
+        """End the processes, some of which may have ended, and have new ones for which `build` is to be called."""
+        self.stop()
+        self._open, self._processes, self._building = [], [], []
+        self._ranks = self._started()
 
     def prepare(self, imports: Callable[[], None]) -> None:
         """Have every rank import what it will need; returns at once, and a failure is that of whoever needs it."""

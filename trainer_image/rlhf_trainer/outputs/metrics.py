@@ -112,6 +112,8 @@ bytes/transfer             rlhf_transfer_bytes_total
     Bytes of fields that all ranks were given for their calls, from their own process or another.
 bytes/reshard              rlhf_reshard_bytes_total
     Bytes of weights that the ranks handed to their generators.
+rollout_replacements       rlhf_rollout_replacements_total
+    How often the processes of a rollout pool were replaced, because one of them was lost.
 kv_cache_used              rlhf_kv_cache_used_ratio
     Largest share of the generator's KV cache that was in use during the step.
 memory_bytes/<phase>       rlhf_memory_used_bytes

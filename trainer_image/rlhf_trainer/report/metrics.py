@@ -33,6 +33,7 @@ MEANINGS = {
     "padding/waste": "share of tokens that are padding",
     "mfu": "FLOPs of the models by the GPUs' peak",
     "staleness": "policy versions behind the weights that learn; 0: none",
+    "rollout_replacements": "times that the rollout pool got new processes for a lost one; should be 0",
     "kv_cache_used": "share of the generator's cache in use, at most",
     "memory_used": "share of a rank's memory in use, at most",
     "memory_bytes/": "bytes in use at the end of the phase, of the fullest rank",

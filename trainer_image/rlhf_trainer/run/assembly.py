@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
@@ -12,6 +14,7 @@ from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import choice
 from rlhf_api.spec import Model
 from rlhf_trainer.algorithms import models
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.workers.actor import ActorWorker, GeneratorActorWorker, SingleUpdateActorWorker
 from rlhf_trainer.workers.advantage import advantage_worker
 from rlhf_trainer.workers.base import WorkerSetting
@@ -152,27 +155,76 @@ class ActorAsReference:
         self.compute_pair_log_prob = actor.compute_ref_pair_log_prob
 
 
-class ActorApart:
-    """Stands in a step for an actor whose responses are generated in another pool."""
+class RolloutPool:
+    """The processes of the generators that are in a pool of their own: whatever happens to them ends the attempt."""
 
-    def __init__(self, actor: Any, rollout: Any) -> None:
-        self._actor, self._rollout = actor, rollout
-        self._ahead: dict[int, Any] = {}
+    def calls(self) -> AbstractContextManager[None]:
+        """The calls of the block are made on these processes, or wait for them."""
+        return nullcontext()
+
+    def settle(self, step: int | None = None) -> None:
+        """Wait for the end of such calls, of all or of those of steps up to one; CommunicationError if a rank is lost.
+
+        Nothing but these calls waits for the pool then.
+        """
+
+    def replace(self, error: CommunicationError) -> None:
+        """Have new processes instead, in which nothing has been called; raises the error if there can be none."""
+        raise error
+
+
+class ActorApart:
+    """Stands in a step for an actor whose responses are generated in another pool.
+
+    What generators do has no effect on the actor, so what they were to do when one is lost is asked for again.
+    """
+
+    def __init__(self, actor: Any, rollout: Any, pool: RolloutPool) -> None:
+        self._actor, self._rollout, self._pool = actor, rollout, pool
+        self._asked: dict[int, tuple[Any, Mapping[str, Any]]] = {}
+        """Step -> the prompts whose responses nobody has taken yet, and the options of their generation."""
+        self._responses: dict[int, Any] = {}
+        """Those of the same steps that are under way, or there."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)
 
-    def generate_ahead(self, batch: Any) -> None:
+    def generate_ahead(self, batch: Any, **options: Any) -> None:
         """Ask for the responses of a step before it begins, by the weights that there are now."""
-        self._ahead[batch.step] = self.generate_sequences(batch)
+        self._asked[batch.step] = batch, options
+        self._insist(self._ask)
 
     def generate_sequences(self, batch: Any, **options: Any) -> Any:
         """The responses that were asked for, or else those of the newest weights."""
-        if self._ahead and batch.step in self._ahead:
-            return self._ahead.pop(batch.step)
-        self._actor.send_weights()
-        self._rollout.receive_weights()
-        return self._rollout.generate_sequences(batch, **options)
+        if batch.step not in self._asked:
+            self.generate_ahead(batch, **options)
+        self._insist(partial(self._pool.settle, batch.step))
+        del self._asked[batch.step]
+        return self._responses.pop(batch.step)
+
+    def _insist(self, call: Callable[[], None]) -> None:
+        """Call it until no generator is lost meanwhile; those that take the place of lost ones are asked for all."""
+        while True:
+            try:
+                self._ask()
+                return call()
+            except CommunicationError as error:
+                self._responses.clear()
+                self._pool.replace(error)
+
+    def _ask(self) -> None:
+        """Ask the generators for what they have not been asked for; they get the newest weights between two batches."""
+        if not (steps := [step for step in self._asked if step not in self._responses]):
+            return
+        self._pool.settle()
+        with self._pool.calls():
+            self._actor.send_weights()
+            self._rollout.receive_weights()
+        self._pool.settle()
+        with self._pool.calls():
+            for step in steps:
+                batch, options = self._asked[step]
+                self._responses[step] = self._rollout.generate_sequences(batch, **options)
 
 
 class KeepingActor:
@@ -189,10 +241,12 @@ class KeepingActor:
         return self._actor.update_actor(batch)
 
 
-def stand_ins(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:
+def stand_ins(job: Job, models: Mapping[str, Any], pool: RolloutPool | None = None) -> dict[str, Any]:
     """The reference of a job whose actor is its own, and the actor of one that generates in another pool."""
     found: dict[str, Any] = {"reference": ActorAsReference(models["actor"])} if job.reference_is_actor else {}
-    return {**found, "actor": ActorApart(models["actor"], models["rollout"])} if job.generates_apart else found
+    if job.generates_apart:
+        found["actor"] = ActorApart(models["actor"], models["rollout"], pool or RolloutPool())
+    return found
 
 
 def inputs_of(job: Job, models: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.rollout_pool import ReplaceableRolloutPool
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.streaming import StreamingActor, scorers_of
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
@@ -59,6 +60,7 @@ class RayRuntime:
         self._deadline = float(job.spec.training.call_deadline_seconds)
         self._slots, self._stacks, self._strangers = slots, stacks, strangers
         self._groups: Mapping[str, WorkerGroup] = {}
+        self._rollout_pool: ReplaceableRolloutPool | None = None
 
     @contextmanager
     def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
@@ -87,6 +89,8 @@ class RayRuntime:
     def drain(self, step: int = 0) -> Sequence[Report]:
         """What every rank measured, and the payload bytes of this process."""
         reports = self._log.drain(deadline=self._deadline, step=step)
+        if step and self._rollout_pool:
+            reports.append(self._rollout_pool.drain())
         return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
 
     def _start(self) -> DataShape:
@@ -103,8 +107,10 @@ class RayRuntime:
             group.wait_until_built()
         if self.job.generates_apart:
             self._span_pools(home)
+            if not self.job.spec.rollout.stream:  # then scoring may have begun on some ranks when others lack rows
+                self._rollout_pool = self._replaceable(home, shape)
         handles = dict(self.models)
-        self.models.update(stand_ins(self.job, self.models))
+        self.models.update(stand_ins(self.job, self.models, self._rollout_pool))
         if self.job.spec.rollout.stream:
             self._stream(handles)
         self.drain()
@@ -118,16 +124,35 @@ class RayRuntime:
             self._log.streams.are_on = True
             self.models["actor"] = StreamingActor(self.models["actor"], handles, scorers, self._log.streams)
 
+    def _replaceable(self, home: MappedPool, shape: DataShape) -> ReplaceableRolloutPool:
+        """The pool that generates, whose workers can be made anew."""
+        pool = self._generates
+        group = self._groups[pool.name]
+
+        def build() -> None:
+            group.build(self._workers(pool, shape, is_home=False))
+            group.wait_until_built()
+            self._span_pools(home)
+
+        return ReplaceableRolloutPool(group, self._log, deadline=self._deadline, build=build)
+
+    @property
+    def _generates(self) -> MappedPool:
+        """The pool of a job that generates apart."""
+        return next(pool for pool in self._placed.pools if "rollout" in pool.models)
+
     def _span_pools(self, trains: MappedPool) -> None:
         """Have the actor and its generators, which are in two pools, form a group of both."""
-        generates = next(pool for pool in self._placed.pools if "rollout" in pool.models)
+        generates = self._generates
         groups = [self._groups[pool.name] for pool in (trains, generates)]
         address, port = groups[0].rendezvous()
         hosts = [host for group in groups for host in group.hosts]
         sizes = self._placed.sizes
         span = Span(address=address, port=port, hosts=hosts, training=sizes["actor"], generation=sizes["rollout"])
-        for role in ("actor", "rollout"):
-            self.models[role].span_pools(span=span)
+        with self._log.aside():
+            for role in ("actor", "rollout"):
+                self.models[role].span_pools(span=span)
+        self._log.settle(deadline=self._deadline)
 
     def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
         group = self._groups[pool.name]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
 
+from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.protocols import ONE_TO_ALL
@@ -44,6 +50,25 @@ class AcrossPools:
         """The model that this rank trains, or what it generates with; and the configuration of both."""
         raise NotImplementedError
 
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """The block talks to the other pool. If a rank is lost meanwhile, this one leaves the group.
+
+        Else ranks that wait for this one, and not for the lost one, would wait until their time is over.
+        """
+        problem = ""
+        try:
+            yield
+        except TrainerError:
+            raise
+        except Exception as error:  # torch raises several, and a ValueError of its own for a group like this one
+            problem = f"{type(error).__name__}: {error.__context__ or error}"
+            traceback.clear_frames(error.__traceback__)  # they hold the group
+            del self._across
+        if problem:
+            gc.collect()
+            raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
+
     def agreed(self, version: int, *, is_needed: bool) -> tuple[int, bool]:
         """(version of the pool that trains, whether weights are sent): the same on all ranks of both pools."""
         told = torch.tensor([version, is_needed], dtype=torch.int64, device=device_here())
@@ -63,7 +88,7 @@ class WeightSender(AcrossPools):
     @register(ONE_TO_ALL)
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""
-        with recorder.span("reshard", "actor.send_weights"):
+        with recorder.span("reshard", "actor.send_weights"), self.exchanging():
             is_new = self.generator_version != self.policy_version
             _, is_sent = self.agreed(self.policy_version, is_needed=is_new)
             if is_sent:
@@ -85,7 +110,7 @@ class WeightReceiver(AcrossPools):
     def receive_weights(self) -> None:
         """Receive what the actor sends."""
         received = 0
-        with recorder.span("reshard", "rollout.receive_weights"):
+        with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
             self.policy_version, is_sent = self.agreed(-1, is_needed=self.generator_version < 0)
             if is_sent:
                 received = self._across.to_generation().received

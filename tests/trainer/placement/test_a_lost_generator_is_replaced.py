@@ -1,0 +1,131 @@
+"""A rank of a rollout pool is killed: new ones take its place, nothing is lost or twice, and the trainers live on."""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from rlhf_api.names import Role
+from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from tests.trainer.measured import SHARED
+from tests.trainer.placement.sampler import PlainSampler
+from tests.trainer.placement.sweep import Outcome, pools_of, run, small_job
+from tests.trainer.tiny import save_tiny
+
+TRAINERS, GENERATORS, STEPS = 2, 2, 4
+NEW = ("bytes/reshard", "rollout_replacements")
+"""What new generators change: they get all weights."""
+
+
+class Mortal(PlainSampler):
+    """Kills its process, the last of the generators, the first so many times that it does something."""
+
+    def __init__(self, *given: Any, marks: Path, dies_in: str, number: int, times: int, **named: Any) -> None:
+        """marks: folder with a file for each death; number: of the call of that method in a process, from 1."""
+        super().__init__(*given, **named)
+        self._marks, self._dies_in, self._times = marks, dies_in, times
+        self._left = number
+
+    def _reach(self, method: str) -> None:
+        self._left -= method == self._dies_in
+        deaths = len(list(self._marks.iterdir()))
+        if self._left == 0 and deaths < self._times and dist.get_rank() == GENERATORS - 1:
+            (self._marks / str(deaths)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], **options: Any) -> list[Response]:
+        self._reach("generate")
+        return super().generate(prompts, seeds, **options)
+
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
+        """Dies when some of the weights are there."""
+
+        def reached() -> Iterable[WeightSlice]:
+            pieces_left = iter(pieces)
+            yield next(pieces_left)
+            self._reach("load_weights")
+            yield from pieces_left
+
+        return super().load_weights(reached(), holds)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
+    root = tmp_path_factory.mktemp("models")
+    language, reward = save_tiny(root / "language", seed=3), save_tiny(root / "reward", seed=4, labels=1)
+    return {"actor": language, "reference": language, "critic": reward, "reward": reward}
+
+
+def outcome(
+    folder: Path, folders: Mapping[Role, str], *, staleness: int, times: int, dies_in: str = "generate", number: int = 1
+) -> Outcome:
+    """PPO, in which a generator dies so many times."""
+    (folder / "marks").mkdir()
+    changes = {
+        "rollout": {"maxStaleness": staleness, "weightSync": "Delta"},
+        "training": {"totalSteps": STEPS, "promptBatchSize": 4, "callDeadlineSeconds": 60},
+    }
+    pools = pools_of([["actor", "critic", "reference", "reward"], ["rollout"]], slots=(TRAINERS, GENERATORS))
+    sampler = partial(Mortal, marks=folder / "marks", dies_in=dies_in, number=number, times=times)
+    found = run(folder, small_job(folder, "PPO", folders, pools, changes=changes), folders, sampler)
+    assert len(list((folder / "marks").iterdir())) == times
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return outcome(tmp_path_factory.mktemp("undisturbed"), folders, staleness=0, times=0)
+
+
+def measured(record: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in record.items() if not name.startswith((*SHARED, *NEW))}
+
+
+def replacements(found: Outcome) -> int:
+    """How often the generators were replaced; the trainers never are."""
+    times = int(sum(record["rollout_replacements"] for record in found.records))
+    assert found.processes == TRAINERS + GENERATORS * (1 + times)
+    assert found.ended == GENERATORS * times
+    return times
+
+
+@pytest.mark.parametrize(
+    ("dies_in", "number", "times"),
+    [("generate", 2, 1), ("load_weights", 2, 1), ("generate", 1, 3)],
+    ids=["during generation", "during an exchange of weights", "three times in a row"],
+)
+def test_the_losses_are_those_of_a_run_without_it(
+    folders: Mapping[Role, str], undisturbed: Outcome, tmp_path: Path, dies_in: str, number: int, times: int
+) -> None:
+    """To the bit, as are the weights; each step is there once."""
+    found = outcome(tmp_path, folders, staleness=0, dies_in=dies_in, number=number, times=times)
+    assert replacements(found) == times
+    assert [measured(record) for record in found.records] == [measured(record) for record in undisturbed.records]
+    assert all(found.weights[name].equal(weight) for name, weight in undisturbed.weights.items())
+    assert replacements(undisturbed) == 0
+
+
+def test_what_was_generated_ahead_is_generated_again(folders: Mapping[Role, str], tmp_path: Path) -> None:
+    """By newer weights: no response is staler than it may be, and the prompts of a step are what they were."""
+    whole, found = (
+        outcome(folder, folders, staleness=1, number=2, times=times)
+        for times, folder in enumerate((tmp_path / "whole", tmp_path / "disturbed"))
+        if not folder.mkdir()
+    )
+    assert replacements(found) == 1
+    assert [record["staleness"] for record in whole.records] == [0, 1, 1, 1]
+    assert all(record["staleness"] <= 1 for record in found.records)
+    assert [record["response_length/mean"] > 0 for record in found.records] == [True] * STEPS
+
+
+def test_one_that_always_dies_ends_the_attempt(folders: Mapping[Role, str], tmp_path: Path) -> None:
+    with pytest.raises(CommunicationError, match="rank 1 of pool pool-1, process .* died in rollout.generate"):
+        outcome(tmp_path, folders, staleness=0, times=4)
