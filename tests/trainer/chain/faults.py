@@ -209,6 +209,11 @@ def table() -> str:
         f"| a reward service is away for {SERVICE_SECONDS} s | {', '.join(SERVICE_PHASES)} | at once | - | - | "
         "The step waits, and goes on when the service is back (`attempts`, with pauses that double). |\n"
     )
+    rows.append(
+        "| a rank of a rollout pool is killed | generation | at once | - | - | "
+        "New processes take the places of the pool's ranks and generate again what was under way, at most three times "
+        "in a row ([rollouts](rollouts.md#when-a-rank-is-lost)). |\n"
+    )
     return HEAD + "".join(rows) + SOAK
 
 

@@ -4,6 +4,7 @@ One of them is for every run of the tests; `make test-chaos` does all.
 """
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -128,6 +129,27 @@ def test_damaged_files_are_found_and_named_and_leave_no_trace(
         assert done.returncode == damage.code, done.stderr
         assert matches(f"error: {damage.sentence}\n", done.stderr), done.stderr
     goes_on(home, output, undisturbed, damage.goes_on_after)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_rank_of_a_rollout_pool_is_replaced_while_the_trainers_live_on(
+    home: Path, undisturbed: Path, tmp_path: Path, staleness: int
+) -> None:
+    """Without staleness the losses are those of a run in which nobody died."""
+    output, train = tmp_path / "run", "{name: train, models: [actor, critic, reference, reward], slotsPerNode: 2}"
+    pools = f"[{train}, {{name: writers, models: [rollout], slotsPerNode: 2}}]"
+    options = (f"--set=placement.pools={pools}", f"--set=rollout.maxStaleness={staleness}")
+    code, errors = disturbed(home, output, ("end the worker", "generation", 2), options)
+    assert code == 0, errors
+    found = numbers(output / JOB)
+    assert [record["step"] for record in found] == [1, 2, 3]
+    assert sum(record.pop("rollout_replacements") for record in found) == 1
+    assert all(record["staleness"] <= staleness for record in found)
+    if not staleness:
+        assert found == numbers(undisturbed)
+        assert_same_bits(output / JOB, undisturbed)
+    said = r"rank 1 of pool writers, process \d+ died in rollout.generate_sequences; new processes generate again"
+    assert re.search(said, (output / JOB / "events.log").read_text())
 
 
 class Scorer(BaseHTTPRequestHandler):

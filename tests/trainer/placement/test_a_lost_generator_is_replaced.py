@@ -115,17 +115,11 @@ def test_the_losses_are_those_of_a_run_without_it(
 
 def test_what_was_generated_ahead_is_generated_again(folders: Mapping[Role, str], tmp_path: Path) -> None:
     """By newer weights: no response is staler than it may be, and the prompts of a step are what they were."""
-    whole, found = (
-        outcome(folder, folders, staleness=1, number=2, times=times)
-        for times, folder in enumerate((tmp_path / "whole", tmp_path / "disturbed"))
-        if not folder.mkdir()
-    )
+    found = outcome(tmp_path, folders, staleness=1, number=3, times=1)
     assert replacements(found) == 1
-    assert [record["staleness"] for record in whole.records] == [0, 1, 1, 1]
-    assert all(record["staleness"] <= 1 for record in found.records)
-    assert [record["response_length/mean"] > 0 for record in found.records] == [True] * STEPS
+    assert [record["staleness"] for record in found.records] == [0, 1, 0, 1], "step 3 had been asked for in step 2"
 
 
 def test_one_that_always_dies_ends_the_attempt(folders: Mapping[Role, str], tmp_path: Path) -> None:
-    with pytest.raises(CommunicationError, match="rank 1 of pool pool-1, process .* died in rollout.generate"):
+    with pytest.raises(CommunicationError, match=r"rank 1 of pool pool-1, process .* died in rollout.generate"):
         outcome(tmp_path, folders, staleness=0, times=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rlhf_api.algorithms import Algorithm, PolicyGradient
@@ -192,22 +191,24 @@ class ActorApart:
     def generate_ahead(self, batch: Any, **options: Any) -> None:
         """Ask for the responses of a step before it begins, by the weights that there are now."""
         self._asked[batch.step] = batch, options
-        self._insist(self._ask)
+        self._insist()
 
     def generate_sequences(self, batch: Any, **options: Any) -> Any:
         """The responses that were asked for, or else those of the newest weights."""
         if batch.step not in self._asked:
             self.generate_ahead(batch, **options)
-        self._insist(partial(self._pool.settle, batch.step))
+        self._insist(batch.step)
         del self._asked[batch.step]
         return self._responses.pop(batch.step)
 
-    def _insist(self, call: Callable[[], None]) -> None:
-        """Call it until no generator is lost meanwhile; those that take the place of lost ones are asked for all."""
+    def _insist(self, step: int | None = None) -> None:
+        """Ask for all, and wait for the responses of steps up to one; again if a generator is lost meanwhile."""
         while True:
             try:
                 self._ask()
-                return call()
+                if step is not None:
+                    self._pool.settle(step)
+                return
             except CommunicationError as error:
                 self._responses.clear()
                 self._pool.replace(error)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
 
-from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.protocols import ONE_TO_ALL
@@ -59,9 +59,9 @@ class AcrossPools:
         problem = ""
         try:
             yield
-        except TrainerError:
+        except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # torch raises several, and a ValueError of its own for a group like this one
+        except (RuntimeError, ValueError) as error:  # the latter is torch's, which knows no group like this one
             problem = f"{type(error).__name__}: {error.__context__ or error}"
             traceback.clear_frames(error.__traceback__)  # they hold the group
             del self._across
