@@ -179,6 +179,14 @@ def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
     return tuple(pod for pod in snapshot.pods if pod.attempt == snapshot.job.status.attempt)
 
 
+def _replaced_by_trainer(snapshot: Snapshot) -> tuple[str, ...]:
+    """The pools that a trainer goes on without until there are new pods: those that only generate, while it runs."""
+    mapping, rollout = snapshot.job.status.mapping, snapshot.job.spec.get("rollout") or {}
+    if not mapping or rollout.get("stream") or exit_code(snapshot) is not None:
+        return ()
+    return tuple(pool.name for pool in mapping.pools if pool.models == ("rollout",))
+
+
 def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
     """The worker pods of the current attempt."""
     return tuple(pod for pod in current_pods(snapshot) if pod.role == names.WORKER)
@@ -225,7 +233,9 @@ def _disruption(snapshot: Snapshot, now: datetime, ready_since: datetime | None)
     # The quota is still reserved until all pods are gone.
     if ready_since and snapshot.quota and snapshot.quota.evicted == "Preempted":
         return "Preempted", f"Kueue took the quota away: {snapshot.quota.message}", None
-    return _strongest_disruption(current_pods(snapshot), snapshot, now)
+    replaced = _replaced_by_trainer(snapshot)
+    pods = (pod for pod in current_pods(snapshot) if pod.pool not in replaced)
+    return _strongest_disruption(pods, snapshot, now)
 
 
 def _strongest_disruption(pods: Iterable[ObservedPod], snapshot: Snapshot, now: datetime) -> Cause | None:
@@ -309,11 +319,12 @@ def _lost_worker(snapshot: Snapshot, *, ready_since: datetime | None) -> tuple[s
     Kubernetes' times are whole seconds: one replaced in the second in which the cluster became whole is not missed,
     and need not be, for no trainer has begun by then.
     """
-    workers, mapping = workers_of(snapshot), snapshot.job.status.mapping
+    mapping, replaced = snapshot.job.status.mapping, _replaced_by_trainer(snapshot)
+    workers = [pod for pod in workers_of(snapshot) if pod.pool not in replaced]
     for pod in workers:
         if how := _ended(pod):
             return f"worker pod {pod.name} {how}", pod
-    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    expected = sum(pool.nodes for pool in mapping.pools if pool.name not in replaced) if mapping else 0
     if ready_since and len(workers) < expected:
         return f"a worker pod is gone: {len(workers)} of {expected} are left", None
     if ready_since and (late := next((pod for pod in workers if pod.created > ready_since), None)):

@@ -99,6 +99,8 @@ class ObservedPod:
     attempt: int
     role: str
     """names.CONTROLLER, names.WORKER or names.READER."""
+    pool: str = ""
+    """That a worker is of."""
     phase: str = "Pending"
     """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False

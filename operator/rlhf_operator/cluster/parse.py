@@ -149,6 +149,7 @@ def pod(document: Document) -> ObservedPod:
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
         role=labels.get(names.ROLE, ""),
+        pool=labels.get(names.POOL, ""),
         phase=raw.text(document, "status", "phase") or "Pending",
         ready=ready.get("status") == "True",
         node=raw.text(document, "spec", "nodeName"),

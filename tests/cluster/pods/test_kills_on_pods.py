@@ -16,6 +16,8 @@ from tests.cluster.golden_path import HEAD, JOBS, PPO, SFT, WORKER, Document
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS, SAVED_EVERY = 100, 5
+FEWER = 20
+"""Of a job in which no attempt is lost."""
 KEPT, LOST = "node0", "node1"
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
 GPU, PRODUCT = "nvidia.com/gpu", "NVIDIA-A100-SXM4-80GB"
@@ -71,40 +73,41 @@ def test_a_killed_pod_costs_an_attempt(operated: Cluster, pods_namespace: str, r
     assert_resumed(attempts, saved)
 
 
-def test_a_killed_pod_of_the_rollout_pool_costs_an_attempt(operated: Cluster, pods_namespace: str) -> None:
+def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, pods_namespace: str) -> None:
+    """KubeRay makes another one, and the trainer generates there what was under way."""
     operated.offer_volumes()
     golden_path.apply(operated, pods_namespace, generating_apart())
-    found = golden_path.until(operated, pods_namespace, PPO, is_past_checkpoint, 900)
+    found = golden_path.until(operated, pods_namespace, PPO, is_past_checkpoint, 600)
     assert [(pool["name"], pool["models"]) for pool in found["mapping"]["pools"]] == [
         ("train", ["actor"]),
         ("writers", ["rollout"]),
     ]
-    saved = golden_path.saved_step(found)
     (pod,) = (
         each
         for each in golden_path.pods(operated, pods_namespace, PPO, WORKER)
         if each["metadata"]["labels"]["ray.io/group"] == "writers"
     )
     golden_path.kill_pod(pod)
-    first, second = golden_path.succeeded(operated, pods_namespace, PPO, 900)["attempts"]
-    assert (first["outcome"], first["reason"]) == ("Failed", "WorkerLost")
-    assert pod["metadata"]["name"] in first["message"]
-    assert (second["outcome"], second["lastStep"]) == ("Succeeded", STEPS)
-    assert saved <= second["firstStep"]
+    (attempt,) = golden_path.succeeded(operated, pods_namespace, PPO, 900)["attempts"]
+    assert (attempt["outcome"], attempt["firstStep"], attempt["lastStep"]) == ("Succeeded", 0, FEWER)
     metrics = operated.folder_of_claim(pods_namespace, f"{PPO}-output") / PPO / "metrics.jsonl"
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records] == list(range(1, FEWER + 1))
     assert max(record["staleness"] for record in records) == 1
+    assert sum(record["rollout_replacements"] for record in records) == 1
 
 
 def generating_apart() -> dict[str, Document]:
-    """GRPO by a rule on what SFT made, with a pool that generates and works ahead."""
-    jobs = golden_path.shortened({SFT: 20, PPO: STEPS}, every_steps=SAVED_EVERY)
+    """GRPO by a rule, with a pool that generates and works ahead."""
+    jobs = golden_path.shortened({PPO: FEWER}, every_steps=SAVED_EVERY)
     spec = jobs[PPO]["spec"]
     spec["algorithm"] = {"name": "GRPO", "kl": {"coefficient": 0.0}}
-    spec["models"] = {"actor": spec["models"]["actor"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}}
+    spec["models"] = {
+        "actor": {"uri": "package://rlhf_examples/helpful/model"},
+        "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"},
+    }
     spec["rollout"] = {"samplesPerPrompt": 4, "maxStaleness": 1, "weightSync": "Delta"}
-    spec["training"] = {"totalSteps": STEPS, "promptBatchSize": 8}
+    spec["training"] = {"totalSteps": FEWER, "promptBatchSize": 8}
     del spec["resources"]
     pools = {"train": "actor", "writers": "rollout"}
     spec["placement"] = {
