@@ -31,6 +31,7 @@ class ShapeFuture:
 
     fields: Mapping[str, Origin] = field(default_factory=dict)
     step: int = 1
+    """The number that every batch has."""
 
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
         """This batch, and the fields of others of the same rows as `<name>_<field>`."""
