@@ -1,6 +1,7 @@
 """An algorithm of the user's own: a class like those of the package, found by its entry point."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -163,15 +164,17 @@ def algorithm_class(entrypoint: str) -> type[Algorithm]:
     try:
         found = getattr(import_module(module), name)
     except Exception as error:
-        where = line_of(error, [package_of(module)])
+        where = line_of(error, [package_of(module)]) or defined_at(sys.modules.get(module))
         raise OwnCodeError(f"{FIELD}: {entrypoint} cannot be imported: {said(error)}{where}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         kind = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
-        raise OwnCodeError(f"{FIELD}: {entrypoint} is {kind}, expected a subclass of rlhf.Algorithm")
+        raise OwnCodeError(f"{FIELD}: {entrypoint} is {kind}, expected a subclass of rlhf.Algorithm{defined_at(found)}")
     if not hasattr(found, "step"):
-        raise OwnCodeError(f"{FIELD}: {entrypoint} has no step, a static method that makes the calls of one iteration")
+        lacks = "no step, a static method that makes the calls of one iteration"
+        raise OwnCodeError(f"{FIELD}: {entrypoint} has {lacks}{defined_at(found)}")
     if not found.trained + found.frozen:
-        raise OwnCodeError(f"{FIELD}: {entrypoint} has no parameter that is a model, such as actor, in its step")
+        lacks = "no parameter that is a model, such as actor, in its step"
+        raise OwnCodeError(f"{FIELD}: {entrypoint} has {lacks}{defined_at(found.step)}")
     return found
 
 
@@ -186,10 +189,13 @@ def own_packages() -> set[str]:
 
 def own_line(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """` (file:line)` in the user's code: where it raised an error, or else where the function that failed begins."""
-    packages = own_packages()
-    inner = inspect.unwrap(function) if function else None
-    is_own = package_of(getattr(inner, "__module__", "")) in packages
-    return line_of(error, packages) or (defined_at(inner) if is_own else "")
+    return line_of(error, own_packages()) or (own_place(function) if function else "")
+
+
+def own_place(function: Callable[..., Any]) -> str:
+    """` (file:line)` of where a function or class of the user's begins; empty for those of this package."""
+    inner = inspect.unwrap(function)
+    return defined_at(inner) if package_of(getattr(inner, "__module__", "")) in own_packages() else ""
 
 
 def _address(entrypoint: str) -> str:

@@ -4,12 +4,14 @@ All of it is found in one way: what Python finds by itself (installed, in the im
 the manifest, then the current one.
 """
 
+import inspect
 import sys
 import traceback
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 from rlhf_api.exit_codes import ExitCode
 
@@ -34,23 +36,28 @@ def package_of(module: str) -> str:
 
 def line_of(error: BaseException, packages: Collection[str]) -> str:
     """` (file:line)` of the innermost line of an error's traceback that is in one of the packages; else empty."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({error.filename}:{error.lineno})"
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if package_of(str(frame.f_globals.get("__name__"))) in packages
     ]
-    return " ({}:{})".format(*frames[-1]) if frames else ""
+    if isinstance(error, SyntaxError):
+        frames.append((str(error.filename), error.lineno or 0))
+    in_files = [frame for frame in frames if not frame[0].startswith("<")]  # not text that was evaluated
+    return " ({}:{})".format(*in_files[-1]) if in_files else ""
 
 
-def defined_at(function: object) -> str:
-    """` (file:line)` of where a function begins; empty for what is no function of Python."""
-    code = getattr(function, "__code__", None)
-    return f" ({code.co_filename}:{code.co_firstlineno})" if isinstance(code, CodeType) else ""
+def defined_at(what: object) -> str:
+    """` (file:line)` of where a function or a class begins, ` (file)` of a module; empty for what has no source."""
+    found: Any = what
+    with suppress(OSError, TypeError):
+        line = "" if isinstance(found, ModuleType) else f":{inspect.getsourcelines(found)[1]}"
+        return f" ({inspect.getsourcefile(inspect.unwrap(found))}{line})"
+    return ""
 
 
 def said(error: BaseException) -> str:
     """An error in one line."""
-    text = " ".join(str(error).split())
+    told = error.msg if isinstance(error, SyntaxError) else error  # whose text ends with the file and the line
+    text = " ".join(str(told).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}"

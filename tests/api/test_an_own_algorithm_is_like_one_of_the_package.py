@@ -114,19 +114,20 @@ CLASS = "class Own(PolicyGradient):\n    "
 MISTAKES: dict[str, tuple[str, str, str]] = {
     "nothing of that name": ("", "AttributeError: module 'own' has no attribute 'Own'", ""),
     "a name that is not there": ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'", "2"),
-    "what Python cannot read": ("def f(:\n", "SyntaxError: invalid syntax (own.py, line 2)", "2"),
+    "what Python cannot read": ("def f(:\n", "SyntaxError: invalid syntax (/", "2"),
+    "a text that it cannot read": ("eval('1 +')\n", "SyntaxError: invalid syntax (/", "2"),
     "an error of the module": ("\nx = 1 / 0\n", "ZeroDivisionError: division by zero", "3"),
-    "a function": ("def Own(prompts): ...\n", "is of type function, expected a subclass of rlhf.Algorithm", ""),
-    "a class that is no algorithm": ("class Own: ...\n", "is another class, expected a subclass of rlhf.Algorithm", ""),
+    "a function": ("def Own(prompts): ...\n", "is of type function, expected a subclass of rlhf.Algorithm", "2"),
+    "a class that is no algorithm": ("class Own: ...\n", "is another class, expected a subclass of rlhf.Algorithm", "2"),
     "no step": (
         "class Own(Algorithm): ...\n",
         "has no step, a static method that makes the calls of one iteration",
-        "",
+        "2",
     ),
     "no model": (
         CLASS + "step = staticmethod(lambda prompts: None)\n",
         "has no parameter that is a model, such as actor",
-        "",
+        "3",
     ),
     "rows that no data give": (
         CLASS + "step = staticmethod(lambda rows: None)\n",
@@ -167,7 +168,7 @@ def test_what_is_wrong_with_the_class_is_said_with_its_line(folder: Path, name: 
     said = str(raised.value).replace("cannot be imported: ", "")
     assert raised.value.exit_code == ExitCode.USER_CODE
     assert said.startswith(f"job: spec.algorithm.entrypoint: own:Own {sentence}")
-    assert re.findall(r"own\.py:(\d+)\)$", said) == ([line] if line else [])
+    assert re.findall(r" \(/\S+/own\.py:?(\d*)\)$", said) == [line]
 
 
 def test_a_module_that_is_nowhere_is_named() -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from rlhf_api.own_code import line_of, package_of, said
+from rlhf_api.own_code import defined_at, line_of, package_of, said
 from rlhf_trainer.errors import TrainerError, UserCodeError
 
 
@@ -18,13 +18,14 @@ def own_code(entrypoint: str, path: str) -> Iterator[Callable[..., Any]]:
     UserCodeError, which begins with `path`, a place in the manifest, if it cannot be imported or the block fails.
     """
     module, _, name = entrypoint.partition(":")
-    failed = "cannot be imported:"
+    failed, at = "cannot be imported:", None
     try:
-        found = getattr(import_module(module), name)
+        imported = at = import_module(module)
+        found = at = getattr(imported, name)
         failed = "raised"
         yield found
     except TrainerError:
         raise
     except Exception as error:
-        where = line_of(error, [package_of(module)])
+        where = line_of(error, [package_of(module)]) or defined_at(at)
         raise UserCodeError(f"{path}: {entrypoint} {failed} {said(error)}{where}") from error

@@ -35,6 +35,9 @@ class Batch:
     fields: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.fields:
+            held = ", ".join(self.fields) or "nothing"
+            raise LookupError(f"the batch holds no {name}, only what the call reads: {held}")
         return self.fields[name]
 
     def with_fields(self, added: Fields) -> Batch:
@@ -102,6 +105,9 @@ def register(
     be scored before others exist (`rollout.stream`). in_groups: it gives such groups to its argument `outlet`, if that
     is there.
     """
+
+    if not isinstance(protocol, TransferProtocol):
+        raise TypeError(f"register got {protocol!r}, expected a protocol, such as rlhf.DP_PROTO")
 
     def mark(method: Method) -> Method:
         transfer = Transfer(

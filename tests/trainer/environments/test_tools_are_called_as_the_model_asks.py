@@ -31,6 +31,11 @@ def test_schemas_come_from_signatures_and_docstrings(tools: Tools) -> None:
     assert add["parameters"]["required"] == ["one", "other"]
 
 
+def test_a_function_that_has_no_schema_is_told_with_its_line() -> None:
+    with pytest.raises(ValueError, match=r"secret because it has no docstring! \(/\S+/user_environments\.py:\d+\)$"):
+        Tools([f"{HERE}:secret"]).schemas(None)
+
+
 def test_each_call_is_answered(tools: Tools) -> None:
     response = f"Let me see. {call('add', one=2, other=3)}{call('divide', one=1, other=4)}"
     observation, reward, done = asyncio.run(tools.step(response))

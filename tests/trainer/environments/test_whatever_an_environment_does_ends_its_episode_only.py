@@ -88,10 +88,10 @@ def test_a_failure_is_a_sentence_and_the_others_go_on() -> None:
         rf"step raised SystemExit: bye \({place}\)",
         "ended its process with exit code 3",
         r"was ended by signal 11 \(SIGSEGV\)",
-        "step gave as reward nan, expected a finite number .*",
-        r"step gave a value of type int, expected \(observation, reward, done\)",
-        "step gave no observation, but the episode is not done",
-        "step gave a value of type list, expected a text, or messages of role and content, both texts",
+        rf"step gave as reward nan, expected a finite number .* \({place}\)",
+        rf"step gave a value of type int, expected \(observation, reward, done\) \({place}\)",
+        rf"step gave no observation, but the episode is not done \({place}\)",
+        rf"step gave a value of type list, expected a text, or messages of role and content, both texts \({place}\)",
     ]
     for failure, sentence in zip(failures, expected, strict=True):
         assert isinstance(failure, Failure)
@@ -104,11 +104,21 @@ def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
     assert hang == leave == Failure("did not answer within 1.5 s")
 
 
-def test_a_class_that_cannot_be_made_fails_in_its_first_call() -> None:
-    with environments("Failing") as made:
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("Failing", {}, r"__init__ raised OSError: the game is not there"),
+        ("Counting", {"turn": 2}, r"__init__ raised TypeError: .* got an unexpected keyword argument 'turn'"),
+        ("Deaf", {}, r"reset raised TypeError: Deaf.reset\(\) takes 1 positional argument but 2 were given"),
+    ],
+)
+def test_what_fails_in_the_first_call_is_told_with_its_line(name: str, arguments: dict[str, Any], said: str) -> None:
+    with environments(name, **arguments) as made:
         made.begin(0, seed=0)
         (failure,) = asked(made, {0: ("reset", {})}).values()
-    assert failure.what.startswith("reset raised OSError: the game is not there (")
+    (line,) = re.fullmatch(rf"{said} \(/\S+/user_environments\.py:(\d+)\)", failure.what).groups()  # type: ignore[union-attr]
+    text = Path(user_environments.__file__).read_text().splitlines()[int(line) - 1]
+    assert {"Failing": "raise OSError", "Counting": "class Counting", "Deaf": "def reset"}[name] in text
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ class Failing:
         raise OSError("the game is not there")
 
 
+class Deaf:
+    """Does not take the row."""
+
+    def reset(self) -> None: ...
+
+
 def add(one: int, other: int) -> int:
     """Add two numbers.
 
@@ -122,6 +128,10 @@ async def divide(one: float, other: float) -> str:
 def keys() -> dict[tuple[int, int], int]:
     """Give what is no JSON."""
     return {(0, 0): 1}
+
+
+def secret(one: int) -> int:
+    return one
 
 
 NO_FUNCTION = 3

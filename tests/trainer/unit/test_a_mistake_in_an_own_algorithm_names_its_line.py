@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
+from rlhf_api.own_code import OwnCodeError
 from rlhf_mapper.place import place
 from rlhf_trainer.controller.batch import BatchSlice
 from rlhf_trainer.controller.slot_process import CallRequest, SlotProcess
@@ -77,7 +78,7 @@ def step(call: str, *, reward: str = "Reward[B]", workers: str = "") -> str:
     return STEP.replace("CALL", call).replace("REWARD", reward).replace("WORKERS", workers)
 
 
-IN_THE_STEP = {
+IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, words of the line that it ends with)
     "an unknown method": (step("actor.fly(batch)"), "actor has no method fly; ", "actor.fly"),
     "a method that is nearly right": (
         step("batch = actor.compute_log_probs(batch)"),
@@ -91,8 +92,19 @@ IN_THE_STEP = {
     ),
     "a field that nobody adds": (
         step("pass") + "    def advantage(self, returns, values): return returns\n",
-        "advantage.compute_advantage reads values; the batch holds prompt_ids, ",
+        "advantage.compute_advantage [returns, values] reads values; the batch holds prompt_ids, ",
         "advantage.compute_advantage",
+    ),
+    "a method that is not registered": (
+        "class Looking(ActorWorker):\n    def look(self, batch): ...\n"
+        + step("actor.look(batch)", workers="'actor': Looking"),
+        "actor.look [def look] is not marked by register",
+        "actor.look",
+    ),
+    "an annotation of a name that is not there": (
+        step("pass", reward="'rlhf.Rewards[B]'"),
+        "module 'rlhf' has no attribute 'Rewards'",
+        "@staticmethod",
     ),
     "no protocol": (
         step("pass", reward="object"),
@@ -114,6 +126,7 @@ def test_in_the_step(folder: Path, name: str) -> None:
     with pytest.raises(UserCodeError) as raised:
         graph_of(made, place(made, (0,)))
     said = str(raised.value)
+    sentence = re.sub(r" \[(.+)\]", lambda found: line_of(folder, found[1]), sentence)
     assert said.startswith(f"job: spec.algorithm.entrypoint: {sentence}")
     assert said.endswith(line_of(folder, words))
     assert raised.value.exit_code == ExitCode.USER_CODE
@@ -173,7 +186,11 @@ class Own(Own):
 """
 WORKERS = {
     "an error": ("return 1 / 0", "ZeroDivisionError: division by zero", "1 / 0"),
-    "an unknown field": ('return {"mine": batch["costs"]}', "KeyError: 'costs'", "batch["),
+    "an unknown field": (
+        'return {"mine": batch["costs"]}',
+        "LookupError: the batch holds no costs, only what the call reads: scores, finished, valid, response_mask",
+        "batch[",
+    ),
     "other fields than registered": (
         'return {"yours": batch["scores"]}',
         "TypeError: gave yours; registered are mine",
@@ -194,6 +211,33 @@ def test_in_a_worker(folder: Path, name: str) -> None:
     with pytest.raises(UserCodeError) as raised:
         called(workers_of(type(made.spec.algorithm))["helper"], "help", {"job": made})
     assert str(raised.value) == f"own.help on rank 0: {sentence}{line_of(folder, words)}"
+
+
+MADE = {
+    "an error": ("    def __init__(self, job): 1 / 0\n", "ZeroDivisionError: division by zero", "1 / 0"),
+    "another signature": (
+        "    def __init__(self): ...\n",
+        "TypeError: Helper.__init__() got an unexpected keyword argument 'job'",
+        "def __init__(self)",
+    ),
+    "no signature": ("", "TypeError: Helper() takes no arguments", "class Helper"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_in_the_making_of_a_worker(folder: Path, name: str) -> None:
+    code, sentence, words = MADE[name]
+    made = own(folder, WORKER.replace("    def __init__(self, job): ...\n", code).replace("CODE", "pass"))
+    with pytest.raises(UserCodeError) as raised:
+        called(workers_of(type(made.spec.algorithm))["helper"], "help", {"job": made})
+    assert str(raised.value) == f"own on rank 0: {sentence}{line_of(folder, words)}"
+
+
+def test_what_is_no_protocol_is_told(folder: Path) -> None:
+    with pytest.raises(OwnCodeError) as raised:
+        own(folder, WORKER.replace("rlhf.DP_PROTO", "'DP_PROTO'"))
+    assert "TypeError: register got 'DP_PROTO', expected a protocol, such as rlhf.DP_PROTO" in str(raised.value)
+    assert str(raised.value).endswith(line_of(folder, "@register"))
 
 
 def test_in_the_objective(folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rlhf_api.custom_algorithm import own_place
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import suggestion
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
@@ -48,13 +49,15 @@ class NoValue:
 class Recording:
     """A model whose calls are recorded."""
 
-    def __init__(self, name: str, calls: Mapping[str, Any]) -> None:
-        self._name, self._calls = name, calls
+    def __init__(self, name: str, worker_class: type, calls: Mapping[str, Any]) -> None:
+        self._name, self._worker_class, self._calls = name, worker_class, calls
 
     def __getattr__(self, method: str) -> Any:
-        if method not in self._calls:
-            raise AttributeError(f"{self._name} has no method {method}; {suggestion(method, self._calls)}")
-        return self._calls[method]
+        if method in self._calls:
+            return self._calls[method]
+        if unmarked := getattr(self._worker_class, method, None):
+            raise AttributeError(f"{self._name}.{method}{own_place(unmarked)} is not marked by register")
+        raise AttributeError(f"{self._name} has no method {method}; {suggestion(method, self._calls)}")
 
 
 @dataclass(frozen=True)
@@ -77,20 +80,30 @@ class Tracer:
 
     def model(self, name: str, worker_class: type, location: ModelLocation) -> Any:
         """A handle like `ModelHandle`'s, whose calls are recorded."""
-        calls = transfers_of(worker_class).items()
-        return Recording(name, {key: partial(self._call, f"{name}.{key}", each, location) for key, each in calls})
+        calls = {
+            key: partial(self._call, f"{name}.{key}", getattr(worker_class, key), each, location)
+            for key, each in transfers_of(worker_class).items()
+        }
+        return Recording(name, worker_class, calls)
 
     def graph(self) -> Graph:
         """What was recorded."""
         return Graph(rows=self._rows, calls=tuple(self._calls), edges=tuple(self._edges))
 
     def _call(
-        self, name: str, transfer: Transfer, location: ModelLocation, batch: ShapeFuture | None = None, **arguments: Any
+        self,
+        name: str,
+        method: Callable[..., Any],
+        transfer: Transfer,
+        location: ModelLocation,
+        batch: ShapeFuture | None = None,
+        **arguments: Any,
     ) -> Any:
-        """Record a call; KeyError if it reads a field that nobody has added."""
+        """Record a call; KeyError if it reads a field that nobody has added, with the line of a method of the user's."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
-            raise KeyError(f"{name} reads {', '.join(missing)}; the batch holds {', '.join(fields) or 'nothing'}")
+            held = ", ".join(fields) or "nothing"
+            raise KeyError(f"{name}{own_place(method)} reads {', '.join(missing)}; the batch holds {held}")
         edges = self._edges_of(
             number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, location.layout
         )

@@ -7,7 +7,7 @@ module holds after its import is there once for all.
 
 from __future__ import annotations
 
-import asyncio  # here and not in each episode's process: tens of milliseconds
+import asyncio  # here, as rlhf_api.own_code, and not in each episode's process: tens of milliseconds
 import inspect
 import json
 import os
@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import rlhf_api.own_code  # noqa: F401 what a failure tells is made by it
 from rlhf_trainer.rewards.guard import (
     OUR_FILES,
     described,
@@ -28,7 +29,9 @@ from rlhf_trainer.rewards.guard import (
     imported,
     kind_of,
     main,
+    module_of,
     number_of,
+    place_of,
     receive,
     send,
 )
@@ -53,7 +56,7 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
         try:
             found.append(imported(each))
         except BaseException as error:  # noqa: BLE001 whatever the user's module does
-            problem = problem or f"{each} cannot be imported: {described(error, OURS)}"
+            problem = problem or f"{each} cannot be imported: {described(error, module_of(each), OURS)}"
     send(channel, {"problem": problem})
     episodes: dict[int, int] = {}
     with suppress(EOFError):
@@ -127,15 +130,17 @@ class Episode:
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """What the environment says to {method: argument}, or its problem."""
         ((method, given),) = call.items()
+        called, function = "__init__", self._make
         try:
             if self._environment is None:
                 self._environment = self._make(**self._arguments)
+            called, function = method, getattr(type(self._environment), method, self._make)
             found = self._awaited(getattr(self._environment, method)(given))
             return {"answer": ANSWERS[method](found)}
         except WrongAnswerError as error:
-            return {"problem": f"{method} gave {error}"}
+            return {"problem": f"{method} gave {error}{place_of(function)}"}
         except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
-            return {"problem": f"{method} raised {described(error, OURS)}"}
+            return {"problem": f"{called} raised {described(error, function, OURS)}"}
 
     def _awaited(self, found: Any) -> Any:
         if not inspect.isawaitable(found):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf_trainer.rewards.guard import imported
+from rlhf_trainer.rewards.guard import imported, place_of
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 """How models write a call: {"name": ..., "arguments": {...}} as JSON within these tags."""
@@ -27,7 +27,13 @@ class Tools:
         """What chat templates are given, made of each function's signature and docstring."""
         from transformers.utils import get_json_schema  # seconds that no episode needs
 
-        return [get_json_schema(each) for each in self._functions.values()]
+        found = []
+        for function in self._functions.values():
+            try:
+                found.append(get_json_schema(function))
+            except Exception as error:
+                raise ValueError(f"{error}{place_of(function)}") from error
+        return found
 
     def reset(self, _: Mapping[str, Any]) -> None:
         """The prompt stays as it is."""

@@ -27,6 +27,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlhf_trainer.rewards.sample import EXPECTED, is_score
@@ -129,7 +130,7 @@ def serve(channel: socket.socket, entrypoint: str) -> None:
     try:
         function = imported(entrypoint)
     except BaseException as error:  # noqa: BLE001 whatever the user's module does
-        problem = f"cannot be imported: {described(error)}"
+        problem = f"cannot be imported: {described(error, module_of(entrypoint))}"
     send(channel, {"problem": problem})
     mine = os.getpid()
     with suppress(EOFError):
@@ -153,15 +154,25 @@ def imported(entrypoint: str) -> Callable[..., Any]:
     return function
 
 
+def module_of(entrypoint: str) -> ModuleType | None:
+    """The module that an entry point names, if it is imported."""
+    return sys.modules.get(entrypoint.partition(":")[0])
+
+
 def _answer(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        given = {**_columns_for(function, call["columns"]), **call["arguments"]}
-        if missing := _missing(function, given):
-            return {"problem": f"needs {missing}, which is no column that the data names and no argument", "index": 0}
-        returned = function(call["prompts"], call["responses"], call["finished"], **given)
-        return _checked(returned, count=len(call["prompts"]))
+        answer = _called(function, call)
     except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
-        return {"problem": f"raised {described(error)}"}
+        return {"problem": f"raised {described(error, function)}"}
+    return {**answer, "problem": f"{answer['problem']}{place_of(function)}"} if "problem" in answer else answer
+
+
+def _called(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    given = {**_columns_for(function, call["columns"]), **call["arguments"]}
+    if missing := _missing(function, given):
+        return {"problem": f"needs {missing}, which is no column that the data names and no argument", "index": 0}
+    returned = function(call["prompts"], call["responses"], call["finished"], **given)
+    return _checked(returned, count=len(call["prompts"]))
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -239,15 +250,31 @@ def number_of(value: Any) -> float | None:
     return number
 
 
-def described(error: BaseException, ours: tuple[str, ...] = OUR_FILES) -> str:
-    """An error in one line: its class, its text, and the innermost line of its traceback that is not `ours`."""
+def described(error: BaseException, failed: object, ours: tuple[str, ...] = OUR_FILES) -> str:
+    """An error in one line: its class, its text, and the innermost line of its traceback that is not `ours`.
+
+    failed: what was called, whose beginning is told where there is no such line.
+    """
+    told: object = error
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):  # whose text ends with the name of the file, without its folder
+        told, frames = error.msg, [*frames, (str(error.filename), error.lineno)]
     text = ""
     with suppress(Exception):  # an error of the user's may have no text
-        text = " ".join(str(error).split())[:SHOWN]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        text = " ".join(str(told).split())[:SHOWN]
+    theirs = [frame for frame in frames if not frame[0].startswith(ours)]
+    where = " ({}:{})".format(*theirs[-1]) if theirs else place_of(failed)
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
     return described.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
+
+
+def place_of(what: object) -> str:
+    """` (file:line)` of where a function or class of the user's begins, ` (file)` of a module; empty for ours."""
+    if str(getattr(what, "__module__", None)).startswith("rlhf_trainer."):
+        return ""
+    from rlhf_api.own_code import defined_at  # its import takes longer than this process has, if all goes well
+
+    return defined_at(what)
 
 
 def send(channel: socket.socket, value: Any) -> None:
