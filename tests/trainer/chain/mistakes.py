@@ -483,8 +483,9 @@ RUNS: dict[str, Mistake] = {
         prepare=file("own_read.py", OWN.replace('reads=("scores",)', 'reads=("costs",)')),
         sets=("algorithm={name: Custom, entrypoint: 'own_read:Own', options: {kl: {coefficient: 0}}}",),
         code=ExitCode.USER_CODE,
-        sentence="ppo: spec.algorithm.entrypoint: helper.help reads costs; the batch holds … (…/own_read.py:17)",
-        remedy="Call first what adds the field.",
+        sentence="ppo: spec.algorithm.entrypoint: helper.help (…/own_read.py:7) reads costs; the batch holds … "
+        "(…/own_read.py:17)",
+        remedy="Call first, in the step, what adds the field; or correct what the method reads.",
     ),
     "an own worker that raises": Mistake(
         slow=True,
@@ -536,9 +537,19 @@ RUNS: dict[str, Mistake] = {
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:one_for_all'}}",),
         code=ExitCode.USER_CODE,
-        sentence="ppo: spec.models.reward: …:one_for_all returned 1 values for … responses; "
+        sentence="ppo: spec.models.reward: …:one_for_all returned 1 values for … responses (…:…); "
         "no sample does it by itself, the first of the … is row 0 of step 1, …",
         remedy="Return a number for each response.",
+    ),
+    "an environment that cannot be made": Mistake(
+        slow=True,
+        manifest=PPO,
+        prepare=file("own_game.py", "class Game:\n    def __init__(self, *, turns): ...\n"),
+        sets=("rollout.environment={entrypoint: 'own_game:Game', arguments: {turn: 2}}", "rollout.maxTurns=2"),
+        code=ExitCode.USER_CODE,
+        sentence="ppo: spec.rollout.environment: own_game:Game __init__ raised TypeError: Game.__init__() got an "
+        "unexpected keyword argument 'turn' (…/own_game.py:1)",
+        remedy="Correct the class, or the `arguments`.",
     ),
     "a reward service that does not answer": Mistake(
         slow=True,
