@@ -118,7 +118,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "a text that it cannot read": ("eval('1 +')\n", "SyntaxError: invalid syntax (/", "2"),
     "an error of the module": ("\nx = 1 / 0\n", "ZeroDivisionError: division by zero", "3"),
     "a function": ("def Own(prompts): ...\n", "is of type function, expected a subclass of rlhf.Algorithm", "2"),
-    "a class that is no algorithm": ("class Own: ...\n", "is another class, expected a subclass of rlhf.Algorithm", "2"),
+    "a class that is no algorithm": (
+        "class Own: ...\n",
+        "is another class, expected a subclass of rlhf.Algorithm",
+        "2",
+    ),
     "no step": (
         "class Own(Algorithm): ...\n",
         "has no step, a static method that makes the calls of one iteration",

@@ -155,7 +155,7 @@ def test_what_it_does_at_one_sample_is_told_with_the_sample(name: str, told: str
     {
         "one_number": f"returned a value of type float, expected a list with a number for each response{FILE}; ",
         "a_set": f"returned a value of type set, expected a list with a number for each response{FILE}; ",
-        "one_for_all": f"returned 1 values for 3 responses{FILE}; no sample does it by itself, the first of the 3 is row",
+        "one_for_all": f"returned 1 values for 3 responses{FILE}; no sample does it by itself, the first of the 3 is ",
         "without_end": f"returned more than 1 values for 1 responses{FILE}; the sample is row 10 of step 3, ",
     }.items(),
 )

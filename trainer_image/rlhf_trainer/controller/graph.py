@@ -99,7 +99,7 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: Any,
     ) -> Any:
-        """Record a call; KeyError if it reads a field that nobody has added, with the line of a method of the user's."""
+        """Record a call; KeyError if it reads a field that nobody has added, with the line of an own method."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"

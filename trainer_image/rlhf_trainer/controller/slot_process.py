@@ -155,8 +155,9 @@ class SlotProcess:
     def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
         """Make the worker of a role in this process."""
         init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # only for a message about it
-        with self._running_call(f"{role}.__init__"), translated_errors(
-            role, worker_class if init is object.__init__ else init
+        with (
+            self._running_call(f"{role}.__init__"),
+            translated_errors(role, worker_class if init is object.__init__ else init),
         ):
             self._workers[role] = worker_class(**arguments)
 
