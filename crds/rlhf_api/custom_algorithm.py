@@ -195,7 +195,7 @@ def own_line(error: BaseException, function: Callable[..., Any] | None = None) -
 def own_place(function: Callable[..., Any]) -> str:
     """` (file:line)` of where a function or class of the user's begins; empty for those of this package."""
     inner = inspect.unwrap(function)
-    return defined_at(inner) if package_of(getattr(inner, "__module__", "")) in own_packages() else ""
+    return defined_at(inner) if package_of(str(getattr(inner, "__module__", ""))) in own_packages() else ""
 
 
 def _address(entrypoint: str) -> str:

@@ -41,8 +41,8 @@ def line_of(error: BaseException, packages: Collection[str]) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if package_of(str(frame.f_globals.get("__name__"))) in packages
     ]
-    if isinstance(error, SyntaxError):
-        frames.append((str(error.filename), error.lineno or 0))
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno or 0))
     in_files = [frame for frame in frames if not frame[0].startswith("<")]  # not text that was evaluated
     return " ({}:{})".format(*in_files[-1]) if in_files else ""
 
@@ -58,6 +58,8 @@ def defined_at(what: object) -> str:
 
 def said(error: BaseException) -> str:
     """An error in one line."""
-    told = error.msg if isinstance(error, SyntaxError) else error  # whose text ends with the file and the line
+    told: object = error
+    if isinstance(error, SyntaxError) and error.filename:
+        told = error.msg  # the text ends with the name of the file, without its folder
     text = " ".join(str(told).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}"

@@ -116,6 +116,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "a name that is not there": ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'", "2"),
     "what Python cannot read": ("def f(:\n", "SyntaxError: invalid syntax (/", "2"),
     "a text that it cannot read": ("eval('1 +')\n", "SyntaxError: invalid syntax (/", "2"),
+    "a syntax of its own": ("raise SyntaxError('mine')\n", "SyntaxError: mine (/", "2"),
     "an error of the module": ("\nx = 1 / 0\n", "ZeroDivisionError: division by zero", "3"),
     "a function": ("def Own(prompts): ...\n", "is of type function, expected a subclass of rlhf.Algorithm", "2"),
     "a class that is no algorithm": (

@@ -257,8 +257,8 @@ def described(error: BaseException, failed: object, ours: tuple[str, ...] = OUR_
     """
     told: object = error
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):  # whose text ends with the name of the file, without its folder
-        told, frames = error.msg, [*frames, (str(error.filename), error.lineno)]
+    if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder
+        told, frames = error.msg, [*frames, (error.filename, error.lineno)]
     text = ""
     with suppress(Exception):  # an error of the user's may have no text
         text = " ".join(str(told).split())[:SHOWN]
