@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.operator.running_jobs import failed, running
-from tests.operator.simulated import SFT, TOTAL_STEPS, World
+from tests.operator.simulated import SFT, World
 
 TRAINS, GENERATES = "train", "writers"
 POOLS = [
@@ -19,7 +19,7 @@ GRPO = {
     **SFT,
     "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
     "models": {**SFT["models"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}},
-    "training": {"totalSteps": TOTAL_STEPS, "promptBatchSize": 8},
+    "training": {**SFT["training"], "promptBatchSize": 8},
     "resources": {"device": "CPU"},
     "placement": {"mode": "Manual", "pools": POOLS},
 }

@@ -98,14 +98,11 @@ def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, po
 
 
 def generating_apart() -> dict[str, Document]:
-    """GRPO by a rule, with a pool that generates and works ahead."""
-    jobs = golden_path.shortened({PPO: FEWER}, every_steps=SAVED_EVERY)
+    """GRPO by a rule on what a short SFT made, with a pool that generates and works ahead."""
+    jobs = golden_path.shortened({SFT: SAVED_EVERY, PPO: FEWER}, every_steps=SAVED_EVERY)
     spec = jobs[PPO]["spec"]
     spec["algorithm"] = {"name": "GRPO", "kl": {"coefficient": 0.0}}
-    spec["models"] = {
-        "actor": {"uri": "package://rlhf_examples/helpful/model"},
-        "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"},
-    }
+    spec["models"] = {"actor": spec["models"]["actor"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}}
     spec["rollout"] = {"samplesPerPrompt": 4, "maxStaleness": 1, "weightSync": "Delta"}
     spec["training"] = {"totalSteps": FEWER, "promptBatchSize": 8}
     del spec["resources"]
