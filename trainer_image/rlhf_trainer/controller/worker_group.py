@@ -102,6 +102,10 @@ class CallLog:
         in_order = sorted(itertools.chain.from_iterable(ended), key=operator.attrgetter("number"))
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
+    def undrained(self) -> Sequence[Message]:
+        """What was sent and is still to be drained."""
+        return self._messages
+
     def send(self) -> None:
         """Send the calls recorded so far."""
         for group in self.groups:
@@ -114,7 +118,7 @@ class CallLog:
     def unfinished_calls(self, pool: str, rank: int) -> str:
         """The calls of the first message that a rank has not ended without an error; empty if there is none."""
         mine = (each for each in [*self._drained, *self._messages] if (each.pool, each.rank) == (pool, rank))
-        return next((str(each) for each in mine if not each.has_succeeded()), "")
+        return next((str(each) for each in mine if each.outcomes() is None), "")
 
     def _quiet_seconds(self) -> float:
         """How long no rank that answers has ended a call."""

@@ -76,7 +76,8 @@ def run_job(
             report, is_last = timed_step(number, run_step), number == total_steps
             held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
             if publisher:
-                publisher.step(replace(report, record=finite({**report.record, **held_out})))
+                shares = idle_shares(job, report.record)
+                publisher.step(replace(report, record=finite({**report.record, **shares, **held_out})))
             checkpoints.after_record(number, state, is_last=is_last, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
@@ -88,6 +89,17 @@ def run_job(
     if publisher:
         publisher.folder.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
+
+
+def idle_shares(job: Job, record: Mapping[str, float]) -> dict[str, float]:
+    """`rollout_idle` and `trainer_idle` of a job with a rollout pool: the shares of a step in which these pools wait."""
+    shares = {}
+    for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
+        pool = next((pool.name for pool in job.spec.placement.pools if role in pool.models), "")
+        if job.generates_apart and f"idle/{pool}" in record:
+            idle = record[f"idle/{pool}"]
+            shares[name] = idle / (idle + record[f"busy/{pool}"])
+    return shares
 
 
 def finite(record: Mapping[str, float]) -> dict[str, float]:
