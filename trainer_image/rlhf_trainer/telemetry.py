@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat
 from rlhf_trainer.device import memory_in_use
 
 TRANSFER = "transfer"
-"""Phase of the spans in which a rank fetches the fields it reads."""
+"""Phase of the spans in which a rank fetches the fields it reads, or waits for weights."""
 CONTROLLER = "controller"
 """Phase of the spans of the controller: its steps, dispatches and waits."""
 
@@ -166,7 +166,8 @@ def _deviations(report: Report) -> dict[str, float]:
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
     """`time/<phase>` of a step in seconds: the time in which at least one rank was in that phase.
 
-    `time/transfer` is the time in which ranks only moved data; `time/controller` that in which no rank did anything.
+    `time/transfer` is the time in which ranks only moved or awaited data; `time/controller` that in which no rank did
+    anything.
     """
     by_phase: dict[str, list[Span]] = {}
     for span in spans:

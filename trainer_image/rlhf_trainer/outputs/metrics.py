@@ -29,8 +29,8 @@ warnings                   rlhf_warnings_total
 time/step                  rlhf_step_seconds
     Duration of a step, without evaluation.
 time/<phase>               rlhf_phase_seconds
-    Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; controller: no
-    rank did anything.
+    Time of a step in which at least one rank was in the phase; transfer: ranks only moved or awaited data;
+    controller: no rank did anything.
 tokens_per_second          rlhf_tokens_per_second
     Prompt and response tokens of the step's batch by its duration, over all ranks.
 mfu                        rlhf_mfu_ratio

@@ -92,7 +92,7 @@ def run_job(
 
 
 def idle_shares(job: Job, record: Mapping[str, float]) -> dict[str, float]:
-    """`rollout_idle` and `trainer_idle` of a job with a rollout pool: the shares of a step in which these pools wait."""
+    """`rollout_idle` and `trainer_idle` of a job with a rollout pool: in how much of a step these wait."""
     shares = {}
     for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
         pool = next((pool.name for pool in job.spec.placement.pools if role in pool.models), "")
