@@ -86,7 +86,7 @@ def test_the_step_is_one_whose_later_steps_were_traced_too(tmp_path: Path) -> No
 def test_of_many_ranks_the_first_of_each_pool_is_drawn(tmp_path: Path, ranks: int, lanes: int) -> None:
     traced(tmp_path, PPO, ahead=False, ranks=ranks)
     picture = drawn(tmp_path)
-    assert [lane.name for lane in picture.lanes][:1] == ["train, rank 0"]
+    assert [lane.name for lane in picture.lanes][:1] == ["train rank 0"]
     assert len(picture.lanes) == lanes
 
 

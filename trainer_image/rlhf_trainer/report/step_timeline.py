@@ -105,7 +105,7 @@ def _lanes(done: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
             worked += max(0.0, event.end - max(event.start, reached))
             reached = max(reached, event.end)
         yield Lane(
-            name=pool[:NAME] if of_pool == 1 else f"{pool[: NAME - 8]}, rank {rank}",
+            name=pool[:NAME] if pool and of_pool == 1 else f"{pool[: NAME - 8]} rank {rank}".strip(),
             y=LANE * place,
             bars=[_bar(event, step, seconds) for event in sorted(own, key=lambda each: each.start - each.end)],
             waits=f"{1 - worked / seconds:.0%}",
