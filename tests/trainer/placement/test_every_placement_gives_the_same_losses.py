@@ -30,7 +30,7 @@ from tests.trainer.placement.sweep import (
 )
 from tests.trainer.tiny import save_tiny
 
-BY_PLACEMENT = (*SHARED, "bytes/")
+BY_PLACEMENT = (*SHARED, "bytes/", "sync_bytes/")
 """Measurements of where and when, not of what."""
 ALWAYS = 3
 """Partitions of each algorithm in every test run: together, apart, and one between."""
@@ -227,7 +227,7 @@ def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs:
     records = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes).records
     assert [record["staleness"] for record in records] == [min(number, staleness) for number in range(5)]
     for number, record in enumerate(records):
-        assert record[f"staleness_rows/{min(number, staleness)}"] == 16
+        assert record[f"staleness_rows/{min(number, staleness)}"] == 8
         assert 0 <= record["queue/batches"] <= min(staleness, len(records) - 1 - number)
         assert 0 <= record["corrected_fraction"] < 0.2
         assert record["response_length/mean"] > 0
