@@ -138,7 +138,7 @@ def test_the_pictures_of_steps_are_those_that_the_page_says_how_to_draw(tmp_path
     (tmp_path / "qwen-7b-grpo.yaml").write_text(next(text for kind, text in FENCED.findall(tutorial) if kind == "yaml"))
     page = (ROOT / "docs/rollouts.md").read_text()
     (tmp_path / "docs" / "images").mkdir(parents=True)
-    commands = page[page.index('    plan="rlhf') : page.index("\nHow a step of your run")]
+    commands = page[page.index('    plan="rlhf') : page.index("\nWith two pools and")]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = subprocess.run(
         ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
