@@ -76,8 +76,7 @@ def run_job(
             report, is_last = timed_step(number, run_step), number == total_steps
             held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
             if publisher:
-                shares = idle_shares(job, report.record)
-                publisher.step(replace(report, record=finite({**report.record, **shares, **held_out})))
+                publisher.step(replace(report, record=finite(report.record, idle_shares(job, report.record), held_out)))
             checkpoints.after_record(number, state, is_last=is_last, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
@@ -102,9 +101,9 @@ def idle_shares(job: Job, record: Mapping[str, float]) -> dict[str, float]:
     return shares
 
 
-def finite(record: Mapping[str, float]) -> dict[str, float]:
-    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
-    return {name: value for name, value in record.items() if math.isfinite(value)}
+def finite(*records: Mapping[str, float]) -> dict[str, float]:
+    """Their values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    return {name: value for record in records for name, value in record.items() if math.isfinite(value)}
 
 
 def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:
