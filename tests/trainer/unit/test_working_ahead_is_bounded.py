@@ -12,7 +12,6 @@ from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.run.assembly import ActorApart
 from rlhf_trainer.run.evaluation import Runtime
-from rlhf_trainer.run.job_run import idle_shares
 from rlhf_trainer.run.lookahead import Lookahead, queue
 from rlhf_trainer.telemetry import Report
 
@@ -99,18 +98,3 @@ def test_what_is_finished_ahead_is_counted_in_whole_batches_and_in_tokens() -> N
     messages = [message(*each) for each in ((4, 10.0), (4, 5.0), (5, None), (5, 7.0), (6, None))]
     assert queue(messages) == {"queue/batches": 1, "queue/tokens": 22.0}
     assert queue([]) == {"queue/batches": 0, "queue/tokens": 0}
-
-
-def test_idle_shares_are_those_of_the_generators_and_the_actors_pools() -> None:
-    pools = [SimpleNamespace(name="a", models=["critic"]), SimpleNamespace(name="b", models=["actor", "reference"])]
-    record = {"busy/a": 9.0, "idle/a": 1.0, "busy/b": 6.0, "idle/b": 2.0, "busy/c": 1.0, "idle/c": 3.0}
-
-    def job(*more: SimpleNamespace) -> Job:
-        placement = SimpleNamespace(pools=[*pools, *more])
-        return cast("Job", SimpleNamespace(spec=SimpleNamespace(placement=placement), generates_apart=bool(more)))
-
-    assert idle_shares(job(SimpleNamespace(name="c", models=["rollout"])), record) == {
-        "rollout_idle": 0.75,
-        "trainer_idle": 0.25,
-    }
-    assert idle_shares(job(), record) == {}, "not of a job without a rollout pool"

@@ -20,6 +20,7 @@ from rlhf_trainer.telemetry import (
     Report,
     Span,
     StepReport,
+    idle_shares,
     merge,
     phase_seconds,
     slot_seconds,
@@ -76,7 +77,7 @@ def run_job(
             report, is_last = timed_step(number, run_step), number == total_steps
             held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
             if publisher:
-                publisher.step(replace(report, record=finite(report.record, idle_shares(job, report.record), held_out)))
+                publisher.step(replace(report, record=finite({**report.record, **held_out})))
             checkpoints.after_record(number, state, is_last=is_last, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
@@ -90,20 +91,9 @@ def run_job(
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
 
 
-def idle_shares(job: Job, record: Mapping[str, float]) -> dict[str, float]:
-    """`rollout_idle` and `trainer_idle` of a job with a rollout pool: in how much of a step these wait."""
-    shares = {}
-    for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
-        pool = next((pool.name for pool in job.spec.placement.pools if role in pool.models), "")
-        if job.generates_apart and f"idle/{pool}" in record:
-            idle = record[f"idle/{pool}"]
-            shares[name] = idle / (idle + record[f"busy/{pool}"])
-    return shares
-
-
-def finite(*records: Mapping[str, float]) -> dict[str, float]:
-    """Their values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
-    return {name: value for record in records for name, value in record.items() if math.isfinite(value)}
+def finite(record: Mapping[str, float]) -> dict[str, float]:
+    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
 def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:
@@ -113,7 +103,7 @@ def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> Step
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
     record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
-    record |= utilization(record, spans, seconds)
+    record |= utilization(record, spans, seconds) | idle_shares(record, spans)
     record.pop("peak_flops", None)
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
