@@ -266,9 +266,8 @@ def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, price
         writer.line(f"  with coefficients of {prediction.coefficients}; responses of {tokens} tokens on average")
     writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
     writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
-    ahead = "; generation is of a later step" if prediction.works_ahead else ""
-    writer.head(f"timeline: stages are barriers, pools overlap within one{ahead}")
     timeline = timeline_of(mapping.pools, prediction)
+    writer.head(f"timeline: stages are barriers, pools overlap within one{timeline.ahead}")
     writer.table(chart_of(timeline, columns=writer.columns - 2))
     writer.line(Text("  ") + legend_of(timeline))
 

@@ -36,6 +36,8 @@ class Timeline:
     stages: dict[Stage, tuple[float, float]]
     """Begin and end of the stages with work, in order."""
     bars: tuple[Bar, ...]
+    ahead: str
+    """What is to be said beside it of generation that works ahead; else empty."""
 
     @property
     def seconds(self) -> float:
@@ -85,7 +87,8 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
     if prediction.works_ahead:
         del stages["generation"]
     rows = tuple((pool.name, model) for pool in pools for model in pool.models)
-    return Timeline(rows=rows, stages=stages, bars=tuple(bars))
+    ahead = "; generation is of a later step" if prediction.works_ahead else ""
+    return Timeline(rows=rows, stages=stages, bars=tuple(bars), ahead=ahead)
 
 
 def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:

@@ -53,7 +53,7 @@ class _Drawing(Picture):
     """Where everything is."""
 
     def __init__(self, timeline: Timeline, title: str) -> None:
-        super().__init__(title, f"predicted: a step of {seconds_text(timeline.seconds)}")
+        super().__init__(title, f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}")
         self.timeline = timeline
         self.pools = {
             pool: [model for _, model in rows] for pool, rows in groupby(timeline.rows, key=lambda row: row[0])

@@ -79,6 +79,18 @@ def test_a_pool_waits_for_slower_ones() -> None:
     assert timeline(COLOCATED).idle("all") == []
 
 
+def test_generation_that_works_ahead_overlaps_the_rest_of_the_step() -> None:
+    ahead = replace(SPLIT, prediction=replace(predicted(SPLIT), works_ahead=True))
+    drawn = timeline(ahead)
+    of_generation = [bar for bar in drawn.bars if STAGE_OF[bar.phase] == "generation"]
+    assert [(bar.start, bar.end) for bar in of_generation] == [pytest.approx((0, 1.2)), pytest.approx((1.2, 59.6))]
+    assert drawn.stages["preparation"][0] == 0
+    assert drawn.seconds == pytest.approx(193.9 - 59.6)
+    for said in (svg_of(drawn, title="job"), text_of(ahead, 120)):
+        assert "; generation is of a later step" in said
+    assert "later step" not in svg_of(timeline(SPLIT), title="job")
+
+
 @pytest.mark.parametrize(
     ("seconds", "most", "labels"),
     [

@@ -133,6 +133,24 @@ def test_the_plan_of_the_7b_tutorial_is_what_the_command_prints(
         assert (f"{predicted['step_seconds']:.1f}", f"{predicted['tokens_per_second']:,.0f}") == (seconds, tokens)
 
 
+def test_the_pictures_of_steps_are_those_that_the_page_says_how_to_draw(tmp_path: Path) -> None:
+    tutorial = (ROOT / "docs/tutorials/seven-b-on-eight-gpus.md").read_text()
+    (tmp_path / "qwen-7b-grpo.yaml").write_text(next(text for kind, text in FENCED.findall(tutorial) if kind == "yaml"))
+    page = (ROOT / "docs/rollouts.md").read_text()
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    commands = page[page.index('    plan="rlhf') : page.index("\nWith two pools and")]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    printed = subprocess.run(
+        ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
+    )
+    drawn = {file.name: file.read_text() for file in (tmp_path / "docs" / "images").iterdir()}
+    assert set(drawn) == set(re.findall(r"\(images/(step-[\w-]+\.svg)\)", page))
+    for name, picture in drawn.items():
+        assert picture == (ROOT / "docs" / "images" / name).read_text(), "docs/rollouts.md says how to draw it"
+    seconds = re.findall(r"predicted: (\S+) s a step", printed.stdout.decode())
+    assert seconds == re.findall(r"takes (\d\S*) s[,:]", page)[:3]
+
+
 def without_indent(text: str) -> list[str]:
     """Lines without the spaces around them."""
     return [line.strip() for line in text.strip().splitlines()]

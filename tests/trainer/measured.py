@@ -1,5 +1,18 @@
 """Names of measurements that depend on the machine, and on how the work is shared; the rest must not."""
 
-MACHINE = ("time/", "tokens_per_second", "busy/", "idle/", "memory_bytes/", "memory_used", "mfu", "peak_flops")
+MACHINE = (
+    "time/",
+    "tokens_per_second",
+    "busy/",
+    "idle/",
+    "rollout_idle",
+    "trainer_idle",
+    "queue/",
+    "sync_seconds/",
+    "memory_bytes/",
+    "memory_used",
+    "mfu",
+    "peak_flops",
+)
 SHARED = (*MACHINE, "flops/", "kv_cache_used", "padding/", "idle_bytes/", "rollout_replacements")
 """Beginnings of names; FLOPs, too, depend on the rows that share a prompt on a rank."""

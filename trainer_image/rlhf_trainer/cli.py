@@ -59,7 +59,7 @@ def run(
     ] = False,
     address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write DIR/tensorboard/<job>.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline, DIR/<job>/trace.json.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Keep the latest steps in DIR/<job>/trace.json, too.")] = False,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port.")
     ] = None,

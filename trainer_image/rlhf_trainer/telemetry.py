@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat
 from rlhf_trainer.device import memory_in_use
 
 TRANSFER = "transfer"
-"""Phase of the spans in which a rank fetches the fields it reads."""
+"""Phase of the spans in which a rank fetches the fields it reads, or waits for weights."""
 CONTROLLER = "controller"
 """Phase of the spans of the controller: its steps, dispatches and waits."""
 
@@ -166,7 +166,8 @@ def _deviations(report: Report) -> dict[str, float]:
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
     """`time/<phase>` of a step in seconds: the time in which at least one rank was in that phase.
 
-    `time/transfer` is the time in which ranks only moved data; `time/controller` that in which no rank did anything.
+    `time/transfer` is the time in which ranks only moved or awaited data; `time/controller` that in which no rank did
+    anything.
     """
     by_phase: dict[str, list[Span]] = {}
     for span in spans:
@@ -193,6 +194,18 @@ def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]
             seconds[f"busy/{pool}"] = seconds.get(f"busy/{pool}", 0.0) + busy
             seconds[f"idle/{pool}"] = seconds.get(f"idle/{pool}", 0.0) + step_seconds - busy
     return seconds
+
+
+def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str, float]:
+    """`rollout_idle` and `trainer_idle` where a pool only generates: how much of a step it waits, and the actor's."""
+    pools = {role: {span.pool for span in spans if span.name.startswith(f"{role}.")} for role in ("rollout", "actor")}
+    pools["actor"] -= pools["rollout"]  # where the actor's weights generate
+    shares = {}
+    for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
+        idle, busy = (sum(record[f"{what}/{pool}"] for pool in pools[role]) for what in ("idle", "busy"))
+        if pools["rollout"] and idle + busy:
+            shares[name] = idle / (idle + busy)
+    return shares
 
 
 def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:

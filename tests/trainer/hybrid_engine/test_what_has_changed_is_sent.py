@@ -99,8 +99,9 @@ def sent(times: int) -> list[int]:
     changes, values = Changes(None), torch.ones(64)
     found = []
     for _ in range(times):
-        work, (bytes_sent, _) = changes.exchange(0, values, torch.empty(64), [[128, 128], [128, 128]])
+        work, (bytes_sent, _), is_whole = changes.exchange(0, values, torch.empty(64), [[128, 128], [128, 128]])
         work.wait()
+        assert is_whole == (bytes_sent > 64 * 4)
         found.append(bytes_sent)
     return found
 

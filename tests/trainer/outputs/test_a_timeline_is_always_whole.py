@@ -53,3 +53,15 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
             assert steps[-1] == number
             assert len(steps) == min(number, 25)
     assert steps == [*range(1, 6), *range(21, 41)]
+
+
+def test_a_run_that_was_not_asked_for_more_keeps_its_first_steps(
+    publisher_with: Callable[..., Publisher], tmp_path: Path
+) -> None:
+    with opened(OutputOptions(), tmp_path / "run", print) as outputs:
+        publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
+        publisher.begin(first_step=1, total_steps=100)
+        for number in range(1, 41):
+            publisher.step(step_report(number))
+    found = events(tmp_path / "run" / "tiny-sft" / "trace.json")
+    assert [event["args"]["step"] for event in found if event["process"] == "controller"] == [1, 2, 3, 4, 5]

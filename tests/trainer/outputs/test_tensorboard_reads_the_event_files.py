@@ -31,17 +31,19 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_each_metric_is_a_curve(publisher_with: Callable[..., Publisher], tmp_path: Path) -> None:
-    run_steps(publisher_with, tmp_path, {1: 3.0, 2: 2.5})
-    assert scalars(tmp_path / "tensorboard" / "tiny-sft") == {"loss/sft": [(1, 3.0), (2, 2.5)]}
+    run_steps(publisher_with, tmp_path / "run", {1: 3.0, 2: 2.5})
+    assert scalars(tmp_path / "run" / "tensorboard" / "tiny-sft") == {"loss/sft": [(1, 3.0), (2, 2.5)]}
 
 
 def test_a_run_from_the_start_replaces_the_curve(publisher_with: Callable[..., Publisher], tmp_path: Path) -> None:
-    run_steps(publisher_with, tmp_path, {1: 3.0, 2: 2.5})
-    run_steps(publisher_with, tmp_path, {1: 4.0})
-    assert scalars(tmp_path / "tensorboard" / "tiny-sft") == {"loss/sft": [(1, 4.0)]}
+    run_steps(publisher_with, tmp_path / "run", {1: 3.0, 2: 2.5})
+    run_steps(publisher_with, tmp_path / "run", {1: 4.0})
+    assert scalars(tmp_path / "run" / "tensorboard" / "tiny-sft") == {"loss/sft": [(1, 4.0)]}
 
 
 def test_a_resumed_run_goes_on_where_it_resumed(publisher_with: Callable[..., Publisher], tmp_path: Path) -> None:
-    run_steps(publisher_with, tmp_path, {1: 3.0, 2: 2.5, 3: 2.0})
-    run_steps(publisher_with, tmp_path, {3: 1.5, 4: 1.0})
-    assert scalars(tmp_path / "tensorboard" / "tiny-sft") == {"loss/sft": [(1, 3.0), (2, 2.5), (3, 1.5), (4, 1.0)]}
+    run_steps(publisher_with, tmp_path / "run", {1: 3.0, 2: 2.5, 3: 2.0})
+    run_steps(publisher_with, tmp_path / "run", {3: 1.5, 4: 1.0})
+    assert scalars(tmp_path / "run" / "tensorboard" / "tiny-sft") == {
+        "loss/sft": [(1, 3.0), (2, 2.5), (3, 1.5), (4, 1.0)]
+    }

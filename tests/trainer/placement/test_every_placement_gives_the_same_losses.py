@@ -30,7 +30,7 @@ from tests.trainer.placement.sweep import (
 )
 from tests.trainer.tiny import save_tiny
 
-BY_PLACEMENT = (*SHARED, "bytes/")
+BY_PLACEMENT = (*SHARED, "bytes/", "sync_bytes/")
 """Measurements of where and when, not of what."""
 ALWAYS = 3
 """Partitions of each algorithm in every test run: together, apart, and one between."""
@@ -226,7 +226,9 @@ def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs:
     }
     records = runs("PPO", [ROLES["PPO"], ["rollout"]], 2, 1, changes=changes).records
     assert [record["staleness"] for record in records] == [min(number, staleness) for number in range(5)]
-    for record in records:
+    for number, record in enumerate(records):
+        assert record[f"staleness_rows/{min(number, staleness)}"] == 8
+        assert 0 <= record["queue/batches"] <= min(staleness, len(records) - 1 - number)
         assert 0 <= record["corrected_fraction"] < 0.2
         assert record["response_length/mean"] > 0
 
@@ -239,6 +241,11 @@ def test_weights_that_changed_give_the_same_bits_as_all_weights(runs: Runs) -> N
     require_same_bits(delta, full)
     assert delta.records[0]["bytes/reshard"] >= full.records[0]["bytes/reshard"]
     assert delta.records[-1]["bytes/reshard"] < full.records[-1]["bytes/reshard"]
+    kinds = [[name for name in record if name.startswith("sync_")] for record in (*delta.records, *full.records)]
+    assert [sorted(each) for each in kinds] == [
+        [f"sync_bytes/{kind}", f"sync_seconds/{kind}"]
+        for kind in ("full", *["delta"] * (len(delta.records) - 1), *["full"] * len(full.records))
+    ]
 
 
 STREAMED = {"rollout": {"stream": True}}

@@ -8,6 +8,7 @@ from rlhf_trainer.telemetry import (
     Recorder,
     Span,
     covered,
+    idle_shares,
     merge,
     phase_seconds,
     slot_seconds,
@@ -91,3 +92,14 @@ def test_a_phase_says_how_much_memory_was_in_use_at_its_end() -> None:
     assert set(maxima) == {"memory_bytes/update", "memory_used"}
     assert maxima["memory_bytes/update"] > 0
     assert 0 < maxima["memory_used"] < 1
+
+
+def test_idle_shares_are_those_of_the_pool_that_generates_and_of_the_actors() -> None:
+    record = {"busy/a": 9.0, "idle/a": 1.0, "busy/b": 6.0, "idle/b": 2.0, "busy/c": 1.0, "idle/c": 3.0}
+    trains = [Span("update", "critic.update_critic", 0, 0, 1, "a"), Span("update", "actor.update_actor", 0, 0, 1, "b")]
+    generates = [
+        Span(TRANSFER, "rollout.receive_weights: wait", 0, 0, 1, "c"),
+        Span("generation", "actor.generate_sequences", 0, 0, 1, "c"),
+    ]
+    assert idle_shares(record, [*trains, *generates]) == {"rollout_idle": 0.75, "trainer_idle": 0.25}
+    assert idle_shares(record, trains) == {}, "not of a job without a rollout pool"

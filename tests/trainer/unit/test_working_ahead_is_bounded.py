@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from rlhf_api.job import Job
+from rlhf_trainer.controller.message import Message
+from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.run.assembly import ActorApart, RolloutPool
 from rlhf_trainer.run.evaluation import Runtime
-from rlhf_trainer.run.lookahead import Lookahead
+from rlhf_trainer.run.lookahead import Lookahead, queue
+from rlhf_trainer.telemetry import Report
 
 SCHEDULES = 10_000
 
@@ -81,3 +84,17 @@ def test_no_response_is_staler_than_allowed() -> None:
         assert sorted(pools.written) == list(range(first, last + 1)), "each step once, and none that is not trained"
         seen.add(staleness)
     assert seen == set(range(6))
+
+
+def test_what_is_finished_ahead_is_counted_in_whole_batches_and_in_tokens() -> None:
+    """Step 4 is whole, one of two ranks has written its part of step 5, and nobody anything of step 6."""
+
+    def message(step: int, tokens: float | None) -> Message:
+        ended = (
+            None if tokens is None else [Outcome(0, None, Report()), Outcome(1, None, Report(sums={"tokens": tokens}))]
+        )
+        return cast("Message", SimpleNamespace(step=step, outcomes=lambda: ended))
+
+    messages = [message(*each) for each in ((4, 10.0), (4, 5.0), (5, None), (5, 7.0), (6, None))]
+    assert queue(messages) == {"queue/batches": 1, "queue/tokens": 22.0}
+    assert queue([]) == {"queue/batches": 0, "queue/tokens": 0}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 
-from rlhf_trainer.controller.slot_process import CallRequest
+from rlhf_trainer.controller.slot_process import CallRequest, Outcome
 
 
 @dataclass
@@ -51,10 +51,9 @@ class Message:
         self.requests = []
         return blocks
 
-    def has_succeeded(self) -> bool:
-        """Whether all its calls have ended without an error."""
+    def outcomes(self) -> Sequence[Outcome] | None:
+        """Of all its calls, if they have ended without an error."""
         try:
-            ray.get(self.ended, timeout=0)
+            return cast("Sequence[Outcome]", ray.get(self.ended, timeout=0))
         except ray.exceptions.RayError:
-            return False
-        return True
+            return None

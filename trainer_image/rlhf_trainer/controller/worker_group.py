@@ -134,6 +134,10 @@ class CallLog:
         in_order = sorted(itertools.chain.from_iterable(ended), key=operator.attrgetter("number"))
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
+    def undrained(self) -> Sequence[Message]:
+        """What was sent and is still to be drained."""
+        return [*self._messages, *self._aside]
+
     def send(self) -> None:
         """Send the calls recorded so far."""
         for group in self.groups:
@@ -147,7 +151,7 @@ class CallLog:
         """The calls of the first message that a rank has not ended without an error; empty if there is none."""
         messages = [*self._drained, *self._messages, *self._aside]
         mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
-        return next((str(each) for each in mine if not each.has_succeeded()), "")
+        return next((str(each) for each in mine if each.outcomes() is None), "")
 
     def _quiet_seconds(self) -> float:
         """How long no rank that answers has ended a call."""

@@ -47,8 +47,8 @@ class Changes:
 
     def exchange(
         self, step: int, sent: Tensor, received: Tensor, sizes: Sequence[Sequence[int]]
-    ) -> tuple[Waiting, tuple[int, int]]:
-        """Fill `received`, once that is waited for; also how many bytes are sent and received.
+    ) -> tuple[Waiting, tuple[int, int], bool]:
+        """Fill `received`, once that is waited for; how many bytes are sent and received; whether all values are.
 
         sizes: bytes to each rank and from each rank, before they are encoded.
         """
@@ -69,7 +69,7 @@ class Changes:
         last.sent.copy_(sent)
         last.times += 1
         parts = list(zip(torch.split(incoming, theirs.tolist()), torch.split(last.received, got), strict=True))
-        return Arrival(work, parts, last.received, received), (int(lengths.sum()), len(incoming))
+        return Arrival(work, parts, last.received, received), (int(lengths.sum()), len(incoming)), is_whole
 
 
 class Arrival:

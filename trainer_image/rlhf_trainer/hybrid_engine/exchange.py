@@ -32,6 +32,8 @@ class ReshardStats:
     """How many were called, with those that compare checksums (whose bytes are not counted above)."""
     buffers: int = 0
     """Bytes of the send and receive buffers, which are freed when the reshard ends."""
+    is_whole: bool = True
+    """Whether all values were sent, not those that have changed."""
 
 
 Shard = Tensor | AdaptedShard
@@ -156,7 +158,7 @@ class Exchange:
             sizes[1][move.source] += move.slice.numel * sent.itemsize
         work: Waiting
         if self._changes:
-            work, moved = self._changes.exchange(number, sent, received, sizes)
+            work, moved, self.stats.is_whole = self._changes.exchange(number, sent, received, sizes)
         else:
             # as bytes: gloo knows fewer types than generators do
             work = dist.all_to_all_single(

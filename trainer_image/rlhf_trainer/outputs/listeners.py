@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_trainer.outputs.trace import LATEST_STEPS, Trace
 from rlhf_trainer.telemetry import StepReport
 
 
@@ -33,7 +34,7 @@ class OutputOptions:
     tensorboard: bool = False
     """Event files of all jobs under DIR/tensorboard/<job>."""
     trace: bool = False
-    """DIR/<job>/trace.json."""
+    """The latest steps in DIR/<job>/trace.json, too."""
     metrics_port: int | None = None
     """Port of an HTTP server for Prometheus."""
 
@@ -53,8 +54,5 @@ def opened(options: OutputOptions, output: Path, warn: Callable[[str], None]) ->
         from rlhf_trainer.outputs.trackers import JobOutputs
 
         listeners.append(JobOutputs(output, tensorboard=options.tensorboard, warn=warn))
-        if options.trace:
-            from rlhf_trainer.outputs.trace import Trace
-
-            listeners.append(Trace(output))
+        listeners.append(Trace(output, latest=LATEST_STEPS if options.trace else 0))
         yield listeners

@@ -29,8 +29,8 @@ warnings                   rlhf_warnings_total
 time/step                  rlhf_step_seconds
     Duration of a step, without evaluation.
 time/<phase>               rlhf_phase_seconds
-    Time of a step in which at least one rank was in the phase; transfer: ranks only moved data; controller: no
-    rank did anything.
+    Time of a step in which at least one rank was in the phase; transfer: ranks only moved or awaited data;
+    controller: no rank did anything.
 tokens_per_second          rlhf_tokens_per_second
     Prompt and response tokens of the step's batch by its duration, over all ranks.
 mfu                        rlhf_mfu_ratio
@@ -44,6 +44,21 @@ idle/<pool>                rlhf_pool_idle_seconds_total
 staleness                  rlhf_staleness_steps
     Policy versions between the weights that sampled the step's responses and those that learn from them, at
     most; 0 where each step learns from its own.
+staleness_rows/<versions>  rlhf_staleness_rows_total
+    Rows that were learned from, by the policy versions between the weights that sampled them and those that
+    learned.
+queue/batches              rlhf_queue_batches
+    Batches that the rollout pool had finished ahead, and that no step had trained on, at the end of the step.
+queue/tokens               rlhf_queue_tokens
+    Prompt and response tokens that the rollout pool's ranks had finished ahead then.
+rollout_idle               rlhf_rollout_idle_ratio
+    Share of the step's time in which the slots of the rollout pool waited.
+trainer_idle               rlhf_trainer_idle_ratio
+    Share of the step's time in which the slots of the actor's pool waited, beside a rollout pool.
+sync_bytes/<kind>          rlhf_weight_sync_bytes_total
+    Bytes of weights that a rollout pool received; full: of all weights, delta: of those that had changed.
+sync_seconds/<kind>        rlhf_weight_sync_seconds
+    Time in which it received them, of the slowest rank, without waiting for the actor.
 policy_version             rlhf_policy_version
     Steps that trained the weights with which the responses were sampled.
 loss/<objective>           rlhf_loss

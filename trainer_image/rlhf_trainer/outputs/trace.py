@@ -13,27 +13,30 @@ from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
-"""The file holds these steps of the run and no others, however long it is."""
+"""The file holds the first steps of the run, with `--trace` also the latest, however long it is."""
 
 
 class Trace:
-    """Writes `DIR/<job>/trace.json`, for ui.perfetto.dev or chrome://tracing, anew after every step.
+    """Writes `DIR/<job>/trace.json`, for the report, ui.perfetto.dev or chrome://tracing, anew after each step in it.
 
     The file is replaced in one piece, so it is whole whenever the run ends.
     """
 
-    def __init__(self, output: Path) -> None:
-        self._output = output
+    def __init__(self, output: Path, *, latest: int) -> None:
+        """`latest`: how many of the latest steps the file holds besides the first."""
+        self._output, self._most = output, latest
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
         self._path = self._output / job.name / "trace.json"
         self._origin: float | None = None
         self._first: list[str] = []
-        self._latest: deque[str] = deque(maxlen=LATEST_STEPS)
+        self._latest: deque[str] = deque(maxlen=self._most)
         self._processes = {CONTROLLER: 0}
         self._names: dict[tuple[int, int], str] = {}
 
     def step(self, report: StepReport) -> None:
+        if len(self._first) == FIRST_STEPS and not self._most:
+            return
         if self._origin is None:
             self._origin = min(span.start for span in report.spans)
         number = int(report.record["step"])

@@ -34,6 +34,12 @@ MEANINGS = {
     "mfu": "FLOPs of the models by the GPUs' peak",
     "staleness": "policy versions behind the weights that learn; 0: none",
     "rollout_replacements": "times that the rollout pool got new processes for a lost one; should be 0",
+    "rollout_idle": "share of a step in which the rollout pool waits",
+    "trainer_idle": "share of a step in which the actor's pool waits",
+    "queue/batches": "finished ahead of training at the end of a step; always 0: training waits",
+    "queue/tokens": "finished ahead of training at the end of a step",
+    "sync_bytes/": "bytes of weights that the rollout pool received",
+    "sync_seconds/": "seconds in which it received them",
     "kv_cache_used": "share of the generator's cache in use, at most",
     "memory_used": "share of a rank's memory in use, at most",
     "memory_bytes/": "bytes in use at the end of the phase, of the fullest rank",
@@ -66,9 +72,11 @@ HEALTH = (
     "kl/",
     "ratio/",
     "tokens_per_second",
+    "rollout_idle",
+    "trainer_idle",
 )
 UNPLOTTED = ("step", "policy_version")
-COUNTED = ("time/", "flops/", "busy/", "idle/")
+COUNTED = ("time/", "flops/", "busy/", "idle/", "staleness_rows/")
 """Families that Prometheus adds up over the steps; those of a step say little by themselves."""
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""

@@ -12,6 +12,7 @@ from rlhf_mapper.calibration import Compared, compare_phases
 from rlhf_planning.numbers import between
 from rlhf_trainer.report import held_out, metrics, rollouts_page
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_trainer.report.step_timeline import step_timeline
 from rlhf_trainer.report.template import rendered
 
 REPORT = "report.html"
@@ -65,6 +66,7 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
         "times": metrics.times(job),
+        "timeline": step_timeline(job),
         "compared": _compared(job),
         "learning": metrics.panels(job, learning=True),
         "health": metrics.panels(job, learning=False),

@@ -15,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.report.rollouts import Rollouts, read_rollouts
+from rlhf_trainer.report.trace_events import Event, events
 from rlhf_trainer.run_folder.attempt import from_json
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 
@@ -41,6 +42,8 @@ class JobRecord:
     rollouts: Rollouts = field(default_factory=Rollouts)
     mapping: Mapping[str, Any] = field(default_factory=dict)
     """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
+    trace: list[Event] = field(default_factory=list)
+    """What ranks and controller did in some steps."""
     notes: list[str] = field(default_factory=list)
 
     def metrics(self) -> DataFrame:
@@ -130,6 +133,7 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
         events=_lines(folder / "events.log"),
         summary=summary,
         mapping=_read(folder / "mapping.json", _object, notes) or {},
+        trace=_read(folder / "trace.json", events, notes) or [],
         notes=notes,
     )
 

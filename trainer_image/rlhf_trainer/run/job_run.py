@@ -20,6 +20,7 @@ from rlhf_trainer.telemetry import (
     Report,
     Span,
     StepReport,
+    idle_shares,
     merge,
     phase_seconds,
     slot_seconds,
@@ -102,7 +103,7 @@ def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> Step
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
     record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
-    record |= utilization(record, spans, seconds)
+    record |= utilization(record, spans, seconds) | idle_shares(record, spans)
     record.pop("peak_flops", None)
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds

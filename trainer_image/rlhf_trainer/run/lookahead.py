@@ -11,11 +11,26 @@ So the rows of step s are of policy s - 1 - N at least, where 0 stands for what 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlhf_api.job import Job
 from rlhf_trainer.run.assembly import training_batch
 from rlhf_trainer.run.evaluation import Runtime
+
+if TYPE_CHECKING:  # without Ray there is no rollout pool
+    from rlhf_trainer.controller.message import Message
+    from rlhf_trainer.controller.slot_process import Outcome
+
+
+def queue(messages: Iterable[Message]) -> dict[str, float]:
+    """`queue/batches` and `queue/tokens` of steps that come later: what the rollout pool has written of them by now."""
+    written: dict[int, list[Sequence[Outcome] | None]] = {}
+    for message in messages:
+        written.setdefault(message.step, []).append(message.outcomes())
+    whole = sum(None not in parts for parts in written.values())
+    ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
+    return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}
 
 
 class Lookahead:

@@ -21,6 +21,7 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.lookahead import queue
 from rlhf_trainer.run.rollout_pool import ReplaceableRolloutPool
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.streaming import StreamingActor, scorers_of
@@ -91,7 +92,8 @@ class RayRuntime:
         reports = self._log.drain(deadline=self._deadline, step=step)
         if step and self._rollout_pool:
             reports.append(self._rollout_pool.drain())
-        return [*reports, Report(sums={"bytes/controller": float(self._meter.read())})]
+        ahead = queue(self._log.undrained()) if step and self._log.keeps else {}
+        return [*reports, Report(sums={"bytes/controller": float(self._meter.read()), **ahead})]
 
     def _start(self) -> DataShape:
         saved = self.job.saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.protocols import ONE_TO_ALL
-from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel
@@ -88,13 +89,14 @@ class WeightSender(AcrossPools):
     @register(ONE_TO_ALL)
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""
-        with recorder.span("reshard", "actor.send_weights"), self.exchanging():
+        with recorder.span(TRANSFER, "actor.send_weights: wait"), self.exchanging():
             is_new = self.generator_version != self.policy_version
             _, is_sent = self.agreed(self.policy_version, is_needed=is_new)
-            if is_sent:
-                with self.runner.offloader.in_use():
-                    self._across.to_generation()
-            self.generator_version = self.policy_version
+        if is_sent:
+            sending = recorder.span("reshard", "actor.send_weights")
+            with sending, self.exchanging(), self.runner.offloader.in_use():
+                self._across.to_generation()
+        self.generator_version = self.policy_version
 
 
 class WeightReceiver(AcrossPools):
@@ -109,12 +111,21 @@ class WeightReceiver(AcrossPools):
     @register(ONE_TO_ALL)
     def receive_weights(self) -> None:
         """Receive what the actor sends."""
-        received = 0
-        with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
+        with recorder.span(TRANSFER, "rollout.receive_weights: wait"), self.exchanging():
             self.policy_version, is_sent = self.agreed(-1, is_needed=self.generator_version < 0)
-            if is_sent:
-                received = self._across.to_generation().received
-                self._generator.wake_cache()
-            self.generator_version = self.policy_version
+        received = self._receive() if is_sent else 0
+        self.generator_version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
+
+    def _receive(self) -> int:
+        """The bytes of what came."""
+        began = time.time()
+        with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
+            stats = self._across.to_generation()
+            self._generator.wake_cache()
+        kind = "full" if stats.is_whole else "delta"
+        recorder.maximum(f"sync_seconds/{kind}", time.time() - began)
+        with recorder.counting(True):
+            recorder.add(f"sync_bytes/{kind}", stats.received)
+        return stats.received

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -282,7 +283,10 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         self.put_generator_to_sleep()
         if not batch.size:
             return
-        recorder.maximum("staleness", float((self.policy_version - batch["policy_version"]).max()))
+        behind = self.policy_version - batch["policy_version"]
+        recorder.maximum("staleness", float(behind.max()))
+        for versions, rows in Counter(behind.int().tolist()).items():
+            recorder.add(f"staleness_rows/{versions}", rows)
         version, allowed = int(batch["policy_version"].min()), self.setting.job.spec.rollout.max_staleness
         if self.policy_version - version > allowed:
             recorder.warn(
