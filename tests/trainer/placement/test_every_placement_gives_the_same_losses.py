@@ -254,10 +254,10 @@ STREAMED = {"rollout": {"stream": True}}
 @pytest.mark.parametrize(
     ("partition", "slots"),
     [
-        ([["actor"], ["critic", "reference", "reward"]], (1, 1)),
         ([["actor", "reward"], ["critic", "reference"]], (1, 2)),
-        ([["actor"], ["critic"], ["reference", "reward"]], (2, 1)),
         ([ROLES["PPO"], ["rollout"]], (2, 1)),
+        pytest.param([["actor"], ["critic", "reference", "reward"]], (1, 1), marks=pytest.mark.slow),
+        pytest.param([["actor"], ["critic"], ["reference", "reward"]], (2, 1), marks=pytest.mark.slow),
     ],
     ids=lambda each: name_of(each) if isinstance(each, list) else str(each),
 )
@@ -268,7 +268,6 @@ def test_rows_that_are_scored_as_they_end_give_the_same_losses(
 
 
 def test_stale_rows_are_scored_in_groups_too(runs: Runs) -> None:
-    """Where scoring one row at a time rounds as scoring all: then the bits are the same."""
     whole, streamed = (
         runs("PPO", [ROLES["PPO"], ["rollout"]], 1, changes={"rollout": rollout, "training": SHORT})
         for rollout in ({"maxStaleness": 1}, {"maxStaleness": 1, "stream": True})
