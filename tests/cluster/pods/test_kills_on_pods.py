@@ -75,7 +75,7 @@ def test_a_killed_pod_costs_an_attempt(operated: Cluster, pods_namespace: str, r
 
 def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, pods_namespace: str) -> None:
     """KubeRay makes another one, and the trainer generates there what was under way."""
-    operated.offer_volumes()
+    operated.offer_volumes(2)
     golden_path.apply(operated, pods_namespace, generating_apart())
     found = golden_path.until(operated, pods_namespace, PPO, is_past_checkpoint, 600)
     assert [(pool["name"], pool["models"]) for pool in found["mapping"]["pools"]] == [
