@@ -75,7 +75,7 @@ def test_a_killed_pod_costs_an_attempt(operated: Cluster, pods_namespace: str, r
 
 def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, pods_namespace: str) -> None:
     """KubeRay makes another one, and the trainer generates there what was under way."""
-    operated.offer_volumes()
+    operated.offer_volumes(2)
     golden_path.apply(operated, pods_namespace, generating_apart())
     found = golden_path.until(operated, pods_namespace, PPO, is_past_checkpoint, 600)
     assert [(pool["name"], pool["models"]) for pool in found["mapping"]["pools"]] == [
@@ -94,7 +94,8 @@ def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, po
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, FEWER + 1))
     assert max(record["staleness"] for record in records) == 1
-    assert sum(record["rollout_replacements"] for record in records) == 1
+    times = sum(record["rollout_replacements"] for record in records)
+    assert times in (1, 2), "Ray may put new processes on the lost pod, as long as it does not know of that"
 
 
 def generating_apart() -> dict[str, Document]:
