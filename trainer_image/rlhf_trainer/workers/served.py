@@ -25,7 +25,8 @@ from rlhf_trainer.workers.across_pools import AcrossPools
 
 START = secrets.token_hex(8)
 """Another one in each process: who has joined a group has not, once started again."""
-layout_checked().__enter__()  # for good: vLLM imports this before it makes weights, and `LLM` is not ours here
+CHECKED = layout_checked()
+CHECKED.__enter__()  # for good: vLLM imports this before it makes the weights of its only model
 
 
 class ServedWorker(WorkerExtension, AcrossPools):
