@@ -94,17 +94,23 @@ class Job(Spec):
 
     def residents(self) -> tuple[Role, ...]:
         """What lives in pools: the models, and the generator where it has a pool of its own."""
-        return (*self.models(), "rollout") if self.generates_apart else tuple(self.models())
+        has_pool = self.generates_apart and not self.generates_elsewhere
+        return (*self.models(), "rollout") if has_pool else tuple(self.models())
 
     @property
     def generates_apart(self) -> bool:
-        """Whether responses are generated in a pool of their own, not in the actor's.
+        """Whether responses are generated in a pool of their own or elsewhere, not in the actor's.
 
         With mode Auto if they are to be generated ahead, which an actor that trains meanwhile cannot do.
         """
         placement, stale = self.spec.placement, self.spec.rollout.max_staleness > 0
         by_hand = any("rollout" in pool.models for pool in placement.pools)
-        return by_hand or (placement.mode == "Auto" and stale)
+        return by_hand or (placement.mode == "Auto" and stale) or self.generates_elsewhere
+
+    @property
+    def generates_elsewhere(self) -> bool:
+        """Whether servers that are not the job's generate."""
+        return self.spec.rollout.endpoints is not None
 
     @property
     def reference_is_actor(self) -> bool:

@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "spec.rollout.tensorParallel",
     "spec.rollout.pipelineParallel",
     "spec.rollout.enforceEager",
+    "spec.rollout.endpoints",
     "spec.models.*.parallelism",
     "spec.models.*.shape",
     "spec.models.*.gradientCheckpointing",

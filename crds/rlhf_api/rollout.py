@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.functions import EntryPoint
+from rlhf_api.functions import EntryPoint, ServiceUrl
 
 STREAM_GROUPS = 8
 """Into how many groups a rank's rows are cut with `stream`. More begin to score sooner, in more and smaller passes."""
@@ -56,6 +56,15 @@ class Rollout(Spec):
         bool,
         Field(description="Models of other pools score the first responses while the longest are generated."),
     ] = False
+    endpoints: Annotated[
+        tuple[ServiceUrl, ...] | None,
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=64,
+            description="URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own.",
+        ),
+    ] = None
     keep: Annotated[
         float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     ] = 0.0

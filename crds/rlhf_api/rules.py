@@ -87,7 +87,9 @@ REFERENCE_IS_ACTOR = Field("models.actor.lora").given & (
 )
 ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
 STALE = Field("rollout.maxStaleness") > 0
-APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE)
+ELSEWHERE = Field("rollout.endpoints").given
+APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
+OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization")
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -187,6 +189,7 @@ def _sampling() -> Iterator[Rule]:
         "evaluation": ~Field("evaluation").given,
         "rollout.keep": Field("rollout.keep") == 0.0,
         "checkpoint.keepBest": ~Field("checkpoint.keepBest").given,
+        "rollout.endpoints": ~ELSEWHERE,
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
         "data.order": ~Field("data.order").given,
@@ -293,6 +296,16 @@ def _placement() -> Iterator[Rule]:
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
     generates = ONLINE & ~MAKES_DATA
     yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
+    message = "and a pool of placement.pools that holds the rollout; expected one of the two"
+    yield Rule("rollout.endpoints", ~(ELSEWHERE & (ROLLOUT_POOLS > 0)), message)
+    own = {
+        **{f"rollout.{name}": ~Field(f"rollout.{name}").given for name in OF_OWN_ENGINES},
+        "rollout.enforceEager": ~(Field("rollout.enforceEager") == True),  # noqa: E712 an expression
+        "rollout.environment": ~ENVIRONMENT,
+        "rollout.tools": ~TOOLS,
+    }
+    for path, unused in own.items():
+        yield Rule(path, ELSEWHERE.implies(unused), "is for engines of the job's own, not for rollout.endpoints")
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
     yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
@@ -346,6 +359,9 @@ def _repeated(spec: JobSpec) -> Iterator[Problem]:
         for role, count in Counter(pool.models).items():
             if count > 1:
                 yield Problem(f"placement.pools.{index}.models", f"has the {role} more than once")
+    for url, count in Counter(url.rstrip("/") for url in spec.rollout.endpoints or ()).items():
+        if count > 1:
+            yield Problem("rollout.endpoints", f"has {url} more than once")
     for path in (
         "models.reward.sum",
         "placement.pools",

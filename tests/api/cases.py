@@ -87,6 +87,7 @@ def _pool(name: str, models: str, slots: object = 1) -> str:
 
 
 APART = _pools(ALL, _pool("writers", "rollout", 3))
+ELSEWHERE = "rollout.endpoints=['http://a:8000', 'https://b/vllm']"
 
 
 def _functions(*functions: str) -> str:
@@ -233,6 +234,7 @@ RIGHT: dict[str, Case] = {
         "PPO", ("rollout.maxStaleness=1", "rollout.weightSync=Delta")
     ),
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
+    "generation elsewhere": Case("PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.weightSync=Delta")),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
     ),
@@ -348,6 +350,28 @@ WRONG: dict[str, Case] = {
     ),
     "stale responses of what trains nothing": Case(
         "Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
+    ),
+    "generation elsewhere and in a pool": Case("PPO", (APART, ELSEWHERE), "spec.rollout.endpoints"),
+    "generation elsewhere of SFT": Case("SFT", (ELSEWHERE,), "spec.rollout"),
+    "generation elsewhere of a data set": Case("Generate", (ELSEWHERE,), "spec.rollout.endpoints"),
+    "shards of engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.tensorParallel=1"), "spec.rollout.tensorParallel"),
+    "stages of engines elsewhere": Case(
+        "PPO", (ELSEWHERE, "rollout.pipelineParallel=1"), "spec.rollout.pipelineParallel"
+    ),
+    "memory of engines elsewhere": Case(
+        "PPO", (ELSEWHERE, "rollout.gpuMemoryUtilization=0.5"), "spec.rollout.gpuMemoryUtilization"
+    ),
+    "eager engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.enforceEager=true"), "spec.rollout.enforceEager"),
+    "episodes elsewhere": Case(
+        "PPO", (ELSEWHERE, "rollout.environment={entrypoint: 'a:b'}"), "spec.rollout.environment"
+    ),
+    "tools elsewhere": Case("PPO", (ELSEWHERE, "rollout.tools=['a:b']"), "spec.rollout.tools"),
+    "a server that is named twice": Case(
+        "PPO", ("rollout.endpoints=['http://a', 'http://a']",), "spec.rollout.endpoints"
+    ),
+    "a server that is no URL": Case("PPO", ("rollout.endpoints=['a:8000']",), "spec.rollout.endpoints.0"),
+    "a password in the URL of a server": Case(
+        "PPO", ("rollout.endpoints=['http://me:secret@a']",), "spec.rollout.endpoints.0"
     ),
     "changes of weights in place": Case("PPO", ("rollout.weightSync=Delta",), "spec.rollout.weightSync"),
     "stale responses of ReMax": Case(

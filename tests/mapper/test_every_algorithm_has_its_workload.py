@@ -270,6 +270,19 @@ def test_one_gpu_cannot_generate_and_train_at_a_time() -> None:
     assert isinstance(auto_map(job, cluster_of(("h100-80g", 1, 1)), shapes_of(job), device="GPU"), Infeasible)
 
 
+def test_generation_elsewhere_takes_no_slot_and_no_time() -> None:
+    job = job_of("PPO", rollout={"endpoints": ["http://a:8000"], "maxStaleness": 1, "stream": True})
+    found = auto_map(job, cluster_of(("h100-80g", 1, 8)), shapes_of(job), device="GPU")
+    assert isinstance(found, DeviceMapping)
+    assert {role for pool in found.pools for role in pool.models} == {"actor", "critic", "reference", "reward"}
+    assert found.prediction
+    assert set(found.prediction.phases) == {"scoring", "update"}
+    assert not {"generator", "kv_cache"} & {
+        part for use in found.prediction.models["actor"].memory.values() for part in use
+    }
+    assert timeline_of(found.pools, found.prediction).seconds == pytest.approx(found.prediction.step_seconds)
+
+
 def test_what_streams_is_scored_beside_the_longest_responses() -> None:
     """The prediction says what that saves, and the timeline shows where."""
     pools = [

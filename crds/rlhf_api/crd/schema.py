@@ -30,7 +30,7 @@ KEYS = MappingProxyType(
     }
 )
 """The lists whose entries have a key, and its field; any other list is one value (atomic)."""
-SETS = ("models",)
+SETS = ("models", "endpoints")
 """Lists in which a value is at most once."""
 KEPT = (
     *("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),

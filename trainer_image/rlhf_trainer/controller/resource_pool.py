@@ -41,6 +41,8 @@ def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[Mapping[str, Any]]
 class ResourcePool:
     """`ResourcePool([slots per machine] * machines)`: one Ray placement group a machine, one bundle a slot."""
 
+    cpus_of_process = 1
+
     def __init__(self, slots_per_machine: Sequence[int], *, name: str, device: Device) -> None:
         self.name = name
         self.device = device
@@ -95,3 +97,16 @@ class ResourcePool:
         for group in self._groups:
             remove_placement_group(group)
         self._groups = []
+
+
+class BesidePool(ResourcePool):
+    """One process that takes no slot, on the machine of a pool's first rank."""
+
+    cpus_of_process = 0
+
+    def __init__(self, pool: ResourcePool, *, name: str) -> None:
+        super().__init__((1,), name=name, device="CPU")
+        self._pool = pool
+
+    def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:
+        return self._pool.slots()[:1]

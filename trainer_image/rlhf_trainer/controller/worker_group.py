@@ -199,7 +199,7 @@ class WorkerGroup:
         return [
             process.options(
                 scheduling_strategy=strategy,
-                num_cpus=1,
+                num_cpus=pool.cpus_of_process,
                 num_gpus=1 if pool.device == "GPU" else 0,
                 runtime_env={"env_vars": self._environment},
             ).remote(pool=pool.name, path=sys.path)

@@ -60,6 +60,22 @@ def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, 
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
 
+def sampling_arguments(rollout: Rollout, *, eos_token: int, seed: int, max_tokens: int, greedy: bool) -> dict[str, Any]:
+    """vLLM's `SamplingParams` of one response, which are JSON, too."""
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": min(rollout.min_response_tokens, max_tokens),
+        "temperature": 0.0 if greedy else rollout.temperature,
+        "top_p": 1.0 if greedy else rollout.top_p,
+        "top_k": -1 if greedy else rollout.top_k,
+        "seed": seed,
+        "logprobs": 0,
+        "stop_token_ids": [eos_token],
+        "ignore_eos": True,  # generation_config.json may name further end tokens, which the trainer does not know
+        "detokenize": False,
+    }
+
+
 def engine_arguments(
     *,
     config: PreTrainedConfig,

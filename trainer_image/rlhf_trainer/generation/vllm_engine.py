@@ -17,7 +17,7 @@ from rlhf_api.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
-from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment
+from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
 from rlhf_trainer.generation.vllm_groups import groups_on, other_groups_kept
 from rlhf_trainer.generation.vllm_inspection import classes_inspected_here
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
@@ -243,18 +243,10 @@ class GenerationEngine:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
 
     def _sampling(self, seed: int, *, max_tokens: int, greedy: bool) -> Any:
-        rollout = self._rollout
         return self._vllm.SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=min(rollout.min_response_tokens, max_tokens),
-            temperature=0.0 if greedy else rollout.temperature,
-            top_p=1.0 if greedy else rollout.top_p,
-            top_k=-1 if greedy else rollout.top_k,
-            seed=seed,
-            logprobs=0,
-            stop_token_ids=[self._eos_token],
-            ignore_eos=True,  # generation_config.json may name further end tokens, which the trainer does not know
-            detokenize=False,
+            **sampling_arguments(
+                self._rollout, eos_token=self._eos_token, seed=seed, max_tokens=max_tokens, greedy=greedy
+            )
         )
 
     def _response(self, output: Any) -> Response:

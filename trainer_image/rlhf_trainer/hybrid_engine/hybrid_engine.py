@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.distributed import device_here, join_group
 from rlhf_trainer.training.lora import with_adapters
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
@@ -37,6 +39,10 @@ class Span:
     """Of each rank."""
     training: ParallelSizes
     generation: ParallelSizes
+    timeout_seconds: float
+    """The longest that a collective of the group may take."""
+    before: int = 0
+    """Ranks that generate before those of the world of this one, where they are in several worlds."""
 
     @property
     def parties(self) -> Parties:
@@ -50,13 +56,21 @@ class Span:
         )
 
 
+class TakesWeights(Protocol):
+    """What generates on a rank."""
+
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
+        """Replace its weights; see `GenerationEngine.load_weights`."""
+        ...
+
+
 class HybridEngine:
     """Reshards weights from training to generation. Training shards are only read, so the way back moves nothing."""
 
     def __init__(
         self,
         model: ShardedModel | None,
-        generator: GenerationEngine | None,
+        generator: TakesWeights | None,
         *,
         config: PreTrainedConfig,
         dtype: torch.dtype,
@@ -76,9 +90,9 @@ class HybridEngine:
             rank = dist.get_rank()
             parties = Parties.replica(model.mesh.layout, _nodes(), rank)
         else:
-            rank = dist.get_rank() + (0 if model else span.training.world_size)
+            rank = dist.get_rank() + (0 if model else span.training.world_size + span.before)
             parties = span.parties
-            self.group = join_group(span.address, span.port, rank, len(span.hosts))
+            self.group = join_group(span.address, span.port, rank, len(span.hosts), span.timeout_seconds)
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
             self._plan,

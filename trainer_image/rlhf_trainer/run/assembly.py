@@ -32,6 +32,7 @@ from rlhf_trainer.workers.data import (
     PromptsAsWritten,
     SafetyPairData,
 )
+from rlhf_trainer.workers.endpoints import EndpointsWorker
 from rlhf_trainer.workers.episodes import playing
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
@@ -116,6 +117,8 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
     """
     if role == "reward" and (job.spec.rollout.has_turns or not isinstance(job.spec.models.reward, Model)):
         return NotingScoringWorker if job.spec.rollout.keep or job.spec.algorithm.makes == "data" else ScoringWorker
+    if role == "rollout" and job.generates_elsewhere:
+        return EndpointsWorker
     worker = RolloutWorker if role == "rollout" else _single_turn_worker_of(job, role, pool)
     generates = role == ("rollout" if job.generates_apart else "actor")
     return playing(worker) if generates and job.spec.rollout.has_turns else worker
@@ -136,6 +139,8 @@ def training_batch(job: Job, data: Any, blank: Any) -> Any:
     return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch
 
 
+ENDPOINTS = "rollout.endpoints"
+"""Where the worker lives that asks servers elsewhere; no pool can have this name."""
 MAY_BE_LEFT_OUT = ("reference", "reward")
 
 
@@ -166,6 +171,9 @@ class RolloutPool:
 
         Nothing but these calls waits for the pool then.
         """
+
+    def gather(self) -> None:
+        """Have all that is to get the actor's weights in one group with the actor's ranks."""
 
     def replace(self, error: CommunicationError) -> None:
         """Have new processes instead, in which nothing has been called; raises the error if there can be none."""
@@ -218,6 +226,7 @@ class ActorApart:
         if not (steps := [step for step in self._asked if step not in self._responses]):
             return
         self._pool.settle()
+        self._pool.gather()
         with self._pool.calls():
             self._actor.send_weights()
             self._rollout.receive_weights()

@@ -41,6 +41,7 @@ from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.training.schedule import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
+from rlhf_trainer.workers.endpoints import servers_of
 from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
@@ -89,6 +90,8 @@ class JobCheck:
         strangers = set() if self._found else self._tried(self._strangers)
         if strangers:
             self._job = with_prompts(self._job)
+        if self._job.generates_elsewhere and not self._found:
+            self._try_endpoints()
         self._tried(self._try_step)
         self._tried(self._try_schedules)
         self._tried(self._try_measure)
@@ -118,12 +121,24 @@ class JobCheck:
             setting.scorer(may_add_head=role in self._job.trained())
         else:
             setting.language_model(may_initialise=self._job.spec.algorithm.name == "SFT")
-        if role == "actor" and not self._job.spec.algorithm.offline:
-            device = self._job.spec.resources.device
-            on_cpu = device == "CPU" or (device == "Auto" and not gpu_count())
-            if reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=on_cpu):
-                path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
-                raise ConfigError(f"{path}: {reason}")
+        generates = role == "actor" and not self._job.spec.algorithm.offline
+        if generates and (reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=self._on_cpu)):
+            path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
+            raise ConfigError(f"{path}: {reason}")
+
+    def _try_endpoints(self) -> None:
+        """Compare what the servers hold with the actor, and have each generate two tokens."""
+        setting, tokenizer = self._origin("actor"), self._origin("actor").tokenizer()
+        config = load_config(
+            setting.folder, trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision
+        )
+        servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=not self._on_cpu)
+        self._found += servers.problems()
+
+    @property
+    def _on_cpu(self) -> bool:
+        device = self._job.spec.resources.device
+        return device == "CPU" or (device == "Auto" and not gpu_count())
 
     def _try_step(self) -> None:
         """Record the calls of an algorithm that is not of this package."""

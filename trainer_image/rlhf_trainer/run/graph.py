@@ -11,7 +11,15 @@ from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, stand_ins, training_batch, worker_of
+from rlhf_trainer.run.assembly import (
+    ENDPOINTS,
+    data_of,
+    helpers_of,
+    inputs_of,
+    stand_ins,
+    training_batch,
+    worker_of,
+)
 from rlhf_trainer.workers.keeper import RolloutKeeper
 
 
@@ -42,9 +50,10 @@ def _recorded(job: Job, placed: DeviceMapping) -> Graph:
     roles += ("rollout",) if job.generates_apart else ()
     workers |= {"rollouts": RolloutKeeper} if job.spec.rollout.keep else {}
     workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
-    models = {
-        name: tracer.model(name, each, _place(placed, name, pools.get(name, home))) for name, each in workers.items()
-    }
+    places = {name: _place(placed, name, pools.get(name, home)) for name in workers}
+    if job.generates_elsewhere:
+        places["rollout"] = ModelLocation(pool=ENDPOINTS, layout=ParallelSizes(data=1))
+    models = {name: tracer.model(name, each, places[name]) for name, each in workers.items()}
     models |= stand_ins(job, models)
     batch = training_batch(job, models.pop("data"), ShapeFuture())
     algorithm.step(batch, **inputs_of(job, models))

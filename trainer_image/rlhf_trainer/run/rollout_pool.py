@@ -1,9 +1,10 @@
-"""Replaces the processes of a pool that generates when one of them is lost, while the other pools live on."""
+"""What becomes of generators that are lost, while the pools that train live on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError
@@ -53,3 +54,16 @@ class ReplaceableRolloutPool(RolloutPool):
                 self._build()
         except CommunicationError as another:
             self.replace(another)
+
+
+class Servers(RolloutPool):
+    """Servers that run elsewhere, of which those that are there when weights are sent get them."""
+
+    def __init__(self, rollout: Any, join: Callable[[list[tuple[str, int]]], None]) -> None:
+        """join: forms the group of these, each a machine and its ranks, and of the actor's ranks."""
+        self._rollout, self._join = rollout, join
+
+    def gather(self) -> None:
+        """A new group, whose first exchange brings all weights, if others are there than before."""
+        if servers := self._rollout.found().result()[0]:
+            self._join(servers)

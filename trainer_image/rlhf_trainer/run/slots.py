@@ -14,7 +14,7 @@ import ray
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.controller.diagnosis import diagnose
-from rlhf_trainer.controller.resource_pool import ResourcePool, threads_of
+from rlhf_trainer.controller.resource_pool import BesidePool, ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.run.session import how_ray_ended
@@ -90,6 +90,12 @@ class Slots:
             if not stays:
                 self.release()
 
+    def beside(self, pool: str, name: str, *, log: CallLog, deadline: float) -> None:
+        """Start one more group of a single process, which takes no slot, beside a pool; unless a job before has."""
+        if name not in self._groups:
+            beside = BesidePool(next(each for each in self._pools if each.name == pool), name=name)
+            self._groups[name] = self._group(beside, "CPU", {THREADS: "1"}, log, deadline)
+
     def release(self) -> None:
         """End the processes and give the slots back; with Ray they have ended, too."""
         ends = [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]
@@ -113,13 +119,19 @@ class Slots:
             reserved.reserve(deadline=POOL_DEADLINE_SECONDS)
             self._pools.append(reserved)
         for pool, reserved, threads in zip(placed.pools, self._pools, threads_told(self._pools), strict=True):
-            self._groups[pool.name] = WorkerGroup(
-                reserved,
-                start=partial(join, placed.device, COLLECTIVE_DEADLINES * deadline),
-                environment={**threads, **HEAP, **unless_set(WAITING)},
-                log=log,
-                deadline=deadline,
-            )
+            self._groups[pool.name] = self._group(reserved, placed.device, threads, log, deadline)
+
+    @staticmethod
+    def _group(
+        pool: ResourcePool, device: Device, threads: Mapping[str, str], log: CallLog, deadline: float
+    ) -> WorkerGroup:
+        return WorkerGroup(
+            pool,
+            start=partial(join, device, COLLECTIVE_DEADLINES * deadline),
+            environment={**threads, **HEAP, **unless_set(WAITING)},
+            log=log,
+            deadline=deadline,
+        )
 
 
 def likeness(placed: DeviceMapping, deadline: float) -> Any:

@@ -7,11 +7,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.controller.batch import BatchFuture
@@ -19,11 +21,19 @@ from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
-from rlhf_trainer.run.assembly import RETOKENIZING, data_of, helpers_of, setting_of, stand_ins, worker_of
+from rlhf_trainer.run.assembly import (
+    ENDPOINTS,
+    RETOKENIZING,
+    data_of,
+    helpers_of,
+    setting_of,
+    stand_ins,
+    worker_of,
+)
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.lookahead import queue
-from rlhf_trainer.run.rollout_pool import ReplaceableRolloutPool
-from rlhf_trainer.run.slots import Slots
+from rlhf_trainer.run.rollout_pool import ReplaceableRolloutPool, Servers
+from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.streaming import StreamingActor, scorers_of
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import Report
@@ -100,19 +110,26 @@ class RayRuntime:
         home = next(pool for pool in self._placed.pools if saved in pool.models)
         setting = setting_of(self.job, saved, self._folders)
         slots = math.lcm(*(pool.size for pool in self._placed.pools))
-        self._build(home, {"data": WorkerSpec(data_of(self.job), {"setting": setting, "slots": slots})})
+        self._build(home.name, {"data": WorkerSpec(data_of(self.job), {"setting": setting, "slots": slots})})
         self._groups[home.name].wait_until_built()
         shape = agreed(self.job, self.models["data"].describe().result())
         for pool in self._placed.pools:
-            self._build(pool, self._workers(pool, shape, is_home=pool is home))
+            self._build(pool.name, self._workers(pool, shape, is_home=pool is home))
+        if self.job.generates_elsewhere:
+            self._slots.beside(home.name, ENDPOINTS, log=self._log, deadline=self._deadline)
+            asks = {"setting": setting_of(self.job, "rollout", self._folders), "on_gpu": self._placed.device == "GPU"}
+            self._build(ENDPOINTS, {"rollout": WorkerSpec(worker_of(self.job, "rollout"), asks)})
         for group in self._groups.values():
             group.wait_until_built()
-        if self.job.generates_apart:
-            self._span_pools(home)
+        servers = None
+        if self.job.generates_elsewhere:
+            servers = Servers(self.models["rollout"], partial(self._join_servers, home))
+        elif self.job.generates_apart:
+            self._span_rollout_pool(home)
             if not self.job.spec.rollout.stream:  # then scoring may have begun on some ranks when others lack rows
                 self._rollout_pool = self._replaceable(home, shape)
         handles = dict(self.models)
-        self.models.update(stand_ins(self.job, self.models, self._rollout_pool))
+        self.models.update(stand_ins(self.job, self.models, servers or self._rollout_pool))
         if self.job.spec.rollout.stream:
             self._stream(handles)
         self.drain()
@@ -134,7 +151,7 @@ class RayRuntime:
         def build() -> None:
             group.build(self._workers(pool, shape, is_home=False))
             group.wait_until_built()
-            self._span_pools(home)
+            self._span_rollout_pool(home)
 
         return ReplaceableRolloutPool(group, self._log, deadline=self._deadline, build=build)
 
@@ -143,21 +160,34 @@ class RayRuntime:
         """The pool of a job that generates apart."""
         return next(pool for pool in self._placed.pools if "rollout" in pool.models)
 
-    def _span_pools(self, trains: MappedPool) -> None:
-        """Have the actor and its generators, which are in two pools, form a group of both."""
-        generates = self._generates
-        groups = [self._groups[pool.name] for pool in (trains, generates)]
-        address, port = groups[0].rendezvous()
-        hosts = [host for group in groups for host in group.hosts]
-        sizes = self._placed.sizes
-        span = Span(address=address, port=port, hosts=hosts, training=sizes["actor"], generation=sizes["rollout"])
+    def _span_rollout_pool(self, trains: MappedPool) -> None:
+        """Have the actor and the pool that generates form a group of both."""
+        self._span_pools(trains, self._groups[self._generates.name].hosts, self._placed.sizes["rollout"])
+
+    def _join_servers(self, trains: MappedPool, servers: Sequence[tuple[str, int]]) -> None:
+        """The same for servers, each a machine and its ranks, which are as many in each."""
+        hosts = [host for host, ranks in servers for _ in range(ranks)]
+        self._span_pools(trains, hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
+
+    def _span_pools(self, trains: MappedPool, hosts: Sequence[str], generation: ParallelSizes) -> None:
+        """Have the actor and its generators, each rank on its host, form a group."""
+        group = self._groups[trains.name]
+        address, port = group.rendezvous()
+        span = Span(
+            address=address,
+            port=port,
+            hosts=[*group.hosts, *hosts],
+            training=self._placed.sizes["actor"],
+            generation=generation,
+            timeout_seconds=COLLECTIVE_DEADLINES * self._deadline,
+        )
         with self._log.aside():
             for role in ("actor", "rollout"):
                 self.models[role].span_pools(span=span)
         self._log.settle(deadline=self._deadline)
 
-    def _build(self, pool: MappedPool, workers: Mapping[str, WorkerSpec]) -> None:
-        group = self._groups[pool.name]
+    def _build(self, pool: str, workers: Mapping[str, WorkerSpec]) -> None:
+        group = self._groups[pool]
         group.build(workers)
         self.models.update(
             {role: ModelHandle(group, role, spec.worker_class, layout=spec.layout) for role, spec in workers.items()}

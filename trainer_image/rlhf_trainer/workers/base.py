@@ -59,10 +59,14 @@ class WorkerSetting:
 
     @property
     def compute_dtype(self) -> torch.dtype:
+        """On the device of this rank."""
+        return self.dtype(on_gpu=device_here().type == "cuda")
+
+    def dtype(self, *, on_gpu: bool) -> torch.dtype:
         """`training.precision`; Auto is float32 on CPU and bfloat16 on GPUs."""
         precision = self.job.spec.training.precision
         if precision == "Auto":
-            precision = "BF16" if device_here().type == "cuda" else "FP32"
+            precision = "BF16" if on_gpu else "FP32"
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
     def micro_batch_tokens(self, model: LanguageModel | Scorer) -> int:

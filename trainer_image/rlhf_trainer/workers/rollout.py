@@ -110,14 +110,18 @@ class Generating:
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
     ) -> tuple[list[Ids], list[Response]]:
         """The prompts of this rank's rows, and a response to each, of which `ended` is told at once."""
-        seed = self.setting.job.spec.training.seed
         return prompts, self._generator.generate(
             prompts,
-            [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
+            self.seeds(batch),
             max_tokens=self.setting.job.spec.data.max_response_tokens,
             greedy=greedy,
             ended=lambda row, response: ended(row, prompts[row], response),
         )
+
+    def seeds(self, batch: Batch) -> list[int]:
+        """Of the response to each of this rank's rows."""
+        seed = self.setting.job.spec.training.seed
+        return [response_seed(seed, batch.step, row) for row in batch.rows.tolist()]
 
     def _laid_out(
         self,

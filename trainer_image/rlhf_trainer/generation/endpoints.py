@@ -1,0 +1,316 @@
+"""Engines that run elsewhere (`rollout.endpoints`): token ids go to vLLM's HTTP servers, and token ids come back.
+
+A server that cannot be reached is lost until it is found again: what it was asked for goes to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from rlhf_api.job import Job
+from rlhf_trainer.errors import CommunicationError, ConfigError, EnvironmentProblem, TrainerError
+from rlhf_trainer.generation.vllm_arguments import sampling_arguments
+from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.telemetry import recorder
+
+GENERATE, CALL, FORGET = "/inference/v1/generate", "/collective_rpc", "/reset_prefix_cache"
+EXTENSION = "rlhf_trainer.workers.served.ServedWorker"
+STARTED_WITH = {
+    GENERATE: "--enable-scale-out",
+    CALL: f"VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {EXTENSION}",
+    FORGET: "VLLM_SERVER_DEV_MODE=1",
+}
+"""What gives a server these paths."""
+ANSWER_SECONDS = 30.0
+"""How long a server that has nothing to do may take to answer."""
+MOST_REQUESTS = 512
+"""Under way at once, of all servers."""
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""So a machine that is gone is noticed, however long a response may take."""
+
+
+class LostError(Exception):
+    """A server does not answer as one that works; the text says what happened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a rank of a server says of itself."""
+
+    start: str
+    """Another one each time that the server starts."""
+    host: str
+    stages: int
+    """Pipeline stages and data-parallel copies."""
+    dtype: str
+    logprobs_mode: str
+    max_model_len: int
+    shapes: dict[str, tuple[int, ...]]
+    """Of its parameters, by Hugging Face's names; those of a rank are not cut."""
+
+
+FACTS = TypeAdapter(list[Facts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a job needs of every server."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the actor's parameters."""
+    dtype: str
+    tokens: int
+    """Of the longest prompt with its response."""
+
+    def unmet_by(self, facts: Facts) -> str:
+        """What is wrong with a server, after its URL; empty if nothing is."""
+        for name in [*self.shapes, *facts.shapes]:
+            there, here = facts.shapes.get(name), self.shapes.get(name)
+            if there != here:
+                return f"serves another model: {name} is {_shape(there)} there, and {_shape(here)} in the actor"
+        if facts.stages > 1:
+            return "has pipeline stages or data-parallel engines; of these only tensor parallelism is supported"
+        wanted = {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}
+        for name, value in wanted.items():
+            if getattr(facts, name) != value:
+                return f"computes with {name} {getattr(facts, name)}; start it with --{name.replace('_', '-')} {value}"
+        if facts.max_model_len < self.tokens:
+            longest = f"reads {facts.max_model_len} tokens at most, and a prompt with its response has {self.tokens}"
+            return f"{longest}; start it with --max-model-len {self.tokens}"
+        return ""
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return " x ".join(map(str, shape)) if shape else "missing"
+
+
+@dataclass(kw_only=True, eq=False)
+class Server:
+    """One of the URLs."""
+
+    url: str
+    path: str
+    """Its place in the manifest, for messages."""
+    joined: str = ""
+    """`Facts.start` of the server that gets the actor's weights; empty: none does."""
+    is_lost: bool = False
+    requests: int = 0
+    """Under way."""
+
+    def says(self, what: str) -> str:
+        return f"{self.path}: {self.url} {what}"
+
+
+class Endpoints:
+    """The servers of a job."""
+
+    def __init__(self, job: Job, needs: Needs, *, eos_token: int) -> None:
+        """eos_token: the one that ends a response."""
+        self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
+        self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
+        self._servers = [
+            Server(url=url.rstrip("/"), path=f"{self._path}[{number}]")
+            for number, url in enumerate(job.spec.rollout.endpoints or ())
+        ]
+
+    def problems(self) -> list[TrainerError]:
+        """What is wrong with each server: it cannot be reached, serves another model, or does not answer as vLLM."""
+        return [error for error in asyncio.run(self._examined()) if isinstance(error, TrainerError)]
+
+    def found(self) -> list[tuple[str, int]]:
+        """(machine, ranks) of each server that is there, if they are not the ones that have joined; else nothing.
+
+        One that is not as the job needs it is left out. EnvironmentProblem if none is there.
+        """
+        results = asyncio.run(self._examined())
+        for server, result in zip(self._servers, results, strict=True):
+            if isinstance(result, TrainerError):
+                self._lose(server, str(result))
+        there = {each: facts for each, facts in zip(self._servers, results, strict=True) if isinstance(facts, list)}
+        if not there:
+            raise self._none_left("; ".join(map(str, results)))
+        starts = {server: facts[0].start for server, facts in there.items()}
+        is_same = starts == {server: server.joined for server in self._servers if server.joined}
+        for server in self._servers:
+            server.joined, server.is_lost = starts.get(server, ""), server not in starts
+        return [] if is_same else [(facts[0].host, len(facts)) for facts in there.values()]
+
+    def call(self, method: str, arguments: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
+        """The results of all ranks of those that have joined, which run a method of `ServedWorker` together.
+
+        arguments: of each server. CommunicationError if one fails, for then the actor waits for it in vain.
+        """
+        joined = [server for server in self._servers if server.joined]
+        try:
+            return asyncio.run(self._call_all(joined, method, arguments or [{}] * len(joined)))
+        except LostError as error:
+            raise CommunicationError(f"{error}, and the actor waits for it") from None
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        max_tokens: int,
+        greedy: bool = False,
+        ended: Callable[[int, Response], None] = lambda *_: None,
+    ) -> list[Response]:
+        """As `GenerationEngine.generate`; EnvironmentProblem once no server is left."""
+        sampling = [self._sampling(seed=seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
+        return asyncio.run(self._generate(prompts, sampling, ended))
+
+    async def _examined(self) -> list[list[Facts] | TrainerError]:
+        async with _client() as client:
+            results = await asyncio.gather(*(self._examine(client, each) for each in self._servers))
+        ranks = next((len(each) for each in results if isinstance(each, list)), 0)
+        return [
+            ConfigError(server.says(f"has {len(each)} ranks, and another one has {ranks}; expected as many in each"))
+            if isinstance(each, list) and len(each) != ranks
+            else each
+            for server, each in zip(self._servers, results, strict=True)
+        ]
+
+    async def _examine(self, client: httpx.AsyncClient, server: Server) -> list[Facts] | TrainerError:
+        """What each rank of a server says, once it has generated two tokens; or what is wrong with it."""
+        try:
+            body = await _post(client, server, CALL, {"method": "served_facts"}, seconds=ANSWER_SECONDS)
+            facts = FACTS.validate_python(body["results"])
+            if unmet := self._needs.unmet_by(facts[0]):
+                return ConfigError(server.says(unmet))
+            sampling = self._sampling(seed=0, max_tokens=2, greedy=True)
+            await self._ask(client, server, [self._eos_token], sampling, seconds=ANSWER_SECONDS)
+        except LostError as error:
+            return EnvironmentProblem(str(error))
+        except TrainerError as error:
+            return error
+        except (ValidationError, LookupError, TypeError):
+            return ConfigError(server.says(f"answers POST {CALL} in another way; start it with {STARTED_WITH[CALL]}"))
+        return facts
+
+    async def _call_all(
+        self, servers: Sequence[Server], method: str, arguments: Sequence[Mapping[str, Any]]
+    ) -> list[Any]:
+        async with _client() as client:
+            calls = ({"method": method, "kwargs": each} for each in arguments)
+            asked = (_post(client, server, CALL, call) for server, call in zip(servers, calls, strict=True))
+            answers = await asyncio.gather(*asked)
+            await asyncio.gather(*(_post(client, server, FORGET, None) for server in servers))
+        return [result for answer in answers for result in answer["results"]]
+
+    async def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        ended: Callable[[int, Response], None],
+    ) -> list[Response]:
+        async with _client() as client:
+            free = asyncio.Semaphore(MOST_REQUESTS)
+
+            async def respond(number: int) -> Response:
+                async with free:
+                    response = await self._respond(client, prompts[number], sampling[number])
+                ended(number, response)
+                return response
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(respond(number)) for number in range(len(prompts))]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the first one has cancelled the others
+        return [task.result() for task in tasks]
+
+    async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
+        """The response of whichever server has least to do; of another one, with the same seed, if it is lost."""
+        why = ""
+        while ready := [each for each in self._servers if each.joined and not each.is_lost]:
+            server = min(ready, key=lambda each: each.requests)
+            server.requests += 1
+            try:
+                return await self._ask(client, server, prompt, sampling)
+            except LostError as error:
+                why = str(error)
+                self._lose(server, why)
+            finally:
+                server.requests -= 1
+        raise self._none_left(why)
+
+    async def _ask(
+        self,
+        client: httpx.AsyncClient,
+        server: Server,
+        prompt: Sequence[int],
+        sampling: Mapping[str, Any],
+        seconds: float | None = None,
+    ) -> Response:
+        request = {"token_ids": list(prompt), "sampling_params": sampling}
+        answer = await _post(client, server, GENERATE, request, seconds=seconds)
+        try:
+            choice = answer["choices"][0]
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise LostError(server.says("has given up a response"))
+            tokens = [int(token) for token in choice["token_ids"]]
+            is_finished = tokens[-1] == self._eos_token
+        except (LookupError, TypeError, ValueError):
+            raise ConfigError(server.says("answers without the token ids of a response")) from None
+        try:
+            log_probs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+        except (LookupError, TypeError, ValueError):
+            log_probs = []
+        if len(log_probs) != len(tokens):
+            raise ConfigError(server.says("answers without the log-probability of each token"))
+        return Response(tokens=tokens, log_probs=log_probs, finished=is_finished)
+
+    def _lose(self, server: Server, why: str) -> None:
+        """Ask a server no more until it is found again; this is told once."""
+        if not server.is_lost:
+            server.is_lost = True
+            recorder.warn(server.path, f"{why}; the other servers do its part")
+
+    def _none_left(self, why: str) -> EnvironmentProblem:
+        return EnvironmentProblem(f"{self._path}: no server is left that generates ({why})")
+
+
+@asynccontextmanager
+async def _client() -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), socket_options=KEEPALIVE)
+    async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=ANSWER_SECONDS), transport=transport) as client:
+        yield client
+
+
+async def _post(
+    client: httpx.AsyncClient, server: Server, route: str, content: Any, *, seconds: float | None = None
+) -> Any:
+    """What a server answers, as JSON. LostError if it does not, ConfigError if it does not know what it is asked."""
+    try:
+        async with asyncio.timeout(seconds):
+            answer = await client.post(f"{server.url}{route}", json=content)
+    except TimeoutError:
+        raise LostError(server.says(f"did not answer within {seconds:g} s")) from None
+    except httpx.HTTPError as error:
+        raise LostError(server.says(f"cannot be reached: {type(error).__name__}")) from None
+    what = server.says(
+        f"answered {answer.status_code} {httpx.codes.get_reason_phrase(answer.status_code)} to POST {route}"
+    )
+    hint = f"; start it with {STARTED_WITH[route]}" if answer.is_client_error or route == CALL else ""
+    if answer.is_server_error:
+        raise LostError(f"{what}{hint}")
+    if not answer.is_success:
+        raise ConfigError(f"{what}{hint}")
+    try:
+        return answer.json()
+    except ValueError:
+        raise ConfigError(f"{what}, and not in JSON") from None

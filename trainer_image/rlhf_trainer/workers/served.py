@@ -1,0 +1,84 @@
+"""Methods of a `vllm serve` that generates for a job elsewhere: it takes part in the exchange of the actor's weights.
+
+vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.generation.self_check import layout_checked
+from rlhf_trainer.generation.vllm_extension import WorkerExtension
+from rlhf_trainer.generation.weight_layout import locations_of
+from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
+from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.workers.across_pools import AcrossPools
+
+START = secrets.token_hex(8)
+"""Another one in each process: who has joined a group has not, once started again."""
+CHECKED = layout_checked()
+CHECKED.__enter__()  # for good: vLLM imports this before it makes the weights of its only model
+
+
+class ServedWorker(WorkerExtension, AcrossPools):
+    """One rank of the server. All that goes in and out is JSON, for it comes by POST /collective_rpc."""
+
+    vllm_config: Any
+
+    def served_facts(self) -> dict[str, Any]:
+        """What a job compares with what it needs (`generation.endpoints.Facts`)."""
+        model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
+        return {
+            "start": START,
+            "host": socket.gethostname(),
+            "stages": parallel.pipeline_parallel_size * parallel.data_parallel_size,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "logprobs_mode": model.logprobs_mode,
+            "max_model_len": model.max_model_len,
+            "shapes": {name: list(location.shape) for name, location in locations_of(self.get_model()).items()},
+        }
+
+    def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
+        """Join the group of the actor's ranks and of all servers; config: the model's, as the actor has it."""
+        sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
+        self._across = HybridEngine(
+            None,
+            _Live(self),
+            config=AutoConfig.for_model(**config),
+            dtype=self.vllm_config.model_config.dtype,
+            trust_remote_code=False,
+            span=Span(**{**span, **sizes}),
+            sends_changes=sends_changes,
+        )
+        self._has_weights = False
+
+    def take_weights(self) -> dict[str, Any]:
+        """Receive what the actor sends: the version, the bytes, and in words which checksum differs."""
+        received, wrong = 0, ""
+        with self.exchanging():
+            version, is_sent = self.agreed(-1, is_needed=not self._has_weights)
+            try:
+                received = self._across.to_generation().received if is_sent else 0
+            except NumericsError as error:
+                wrong = str(error)
+        self._has_weights = not wrong
+        return {"version": version, "received": received, "wrong": wrong}
+
+
+@dataclass(frozen=True)
+class _Live:
+    """The live weights of a worker."""
+
+    worker: ServedWorker
+
+    def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
+        return self.worker.update_live_weights(pieces, holds)
