@@ -19,7 +19,7 @@ GRPO = {
     **SFT,
     "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
     "models": {**SFT["models"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}},
-    "training": {**SFT["training"], "promptBatchSize": 8},
+    "training": {"totalSteps": SFT["training"]["totalSteps"], "promptBatchSize": 8},
     "resources": {"device": "CPU"},
     "placement": {"mode": "Manual", "pools": POOLS},
 }
