@@ -15,6 +15,8 @@ TRANSFER = "transfer"
 """Phase of the spans in which a rank fetches the fields it reads, or waits for weights."""
 CONTROLLER = "controller"
 """Phase of the spans of the controller: its steps, dispatches and waits."""
+ENDPOINTS = "rollout.endpoints"
+"""Where the process lives that asks servers elsewhere; it takes no slot, and no pool can have this name."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str,
 
 def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
     """`mfu` of a step: the FLOPs of its models by what all slots could have done; none without a known peak."""
-    could = step_seconds * len(slots_of(spans)) * record.get("peak_flops", 0.0)
+    slots = [pool for pool, _ in slots_of(spans) if pool != ENDPOINTS]
+    could = step_seconds * len(slots) * record.get("peak_flops", 0.0)
     done = sum(value for name, value in record.items() if name.startswith("flops/"))
     return {"mfu": done / could} if could else {}
 

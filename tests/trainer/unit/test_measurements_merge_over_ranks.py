@@ -4,6 +4,7 @@ import pytest
 
 from rlhf_trainer.telemetry import (
     CONTROLLER,
+    ENDPOINTS,
     TRANSFER,
     Recorder,
     Span,
@@ -81,6 +82,8 @@ def test_a_utilization_is_of_all_slots_and_needs_a_known_peak() -> None:
     spans = [Span("update", "u", rank, 0.0, 1.0, "all") for rank in range(4)]
     record = {"flops/update": 3e12, "flops/scoring": 1e12, "peak_flops": 1e12}
     assert utilization(record, spans, 2.0) == {"mfu": 0.5}
+    asks = Span("generation", "g", 0, 0.0, 1.0, ENDPOINTS)
+    assert utilization(record, [*spans, asks], 2.0) == {"mfu": 0.5}, "it takes no slot"
     assert utilization({**record, "peak_flops": 0.0}, spans, 2.0) == {}
 
 

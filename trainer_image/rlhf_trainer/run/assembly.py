@@ -139,8 +139,6 @@ def training_batch(job: Job, data: Any, blank: Any) -> Any:
     return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch
 
 
-ENDPOINTS = "rollout.endpoints"
-"""Where the worker lives that asks servers elsewhere; no pool can have this name."""
 MAY_BE_LEFT_OUT = ("reference", "reward")
 
 

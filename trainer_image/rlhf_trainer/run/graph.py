@@ -12,7 +12,6 @@ from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
 from rlhf_trainer.run.assembly import (
-    ENDPOINTS,
     data_of,
     helpers_of,
     inputs_of,
@@ -20,6 +19,7 @@ from rlhf_trainer.run.assembly import (
     training_batch,
     worker_of,
 )
+from rlhf_trainer.telemetry import ENDPOINTS
 from rlhf_trainer.workers.keeper import RolloutKeeper
 
 

@@ -22,7 +22,6 @@ from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGro
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.assembly import (
-    ENDPOINTS,
     RETOKENIZING,
     data_of,
     helpers_of,
@@ -36,7 +35,7 @@ from rlhf_trainer.run.rollout_pool import ReplaceableRolloutPool, Servers
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.streaming import StreamingActor, scorers_of
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.telemetry import ENDPOINTS, Report
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgeWorker

@@ -124,8 +124,12 @@ class WeightReceiver(AcrossPools):
         with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
             stats = self._across.to_generation()
             self._generator.wake_cache()
-        kind = "full" if stats.is_whole else "delta"
-        recorder.maximum(f"sync_seconds/{kind}", time.time() - began)
-        with recorder.counting(True):
-            recorder.add(f"sync_bytes/{kind}", stats.received)
+        record_sync("full" if stats.is_whole else "delta", stats.received, time.time() - began)
         return stats.received
+
+
+def record_sync(kind: str, received: int, seconds: float) -> None:
+    """Record what an exchange of weights brought to a rank that generates."""
+    recorder.maximum(f"sync_seconds/{kind}", seconds)
+    with recorder.counting(True):
+        recorder.add(f"sync_bytes/{kind}", received)

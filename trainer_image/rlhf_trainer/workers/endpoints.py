@@ -15,9 +15,10 @@ from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.protocols import ONE_TO_ALL
-from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.workers.across_pools import record_sync
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.leaving import Ended
 from rlhf_trainer.workers.rollout import Generating
@@ -54,13 +55,16 @@ class EndpointsWorker(Generating):
     @register(ONE_TO_ALL)
     def receive_weights(self) -> None:
         """Have the servers receive what the actor sends. NumericsError if one keeps other bits than were sent."""
-        with recorder.span("reshard", "rollout.receive_weights"):
+        with recorder.span(TRANSFER, "rollout.receive_weights: wait"):  # the actor's ranks tell what is no waiting
             ranks = self._servers.call("take_weights")
         for wrong in filter(None, (rank["wrong"] for rank in ranks)):
             raise NumericsError(f"{self.setting.job.name}: spec.rollout.endpoints: {wrong}")
         self.policy_version = ranks[0]["version"]
+        syncs = [rank["sync"] for rank in ranks if rank["sync"]]
+        for kind, received, seconds in syncs:
+            record_sync(kind, received, seconds)
         with recorder.counting(True):
-            recorder.add("bytes/reshard", sum(rank["received"] for rank in ranks))
+            recorder.add("bytes/reshard", sum(received for _, received, _ in syncs))
 
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended

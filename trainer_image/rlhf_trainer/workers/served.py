@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +63,20 @@ class ServedWorker(WorkerExtension, AcrossPools):
         self._has_weights = False
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive what the actor sends: the version, the bytes, and in words which checksum differs."""
-        received, wrong = 0, ""
+        """Receive what the actor sends: the version, what came if that is new, and in words which checksum differs."""
+        told: dict[str, Any] = {"wrong": "", "sync": None}
         with self.exchanging():
-            version, is_sent = self.agreed(-1, is_needed=not self._has_weights)
+            told["version"], is_sent = self.agreed(-1, is_needed=not self._has_weights)
+            began = time.time()
             try:
-                received = self._across.to_generation().received if is_sent else 0
+                if is_sent:
+                    stats = self._across.to_generation()
+                    kind = "full" if stats.is_whole else "delta"
+                    told["sync"] = kind, stats.received, time.time() - began
             except NumericsError as error:
-                wrong = str(error)
-        self._has_weights = not wrong
-        return {"version": version, "received": received, "wrong": wrong}
+                told["wrong"] = str(error)
+        self._has_weights = not told["wrong"]
+        return told
 
 
 @dataclass(frozen=True)
