@@ -92,8 +92,9 @@ class Server:
         return bool(re.search(r"^vllm:num_requests_running{.*} [1-9]", self.says("/metrics"), re.MULTILINE))
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 @pytest.fixture(scope="module")
