@@ -228,8 +228,6 @@ class ActorApart:
         with self._pool.calls():
             self._actor.send_weights()
             self._rollout.receive_weights()
-        self._pool.settle()
-        with self._pool.calls():
             for step in steps:
                 batch, options = self._asked[step]
                 self._responses[step] = self._rollout.generate_sequences(batch, **options)
