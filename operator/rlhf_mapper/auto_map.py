@@ -179,10 +179,12 @@ def task_of(
 
 def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
     """The mapping of the best placement; the other placements are its rejected ones."""
-    ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
+    best = found[0].sets
+    if (load := costs.settings[0].load).streams:  # for which no placement is searched
+        found = [Found(best, *overlap.step_of([costs.seconds(*each) for each in best], load)), *found[1:]]
+    ordered = sorted(best, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
-    if len(pools) == 1:
-        pools = [replace(pools[0], name="all")]
+    pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
     mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
     return replace(mapping, rejected=rejected_of(costs, found, objective))
 

@@ -8,9 +8,9 @@ are there, into the order of the rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.types import Batch, Fields, concatenate
@@ -76,6 +76,8 @@ class Gathered:
     parts: list[tuple[Tensor, Fields]] = field(default_factory=list)
     """Rows of the batch, and what was added for them."""
     width: int = 0
+    widths: list[int] = field(default_factory=list)
+    """Of the text of each part."""
 
     def batch_of(self, whole: Batch, groups: Sequence[RowGroup]) -> Batch:
         """The rows of these groups that are this rank's; whole: its rows with the fields that were there before."""
@@ -87,6 +89,7 @@ class Gathered:
         for name in groups[0].fields:
             fields[name] = concatenate([each.fields[name][mine] for each, mine in zip(groups, inside, strict=True)])
         self.parts.append((rows, {}))
+        self.widths.append(max(table.shape[1] for table in fields.values() if table.dim() > 1))
         self.width = max(self.width, *(each.width for each in groups))
         return Batch(step=whole.step, start=whole.start, size=len(rows), fields=fields)
 
@@ -101,9 +104,12 @@ class Gathered:
         if self.error:
             raise self.error
         order = torch.cat([rows for rows, _ in self.parts]).argsort()
-        names: Mapping[str, Any] = self.parts[0][1]
-        found = {name: concatenate([fields[name] for _, fields in self.parts])[order] for name in names}
-        return {
-            name: table if table.dim() < 2 else torch.nn.functional.pad(table, (0, self.width - table.shape[1]))
-            for name, table in found.items()
-        }
+        return {name: self._joined([fields[name] for _, fields in self.parts])[order] for name in self.parts[0][1]}
+
+    def _joined(self, tables: Sequence[Tensor]) -> Tensor:
+        """The parts below each other; what is as wide as the text of its part becomes as wide as the batch."""
+        import torch
+
+        is_text = all(table.shape[1:2] == (width,) for table, width in zip(tables, self.widths, strict=True))
+        joined = concatenate(tables)
+        return torch.nn.functional.pad(joined, (0, self.width - joined.shape[1])) if is_text else joined

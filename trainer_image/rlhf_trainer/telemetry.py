@@ -201,7 +201,6 @@ def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]
 def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str, float]:
     """`rollout_idle` and `trainer_idle` where a pool only generates: how much of a step it waits, and the actor's."""
     pools = {role: {span.pool for span in spans if span.name.startswith(f"{role}.")} for role in ("rollout", "actor")}
-    pools["actor"] -= pools["rollout"]  # where the actor's weights generate
     shares = {}
     for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
         idle, busy = (sum(record[f"{what}/{pool}"] for pool in pools[role]) for what in ("idle", "busy"))

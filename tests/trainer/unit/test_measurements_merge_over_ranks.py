@@ -102,7 +102,7 @@ def test_idle_shares_are_those_of_the_pool_that_generates_and_of_the_actors() ->
     trains = [Span("update", "critic.update_critic", 0, 0, 1, "a"), Span("update", "actor.update_actor", 0, 0, 1, "b")]
     generates = [
         Span(TRANSFER, "rollout.receive_weights: wait", 0, 0, 1, "c"),
-        Span("generation", "actor.generate_sequences", 0, 0, 1, "c"),
+        Span("generation", "rollout.generate_sequences", 0, 0, 1, "c"),
     ]
     assert idle_shares(record, [*trains, *generates]) == {"rollout_idle": 0.75, "trainer_idle": 0.25}
     assert idle_shares(record, trains) == {}, "not of a job without a rollout pool"

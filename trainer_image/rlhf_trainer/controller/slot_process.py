@@ -57,11 +57,11 @@ class CallRequest:
     """How many steps before its own may still be read of what calls have added."""
     in_groups: bool = False
     """Whether other processes take the rows of what it adds as they end, by `row_group`."""
-    stream: int | None = None
-    """Number of a call that gives its rows in groups: of those that are inputs if this is one of `groups`, else this
-    call's results are what its method gave for the groups."""
     groups: int = 0
-    """How many groups of rows, of as many ranks, are the last inputs."""
+    """How many groups of rows, of as many ranks, are the last inputs; the method is run on them alone."""
+    groups_of: int | None = None
+    """Number of the call that gave these groups. Without `groups`: of the one whose groups the method has been run on,
+    whose results are now this call's."""
     counts: bool
     """Whether this rank's measurements are kept; see `Recorder.counting`."""
     sent: float
@@ -248,6 +248,7 @@ class SlotProcess:
             if isinstance(made, Added) and (made.step == step or made.step >= oldest)
         }
         self._kept = read
+        self._gathered.clear()
 
     @contextmanager
     def _running_call(self, call: str) -> Iterator[None]:
@@ -263,8 +264,8 @@ class SlotProcess:
             if request.batch.step != self._step:
                 self._forget(request.batch.step, request.keeps)
                 self._step = request.batch.step
-            if request.stream is not None and not request.groups:
-                return self._gathered.pop((request.stream, request.name)).result()
+            if request.groups_of is not None and not request.groups:
+                return self._gathered.pop((request.groups_of, request.name)).result()
             with recorder.span(TRANSFER, f"{request.name}: fetch", since=max(request.sent, self._free_since)):
                 positional = [self._batch(request, given)]
         if request.in_groups:
@@ -294,8 +295,8 @@ class SlotProcess:
 
     def _gathered_by(self, request: CallRequest) -> Gathered:
         assert request.batch
-        assert request.stream is not None
-        return self._gathered.setdefault((request.stream, request.name), Gathered(request.batch.rows))
+        assert request.groups_of is not None
+        return self._gathered.setdefault((request.groups_of, request.name), Gathered(request.batch.rows))
 
 
 @contextmanager

@@ -30,6 +30,10 @@ class Streams:
         """The rows of a call leave these ranks in groups."""
         self._ranks[call] = ranks
 
+    def forget(self) -> None:
+        """Another step begins."""
+        self._scored.clear()
+
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
         """Each group of rows of the newest such call in a batch: a reference for every rank."""
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
@@ -40,9 +44,10 @@ class Streams:
     def read(
         self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
     ) -> tuple[int | None, Transfer]:
-        """(the call whose groups the call `name` reads, its transfer without what comes with them).
+        """What a call `name` has to do with the groups of another one: (the number of that, what it still reads).
 
-        in_groups: it is made on a group now; else it may have been made on all groups before.
+        in_groups: it is made on a group, which brings some of its fields along. Else, if it was made on all groups
+        before, its results are there, and it reads nothing.
         """
         if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
             return None, transfer

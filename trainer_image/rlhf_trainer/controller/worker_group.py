@@ -290,8 +290,8 @@ class WorkerGroup:
                     arguments=arguments,
                     keeps=self._log.keeps,
                     in_groups=leaves and rank in counted,
-                    stream=stream,
                     groups=len(groups),
+                    groups_of=stream,
                     counts=rank in counted,
                     sent=now,
                 )

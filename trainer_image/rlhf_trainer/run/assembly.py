@@ -158,17 +158,14 @@ class ActorAsReference:
 
 
 class RolloutPool:
-    """The processes of the generators that are in a pool of their own: whatever happens to them ends the attempt."""
+    """The processes of the generators that are in a pool of their own. Here the loss of one ends the attempt."""
 
     def calls(self) -> AbstractContextManager[None]:
         """The calls of the block are made on these processes, or wait for them."""
         return nullcontext()
 
     def settle(self, step: int | None = None) -> None:
-        """Wait for the end of such calls, of all or of those of steps up to one; CommunicationError if a rank is lost.
-
-        Nothing but these calls waits for the pool then.
-        """
+        """Wait for such calls, all or those of steps up to one; CommunicationError if a rank is lost."""
 
     def gather(self) -> None:
         """Have all that is to get the actor's weights in one group with the actor's ranks."""
@@ -190,6 +187,8 @@ class ActorApart:
         """Step -> the prompts whose responses nobody has taken yet, and the options of their generation."""
         self._responses: dict[int, Any] = {}
         """Those of the same steps that are under way, or there."""
+        self._there: set[int] = set()
+        """The steps of those that are there, whatever becomes of the generators."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)
@@ -216,7 +215,7 @@ class ActorApart:
                     self._pool.settle(step)
                 return
             except CommunicationError as error:
-                self._responses.clear()
+                self._responses = {step: each for step, each in self._responses.items() if step in self._there}
                 self._pool.replace(error)
 
     def _ask(self) -> None:
@@ -224,6 +223,7 @@ class ActorApart:
         if not (steps := [step for step in self._asked if step not in self._responses]):
             return
         self._pool.settle()
+        self._there = set(self._responses)
         self._pool.gather()
         with self._pool.calls():
             self._actor.send_weights()

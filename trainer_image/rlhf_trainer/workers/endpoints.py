@@ -27,6 +27,8 @@ from rlhf_trainer.workers.rollout import Generating
 class EndpointsWorker(Generating):
     """Asks the servers of `rollout.endpoints` for responses, and to take part when the actor sends its weights."""
 
+    called = "rollout"
+
     def __init__(self, setting: WorkerSetting, *, on_gpu: bool) -> None:
         """on_gpu: whether the actor is on GPUs, and so are the servers."""
         self.setting, self.tokenizer = setting, setting.tokenizer()

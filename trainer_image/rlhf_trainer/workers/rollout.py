@@ -54,6 +54,8 @@ class Generating:
     config: PreTrainedConfig
     layout: ParallelSizes
     costs: RowCosts
+    called = "actor"
+    """As what it is asked for responses."""
     policy_version = 0
     generator_version = -1
     """Of the weights that the engine has; -1: it has none."""
@@ -92,7 +94,7 @@ class Generating:
         """
         self.reshard()
         leaving = Leaving(outlet, batch, lambda *rows: self._laid_out(batch, *rows, do_sample=do_sample))
-        with recorder.span("generation", "actor.generate_sequences"):
+        with recorder.span("generation", f"{self.called}.generate_sequences"):
             prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample, ended=leaving.add)
         longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
         width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
@@ -209,6 +211,8 @@ class GeneratorWorker(Colocated):
 
 class RolloutWorker(Generating, WeightReceiver):
     """One rank of a pool that generates with the weights of an actor in another pool."""
+
+    called = "rollout"
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
