@@ -28,7 +28,7 @@ ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_
 ON_CPU = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=33554432"]
 FEW_AT_A_TIME = "--max-num-seqs=4"
 """So that there is time to kill a server while it generates."""
-STEPS, ROWS = 4, 32
+STEPS, ROWS = 6, 32
 MANIFEST = """
 apiVersion: rlhf.hybridflow.io/v1alpha1
 kind: RLHFJob
