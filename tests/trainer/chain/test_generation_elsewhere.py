@@ -26,7 +26,9 @@ pytestmark = pytest.mark.timeout(600)
 START_SECONDS = 240
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ON_CPU = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=33554432"]
-STEPS, ROWS = 3, 32
+FEW_AT_A_TIME = "--max-num-seqs=4"
+"""So that there is time to kill a server while it generates."""
+STEPS, ROWS = 6, 32
 MANIFEST = """
 apiVersion: rlhf.hybridflow.io/v1alpha1
 kind: RLHFJob
@@ -108,7 +110,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def servers(manifest: Path) -> Iterator[list[Server]]:
     """Two servers, which start while the first run generates in place."""
-    made = [Server(manifest.parent, str(manifest.parent / "model")) for _ in range(2)]
+    made = [Server(manifest.parent, str(manifest.parent / "model"), FEW_AT_A_TIME) for _ in range(2)]
     yield made
     for server in made:
         server.kill()
@@ -172,7 +174,7 @@ def test_one_of_two_servers_is_killed_while_it_generates_and_no_row_differs(
         )
         assert mine["policy_version"] == mine["step"] - 1
 
-    refused = rlhf("run", manifest, f"--output={manifest.parent / 'refused'}", urls)
+    refused = rlhf("validate", manifest, "--deep", urls)
     assert refused.returncode == ExitCode.ENVIRONMENT
     problem = f"grpo: spec.rollout.endpoints[1]: {servers[1].url} cannot be reached: ConnectError"
     assert refused.stderr.strip() == f"error: {problem}"

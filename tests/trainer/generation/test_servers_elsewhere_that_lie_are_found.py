@@ -16,7 +16,6 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, TrainerError
 from rlhf_trainer.generation import endpoints
 from rlhf_trainer.generation.endpoints import Endpoints, Needs
-from rlhf_trainer.telemetry import recorder
 from tests.trainer.jobs import job
 
 SHAPES = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
@@ -247,11 +246,6 @@ def test_honest_servers_are_asked_as_our_own_engine_is(servers: Endpoints, stubs
     }
 
 
-def told() -> Mapping[str, str]:
-    """The warnings since the last time."""
-    return recorder.drain().warnings
-
-
 @pytest.mark.parametrize(
     "end", [code(0, endpoints.GENERATE), code(500, endpoints.GENERATE), response(finish_reason="abort")]
 )
@@ -259,7 +253,6 @@ def test_prompts_of_a_server_that_is_lost_go_to_the_others_once(
     end: Callable[[str, dict[str, Any]], Answer | None], servers: Endpoints, stubs: list[Stub]
 ) -> None:
     servers.found()
-    told()
     stubs[1].seen.clear()
     stubs[0].lies = end
     prompts, seeds = [[number] for number in range(20)], list(range(20))
@@ -267,10 +260,10 @@ def test_prompts_of_a_server_that_is_lost_go_to_the_others_once(
     assert len(made) == 20
     asked = [(call["token_ids"][0], call["sampling_params"]["seed"]) for call in stubs[1].seen if "token_ids" in call]
     assert sorted(asked) == [(number, number) for number in range(20)]
-    assert list(told()) == ["far: spec.rollout.endpoints[0]"]
+    assert list(servers.news()) == ["far: spec.rollout.endpoints[0]"]
     made = servers.generate(prompts, seeds, max_tokens=8)
     assert len(made) == 20
-    assert not told(), "it is told once"
+    assert not servers.news(), "it is told once"
 
 
 def test_a_server_that_comes_back_joins_anew(servers: Endpoints, stubs: list[Stub]) -> None:

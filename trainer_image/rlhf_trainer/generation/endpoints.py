@@ -20,7 +20,6 @@ from rlhf_api.job import Job
 from rlhf_trainer.errors import CommunicationError, ConfigError, EnvironmentProblem, TrainerError
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from rlhf_trainer.generation.vllm_engine import Response
-from rlhf_trainer.telemetry import recorder
 
 GENERATE, CALL, FORGET = "/inference/v1/generate", "/collective_rpc", "/reset_prefix_cache"
 EXTENSION = "rlhf_trainer.workers.served.ServedWorker"
@@ -122,10 +121,16 @@ class Endpoints:
         """eos_token: the one that ends a response."""
         self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
         self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
+        self._news: dict[str, str] = {}
         self._servers = [
             Server(url=url.rstrip("/"), path=f"{self._path}[{number}]")
             for number, url in enumerate(job.spec.rollout.endpoints or ())
         ]
+
+    def news(self) -> dict[str, str]:
+        """Which servers were lost since the last time, each told once: place in the manifest -> sentence."""
+        news, self._news = self._news, {}
+        return news
 
     def problems(self) -> list[TrainerError]:
         """What is wrong with each server: it cannot be reached, serves another model, or does not answer as vLLM."""
@@ -275,10 +280,10 @@ class Endpoints:
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished)
 
     def _lose(self, server: Server, why: str) -> None:
-        """Ask a server no more until it is found again; this is told once."""
+        """Ask a server no more until it is found again."""
         if not server.is_lost:
             server.is_lost = True
-            recorder.warn(server.path, f"{why}; the other servers do its part")
+            self._news[server.path] = f"{why}; the other servers do its part"
 
     def _none_left(self, why: str) -> EnvironmentProblem:
         return EnvironmentProblem(f"{self._path}: no server is left that generates ({why})")

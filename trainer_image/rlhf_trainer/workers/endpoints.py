@@ -71,13 +71,16 @@ class EndpointsWorker(Generating):
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
     ) -> tuple[list[Ids], list[Response]]:
-        return prompts, self._servers.generate(
+        responses = self._servers.generate(
             prompts,
             self.seeds(batch),
             max_tokens=self.setting.job.spec.data.max_response_tokens,
             greedy=greedy,
             ended=lambda row, response: ended(row, prompts[row], response),
         )
+        for path, sentence in self._servers.news().items() if batch.step > 0 else ():  # evaluations show no warnings
+            recorder.warn(path, sentence)
+        return prompts, responses
 
     def _measure_generation(self, fields: Fields) -> None:
         """Neither the FLOPs nor the cache are of the job's devices."""
