@@ -22,7 +22,7 @@ from rlhf_api.exit_codes import ExitCode
 from tests.trainer.chain.conftest import ROOT, records, rlhf
 from tests.trainer.tiny import save_tiny
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 START_SECONDS = 240
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ON_CPU = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=33554432"]
@@ -180,7 +180,6 @@ def test_one_of_two_servers_is_killed_while_it_generates_and_no_row_differs(
     assert refused.stderr.strip() == f"error: {problem}"
 
 
-@pytest.mark.slow
 def test_a_server_that_keeps_other_bits_never_generates(manifest: Path) -> None:
     worker = "--worker-extension-cls=tests.trainer.chain.corrupting.CorruptingWorker"
     server = Server(manifest.parent, str(manifest.parent / "model"), worker)
