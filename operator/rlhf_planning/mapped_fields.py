@@ -13,8 +13,8 @@ ENGINE_SHARE, MOST_SHARE = 0.05, 0.95
 
 
 def gpu_memory_utilization(job: Job, prediction: Prediction) -> float | None:
-    """The share of a GPU's memory for generation; None for a job that generates nothing."""
-    if job.spec.algorithm.offline or job.spec.rollout.gpu_memory_utilization:
+    """The share of a GPU's memory for generation; None for a job that does not generate on its own GPUs."""
+    if job.spec.algorithm.offline or job.generates_elsewhere or job.spec.rollout.gpu_memory_utilization:
         return job.spec.rollout.gpu_memory_utilization
     return min(prediction.gpu_memory_utilization + ENGINE_SHARE, MOST_SHARE)
 

@@ -115,6 +115,15 @@ def test_the_mapper_gives_what_works_ahead_pods_of_its_own() -> None:
     assert job_in_pods.generates_apart
 
 
+@pytest.mark.parametrize("there", [CPUS, GPUS], ids=["CPUs", "GPUs"])
+def test_a_job_that_generates_elsewhere_is_accepted_in_its_pods(there: Any) -> None:
+    job = changed(PPO, {"rollout.endpoints": ["http://a:8000"]})
+    (text,) = made(job, there)["ConfigMap"]["data"].values()
+    in_pods = Job.parse(yaml.safe_load(text))
+    assert in_pods.generates_elsewhere
+    assert in_pods.spec.resources.device == ("CPU" if there is CPUS else "GPU")
+
+
 def test_the_golden_path_is_one_head_and_one_host_with_two_slots() -> None:
     found = rayjob()
     assert found["spec"]["entrypoint"] == "rlhf run /rlhf/job/job.yaml --output /rlhf/output --metrics-port 8491"

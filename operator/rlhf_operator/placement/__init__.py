@@ -188,7 +188,7 @@ def _sizes(
 ) -> MappedSizes:
     """Of a model; the actor's generator may be in another pool."""
     sizes, generation = mapped_sizes[role], dict[str, int | None](generation_pipeline=None, generation_tensor=None)
-    if role == "actor" and not job.spec.algorithm.offline:
+    if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
         apart = mapped_sizes.get("rollout")
         pipeline, tensor = (sizes.generation_pipeline, sizes.generation_tensor)
         if apart:
