@@ -32,6 +32,8 @@ MAY_CHANGE = (
     "spec.rollout.pipelineParallel",
     "spec.rollout.enforceEager",
     "spec.rollout.endpoints",
+    "spec.rollout.stream",
+    "spec.rollout.weightSync",
     "spec.models.*.parallelism",
     "spec.models.*.shape",
     "spec.models.*.gradientCheckpointing",

@@ -28,6 +28,8 @@ def resolved(name: str, *overrides: str) -> dict[str, Any]:
         "checkpoint.storage=s3://bucket/runs",
         "training.microBatchTokens=64",
         "rollout.gpuMemoryUtilization=0.5",
+        "rollout.stream=true",
+        "rollout.weightSync=Delta",
         "evaluation.everySteps=2",
         "outputs.tensorboard=true",
         "models.actor.gradientCheckpointing=true",
@@ -40,6 +42,8 @@ def test_where_and_when_may_change(override: str) -> None:
     overrides = [override]
     if "Manual" in override:
         overrides.append("placement.pools=[{name: a, models: [actor, critic, reference, reward], slotsPerNode: 1}]")
+    if override.startswith(("rollout.stream", "rollout.weightSync")):
+        overrides.append("rollout.endpoints=['http://a:8000']")
     assert changes(resolved("helpful-ppo"), resolved("helpful-ppo", *overrides)) == []
 
 
