@@ -50,7 +50,7 @@ def line_of(error: BaseException, packages: Collection[str]) -> str:
 def defined_at(what: object) -> str:
     """` (file:line)` of where a function or a class begins, ` (file)` of a module; empty for what has no source."""
     found: Any = what
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError, ValueError):  # ValueError: what has every attribute wraps itself
         line = "" if isinstance(found, ModuleType) else f":{inspect.getsourcelines(found)[1]}"
         return f" ({inspect.getsourcefile(inspect.unwrap(found))}{line})"
     return ""

@@ -176,6 +176,13 @@ def test_what_is_wrong_with_the_class_is_said_with_its_line(folder: Path, name: 
     assert re.findall(r" \(/\S+/own\.py:?(\d*)\)$", said) == [line]
 
 
+def test_what_has_any_attribute_has_no_line(folder: Path) -> None:
+    """So it has `__wrapped__`, too, without end."""
+    source = "class Any:\n    def __getattr__(self, name):\n        return self\n\nOwn = Any()\n"
+    with pytest.raises(OwnCodeError, match=r"own:Own is of type Any, expected a subclass of rlhf.Algorithm$"):
+        job(folder, source)
+
+
 def test_a_module_that_is_nowhere_is_named() -> None:
     with pytest.raises(OwnCodeError, match=r"nowhere:Own cannot be imported: .*No module named 'nowhere'$"):
         Job.parse(document("nowhere:Own", {}), Path())
