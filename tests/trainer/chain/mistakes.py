@@ -1,4 +1,4 @@
-"""What can go wrong, as a user meets it: the one list behind the tests of this folder and docs/troubleshooting.md."""
+"""What can go wrong, as a user meets it: the one list behind docs/troubleshooting.md and the tests that cause it."""
 
 from __future__ import annotations
 
@@ -618,7 +618,40 @@ BY_A_FAULT: dict[str, Mistake] = {
         remedy="Put the rows back and run it again, or train anew.",
     ),
 }
-MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS, **BY_A_FAULT}
+OF_A_SERVER: dict[str, Mistake] = {
+    "a server of `rollout.endpoints` that cannot be reached": Mistake(
+        code=ENVIRONMENT,
+        sentence="…: spec.rollout.endpoints[…]: … cannot be reached: …",
+        remedy="Start the server, or correct its URL.",
+    ),
+    "a server that serves another model": Mistake(
+        code=SPEC,
+        sentence="…: spec.rollout.endpoints[…]: … serves another model: … is … there, and … in the actor",
+        remedy="Start the server with the actor's model.",
+    ),
+    "a server that computes in another type": Mistake(
+        code=SPEC,
+        sentence="…: spec.rollout.endpoints[…]: … computes with dtype …; start it with --dtype …",
+        remedy="Start the server with that option, or set `training.precision`.",
+    ),
+    "a server with log-probabilities of other distributions": Mistake(
+        code=SPEC,
+        sentence="…: spec.rollout.endpoints[…]: … computes with logprobs_mode …; "
+        "start it with --logprobs-mode processed_logprobs",
+        remedy="Start the server with that option.",
+    ),
+    "a server without an option that it needs": Mistake(
+        code=SPEC,
+        sentence="…: spec.rollout.endpoints[…]: … answered 404 Not Found to POST …; start it with …",
+        remedy="Start the server as [rollouts](rollouts.md#engines-that-run-elsewhere) says.",
+    ),
+    "no server is left": Mistake(
+        code=ENVIRONMENT,
+        sentence="…: spec.rollout.endpoints: no server is left that generates (…)",
+        remedy="Start the servers and run it again; it goes on from its checkpoint.",
+    ),
+}
+MISTAKES = {**VALIDATE, **PLAN, **BEFORE_RAY, **RUNS, **BY_A_FAULT, **OF_A_SERVER}
 
 
 KINDS = {
@@ -649,9 +682,9 @@ know where to look, start with [a run that fails](tutorials/failing-run.md).
 {kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
 | 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
 
-`…` stands for text that varies. The tests in `tests/trainer/chain` cause every mistake of this
-page, and generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes
-that die, full memory and full disks: [faults](faults.md).
+`…` stands for text that varies. Tests in `tests/trainer` cause every mistake of this page, and
+generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes that die,
+full memory and full disks: [faults](faults.md).
 """
     return head + "".join(map(_table, KINDS))
 

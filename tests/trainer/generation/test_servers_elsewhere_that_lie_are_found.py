@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
+from rlhf_api.job import Job
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, TrainerError
 from rlhf_trainer.generation import endpoints
 from rlhf_trainer.generation.endpoints import Endpoints, Needs
+from rlhf_trainer.hybrid_engine.layout import describe
+from rlhf_trainer.run import deep_check
+from rlhf_trainer.training.loading import load_config
+from tests.trainer.chain.mistakes import OF_A_SERVER
 from tests.trainer.jobs import job
+from tests.trainer.tiny import save_tiny
 
 SHAPES = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
+LENGTHS = {"maxPromptTokens": 32, "maxResponseTokens": 8}
 NEEDS = Needs(shapes=SHAPES, dtype="float32", tokens=40)
 EOS, TOKENS, LOG_PROBS = 2, [7, 2], [-0.5, -1.25]
 FACTS = {
@@ -111,14 +118,19 @@ def servers(stubs: list[Stub], tmp_path: Path) -> Endpoints:
 
 
 def endpoints_of(folder: Path, *urls: str) -> Endpoints:
+    return Endpoints(job_of(folder, *urls), NEEDS, eos_token=EOS)
+
+
+def job_of(folder: Path, *urls: str, **changes: Any) -> Job:
+    """changes: of the spec."""
     spec: dict[str, Any] = {
         "algorithm": {"name": "RLOO"},
         "models": {"actor": {"uri": "hf://a"}, "reward": {"uri": "hf://b"}},
-        "data": {"train": {"uri": "hf://x"}, "maxPromptTokens": 32, "maxResponseTokens": 8},
+        "data": {"train": {"uri": "hf://x"}, **LENGTHS},
         "rollout": {"samplesPerPrompt": 2, "endpoints": list(urls), "minResponseTokens": 3, "temperature": 0.5},
         "training": {"totalSteps": 1, "promptBatchSize": 4},
     }
-    return Endpoints(job(folder, "far", spec), NEEDS, eos_token=EOS)
+    return job(folder, "far", spec | changes)
 
 
 EXTENSION = f"VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {endpoints.EXTENSION}"
@@ -202,6 +214,48 @@ def test_a_server_that_lies_is_one_sentence_with_its_path(lie: str, servers: End
     assert problem.exit_code == exit_code
 
 
+ON_THE_PAGE = {
+    "a server of `rollout.endpoints` that cannot be reached": "an end",
+    "a server that serves another model": "another vocabulary",
+    "a server that computes in another type": "another type",
+    "a server with log-probabilities of other distributions": "log-probabilities of other distributions",
+    "a server without an option that it needs": "not a server of vLLM",
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_PAGE)
+def test_the_page_of_mistakes_tells_it(name: str) -> None:
+    _, exit_code, sentence = LIES[ON_THE_PAGE[name]]
+    assert OF_A_SERVER[name].matches(f"far: spec.rollout.endpoints[1]: http://127.0.0.1:80 {sentence}")
+    assert OF_A_SERVER[name].code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "wanted"),
+    [("Auto", "Auto", ""), ("CPU", "Auto", "float32"), ("Auto", "FP32", "float32"), ("GPU", "Auto", "")],
+)
+def test_a_type_is_asked_for_where_it_is_known(
+    device: str, precision: str, wanted: str, stubs: list[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may be looked at on a machine without GPUs, and its servers are started as docs/rollouts.md says."""
+    monkeypatch.setattr(deep_check, "gpu_count", lambda: 0)
+    model, reward = save_tiny(tmp_path / "model", seed=3), save_tiny(tmp_path / "reward", seed=3, labels=1)
+    config = load_config(model, trust_remote_code=False, revision=None)
+    shapes = {each.name: each.shape for each in describe(config, trust_remote_code=False)}
+    stubs[0].lies = facts(dtype="bfloat16", shapes=shapes)
+    changes = {
+        "models": {"actor": {"uri": f"file://{model}"}, "reward": {"uri": f"file://{reward}"}},
+        "data": {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}, **LENGTHS},
+        "resources": {"device": device, "slotsPerNode": 1},
+        "training": {"totalSteps": 1, "promptBatchSize": 4, "precision": precision},
+    }
+    far = job_of(tmp_path, stubs[0].url, **changes)
+    told = [str(error) for error in deep_check.JobCheck(far, {"far": far}, tmp_path).problems()]
+    asked = f"{stubs[0].url} computes with dtype bfloat16; start it with --dtype {wanted}"
+    assert told == ([f"far: spec.rollout.endpoints[0]: {asked}"] if wanted else [])
+    assert stubs[0].seen, "it was looked at"
+
+
 def test_a_server_that_never_answers_is_found(
     servers: Endpoints, stubs: list[Stub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +272,13 @@ def test_servers_have_as_many_ranks_as_each_other(servers: Endpoints, stubs: lis
     stubs[1].lies = lambda path, call: (200, {"results": [FACTS, FACTS]}) if path == endpoints.CALL else None
     (problem,) = servers.problems()
     assert str(problem).endswith("has 2 ranks, and another one has 1; expected as many in each")
+
+
+def test_most_servers_say_how_many_ranks_each_has(stubs: list[Stub], tmp_path: Path) -> None:
+    stubs[0].lies = lambda path, call: (200, {"results": [FACTS, FACTS]}) if path == endpoints.CALL else None
+    with serving() as third:
+        (problem,) = endpoints_of(tmp_path, *(stub.url for stub in [*stubs, third])).problems()
+    assert str(problem).endswith(f"[0]: {stubs[0].url} has 2 ranks, and another one has 1; expected as many in each")
 
 
 def test_honest_servers_are_asked_as_our_own_engine_is(servers: Endpoints, stubs: list[Stub]) -> None:
@@ -285,8 +346,10 @@ def test_without_servers_the_run_ends(servers: Endpoints, stubs: list[Stub]) -> 
         stub.lies = lambda path, call: (0, None)
     with pytest.raises(
         EnvironmentProblem, match=r"^far: spec.rollout.endpoints: no server is left that generates \(far"
-    ):
+    ) as raised:
         servers.generate([[5]], [1], max_tokens=8)
+    assert OF_A_SERVER["no server is left"].matches(str(raised.value))
+    assert OF_A_SERVER["no server is left"].code == raised.value.exit_code
     with pytest.raises(EnvironmentProblem, match=r"no server is left that generates"):
         servers.found()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ class Needs:
 
     shapes: Mapping[str, tuple[int, ...]]
     """Of the actor's parameters."""
-    dtype: str
+    dtype: str | None
+    """None: any."""
     tokens: int
     """Of the longest prompt with its response."""
 
@@ -85,7 +87,7 @@ class Needs:
             return "has pipeline stages or data-parallel engines; of these only tensor parallelism is supported"
         wanted = {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}
         for name, value in wanted.items():
-            if getattr(facts, name) != value:
+            if value and getattr(facts, name) != value:
                 return f"computes with {name} {getattr(facts, name)}; start it with --{name.replace('_', '-')} {value}"
         if facts.max_model_len < self.tokens:
             longest = f"reads {facts.max_model_len} tokens at most, and a prompt with its response has {self.tokens}"
@@ -181,7 +183,8 @@ class Endpoints:
     async def _examined(self) -> list[list[Facts] | TrainerError]:
         async with _client() as client:
             results = await asyncio.gather(*(self._examine(client, each) for each in self._servers))
-        ranks = next((len(each) for each in results if isinstance(each, list)), 0)
+        counts = Counter(len(each) for each in results if isinstance(each, list))
+        ranks = max(counts, key=counts.__getitem__, default=0)
         return [
             ConfigError(server.says(f"has {len(each)} ranks, and another one has {ranks}; expected as many in each"))
             if isinstance(each, list) and len(each) != ranks

@@ -132,7 +132,9 @@ class JobCheck:
         config = load_config(
             setting.folder, trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision
         )
-        servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=not self._on_cpu)
+        may_be_elsewhere = self._job.spec.resources.device == "Auto" and self._on_cpu
+        on_gpu = None if may_be_elsewhere else not self._on_cpu
+        servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
         self._found += servers.problems()
 
     @property

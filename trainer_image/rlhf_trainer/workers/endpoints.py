@@ -86,10 +86,14 @@ class EndpointsWorker(Generating):
         """Neither the FLOPs nor the cache are of the job's devices."""
 
 
-def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool) -> Endpoints:
-    """The servers of a job, and what its actor, of this configuration, needs of them."""
+def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
+    """The servers of a job, and what its actor, of this configuration, needs of them.
+
+    on_gpu: None where that is not known yet; a type that depends on it is then not asked for.
+    """
     job: Job = setting.job
     shapes = {each.name: each.shape for each in describe(config, trust_remote_code=setting.model.trust_remote_code)}
-    dtype = str(setting.dtype(on_gpu=on_gpu)).removeprefix("torch.")
+    is_known = on_gpu is not None or job.spec.training.precision != "Auto"
+    dtype = str(setting.dtype(on_gpu=bool(on_gpu))).removeprefix("torch.") if is_known else None
     tokens = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
     return Endpoints(job, Needs(shapes=shapes, dtype=dtype, tokens=tokens), eos_token=eos_token)
