@@ -52,7 +52,8 @@ queue/batches              rlhf_queue_batches
 queue/tokens               rlhf_queue_tokens
     Prompt and response tokens that the rollout pool's ranks had finished ahead then.
 rollout_idle               rlhf_rollout_idle_ratio
-    Share of the step's time in which the slots of the rollout pool waited.
+    Share of the step's time in which the slots of the rollout pool waited; with rollout.endpoints, in which the
+    process that asks the servers did.
 trainer_idle               rlhf_trainer_idle_ratio
     Share of the step's time in which the slots of the actor's pool waited, beside a rollout pool.
 sync_bytes/<kind>          rlhf_weight_sync_bytes_total

@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
-"""The file holds the first steps of the run, with `--trace` also the latest, however long it is."""
+"""The file holds the first steps of the attempt, with `--trace` also the latest, however long it is."""
 
 
 class Trace:
