@@ -103,12 +103,12 @@ class CallLog:
             self._messages = others
 
     def settle(self, *, deadline: float, step: int | None = None) -> None:
-        """Wait for the calls set aside, or those of steps up to one; from now on they are as all others."""
-        last = math.inf if step is None else max(step, 0)  # evaluations count down
-        settled = [each for each in self._aside if each.step <= last]
-        self._outcomes(settled, deadline)
-        self._messages += settled
-        self._aside = [each for each in self._aside if each.step > last]
+        """Wait for the calls set aside, or for those up to the last of a step; from now on they are as all others."""
+        wanted = None if step is None else max(step, 0)  # evaluations count down
+        count = max((n for n, each in enumerate(self._aside, 1) if wanted in (None, each.step)), default=0)
+        self._outcomes(self._aside[:count], deadline)
+        self._messages += self._aside[:count]
+        self._aside = self._aside[count:]
 
     def abandon(self, *, deadline: float) -> None:
         """Wait for the calls set aside, whatever becomes of them, and forget them."""

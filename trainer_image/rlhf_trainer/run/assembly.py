@@ -165,7 +165,7 @@ class RolloutPool:
         return nullcontext()
 
     def settle(self, step: int | None = None) -> None:
-        """Wait for such calls, all or those of steps up to one; CommunicationError if a rank is lost."""
+        """Wait for such calls, all or up to the last of a step; CommunicationError if a rank is lost."""
 
     def gather(self) -> None:
         """Have all that is to get the actor's weights in one group with the actor's ranks."""
@@ -207,7 +207,7 @@ class ActorApart:
         return self._responses.pop(batch.step)
 
     def _insist(self, step: int | None = None) -> None:
-        """Ask for all, and wait for the responses of steps up to one; again if a generator is lost meanwhile."""
+        """Ask for all, and wait for the responses of a step, if it is named; again if a generator is lost meanwhile."""
         while True:
             try:
                 self._ask()
@@ -228,6 +228,7 @@ class ActorApart:
         with self._pool.calls():
             self._actor.send_weights()
             self._rollout.receive_weights()
+        with self._pool.calls():
             for step in steps:
                 batch, options = self._asked[step]
                 self._responses[step] = self._rollout.generate_sequences(batch, **options)

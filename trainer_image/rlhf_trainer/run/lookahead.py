@@ -27,7 +27,8 @@ def queue(messages: Iterable[Message]) -> dict[str, float]:
     """`queue/batches` and `queue/tokens` of steps that come later: what the rollout pool has written of them by now."""
     written: dict[int, list[Sequence[Outcome] | None]] = {}
     for message in messages:
-        written.setdefault(message.step, []).append(message.outcomes())
+        if message.step:  # others bring weights
+            written.setdefault(message.step, []).append(message.outcomes())
     whole = sum(None not in parts for parts in written.values())
     ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
     return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}
