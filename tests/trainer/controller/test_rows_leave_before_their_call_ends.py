@@ -58,8 +58,8 @@ class Reader:
     @register(DP_PROTO, reads=("tokens", "valid"), adds=("doubles", "sums"), row_by_row=True)
     def score(self, batch: Batch) -> Fields:
         """doubles [B, T] and sums [B], 0 where the row is not valid."""
-        mark = Path(SCORED)
-        mark.write_text(f"{mark.read_text() if mark.exists() else ''}{batch.size} ")
+        with Path(SCORED).open("a") as mark:  # as other ranks do at the same time
+            mark.write(f"{batch.size} ")
         doubles = batch["tokens"] * 2 * batch["valid"][:, None]
         return {"doubles": doubles, "sums": doubles.sum(1)}
 
