@@ -131,7 +131,7 @@ def test_damaged_files_are_found_and_named_and_leave_no_trace(
     goes_on(home, output, undisturbed, damage.goes_on_after)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_of_a_rollout_pool_is_replaced_while_the_trainers_live_on(
     home: Path, undisturbed: Path, tmp_path: Path, staleness: int
 ) -> None:
