@@ -310,7 +310,7 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         return torch.stack([kl.double(), mask.sum().double()])
 
     def warn_of_mismatch(self, mismatch: Tensor) -> None:
-        """Warn where it is more than rounding; `mismatch`: of all rows of this rank."""
+        """Warn where it is more than rounding; `mismatch`: of rows of this rank, with `stream` of a group of them."""
         total, tokens = mismatch.tolist()
         if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
