@@ -9,7 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,19 +22,28 @@ from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.cli import app
 from tests.trainer.chain import continued
 from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
-from tests.trainer.chain.continued import RUN, assert_same_bits, numbers, status_of, wait_until
+from tests.trainer.chain.continued import FAULT_SITE, RUN, assert_same_bits, numbers, status_of, wait_until
 from tests.trainer.measured import SHARED
 
 PPO = "helpful-ppo"
 LAYOUT = (*RUN, *SHARED, "ratio/", "bytes/transfer", "kl/rollout")
 """Metrics that depend on the layout too: rounding errors, padding, and what ranks hold and fetch."""
+RESHARDS = 4
+"""Two of the first evaluation and one of each step: when the second step begins to generate."""
 EVERY_STEP = "--set=helpful-ppo:checkpoint.everySteps=1"
 ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 
 
-def running(output: Path, *options: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """`rlhf run` of the shortened example."""
-    return continued.running(MANIFEST, output, *SHORT, *options)
+@contextmanager
+def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`rlhf run` of the shortened example, in its second step."""
+    place = output.parent / "place"
+    place.mkdir()
+    environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{place}|tell|generation|{RESHARDS}"}
+    with continued.running(MANIFEST, output, *SHORT, *options, environment=environment) as process:
+        wait_until((place / "fired").exists)
+        assert steps_done(output) == 1
+        yield process
 
 
 def steps_done(output: Path) -> int:
@@ -74,7 +84,6 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
     """The run folder of a run whose processes all got SIGTERM in its second step, as service managers send it."""
     output = only_ppo_left(chain, tmp_path_factory.mktemp("stopped") / "run")
     with running(output) as process:
-        wait_until(lambda: steps_done(output))
         family = psutil.Process(process.pid).children(recursive=True)
         for member in (process, *family):
             member.send_signal(signal.SIGTERM)
@@ -172,7 +181,6 @@ def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: s
     output = only_ppo_left(chain, tmp_path / "run")
     storage, place = f"--set=helpful-ppo:checkpoint.storage={s3}/runs", f"{s3}/runs/run/{PPO}"
     with running(output, storage) as process:
-        wait_until(lambda: steps_done(output))
         asked = rlhf("save-now", output)
         assert asked.stdout.startswith(f"{place}/step-"), asked.stderr
         process.send_signal(signal.SIGTERM)
@@ -196,7 +204,6 @@ def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_sav
 ) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
-        wait_until(lambda: steps_done(output))
         os.killpg(process.pid, signal.Signals[name])
         _, errors = process.communicate(timeout=100)
     assert (process.returncode, errors) == (code, f"error: stopped by {name}; the checkpoint of step 2 is saved\n")
@@ -208,7 +215,6 @@ def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_sav
 def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[Path, str], tmp_path: Path) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
-        wait_until(lambda: steps_done(output))
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None

@@ -17,12 +17,11 @@ import pytest
 
 from rlhf_trainer.checkpoint import CheckpointStore
 from tests.trainer.chain.conftest import ROOT, rlhf
-from tests.trainer.chain.continued import assert_same_bits, numbers, running, status_of, wait_until
+from tests.trainer.chain.continued import FAULT_SITE, assert_same_bits, numbers, running, status_of, wait_until
 from tests.trainer.chain.faults import DAMAGES, FAULTS, JOB, KILLED, MANIFEST, SERVICE_PHASES, SERVICE_SECONDS, table
 from tests.trainer.chain.leftovers import nothing_left_behind
 from tests.trainer.chain.mistakes import matches
 
-SITE = Path(__file__).parent / "fault_site"
 DATA = "train.jsonl"
 ALWAYS = ("Ray's GCS is killed", "generation", 3)
 """Of every run of the tests."""
@@ -57,7 +56,7 @@ def disturbed(home: Path, output: Path, place: tuple[str, str, int], options: Se
     fired = output.parent / "fired"
     fault = "|".join(map(str, (output.parent, *place)))
     with nothing_left_behind() as marks:
-        environment = {**marks, "PYTHONPATH": str(SITE), "RLHF_FAULT": fault}
+        environment = {**marks, "PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": fault}
         with running(home / "job.yaml", output, *options, environment=environment) as process:
             wait_until(lambda: fired.exists() or process.poll() is not None)
             _, errors = process.communicate(timeout=200)
@@ -191,7 +190,7 @@ def test_a_reward_service_that_goes_and_comes_back_is_waited_for(home: Path, tmp
     for phase in SERVICE_PHASES:
         output = tmp_path / phase / "run"
         output.parent.mkdir()
-        environment = {"PYTHONPATH": str(SITE), "RLHF_FAULT": f"{output.parent}|tell|{phase}|2"}
+        environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{output.parent}|tell|{phase}|2"}
         with running(home / "job.yaml", output, *options, environment=environment) as process:
             with service(port):
                 wait_until((output.parent / "fired").exists)
