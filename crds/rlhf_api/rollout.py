@@ -48,6 +48,10 @@ class Rollout(Spec):
         Whole,
         Field(description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."),
     ] = 0
+    partial: Annotated[
+        Literal["Continue", "Restart"] | None,
+        Field(description="Responses under way go on with new weights, or begin again; unset: weights wait for them."),
+    ] = None
     weight_sync: Annotated[
         Literal["Full", "Delta"],
         Field(description="What goes to the rollout pool after an update: all weights, or those whose bits changed."),

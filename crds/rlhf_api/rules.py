@@ -89,7 +89,7 @@ ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("
 STALE = Field("rollout.maxStaleness") > 0
 ELSEWHERE = Field("rollout.endpoints").given
 APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
-OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization")
+OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial")
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 
 
@@ -309,6 +309,9 @@ def _placement() -> Iterator[Rule]:
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
     yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
+    partial = Field("rollout.partial").given
+    message = "is {value}, but with rollout.maxStaleness 0 no weights come while responses are written"
+    yield Rule("rollout.partial", partial.implies(STALE), message)
     message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
     yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"

@@ -20,6 +20,8 @@ class GeneratorStandIn:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.weights: dict[str, Tensor] = {}
+        self.version = -1
+        self.before_token: Callable[[], None] = lambda: None
         self._asked: list[tuple[int, Sequence[int], int, dict[str, Any]]] = []
 
     def begin(self, number: int, prompt: Sequence[int], seed: int, **options: Any) -> None:

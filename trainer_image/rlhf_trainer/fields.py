@@ -57,11 +57,11 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("attention_mask", "pretrain_attention_mask", "chosen_mask", "rejected_mask"), PER_TOKEN),
     **dict.fromkeys(("response_mask", "pretrain_response_mask"), PER_TOKEN),
     **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
-    **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), PER_TOKEN),
+    **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs", "policy_version"), PER_TOKEN),
     **dict.fromkeys(("values", "cost_values", "advantages", "token_rewards", "token_costs"), PER_TOKEN),
     "turn_rewards": PER_TOKEN,
     "played": NUMBER,
-    **dict.fromkeys(("valid", "finished", "sampled", "policy_version", "scores", "costs"), NUMBER),
+    **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }
 """The fields of the algorithms; a method may add others, of which only the rows are checked."""

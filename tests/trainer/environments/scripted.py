@@ -39,7 +39,9 @@ class ScriptedEngine(GeneratorStandIn):
             if written + 1 == len(tokens):
                 del self._under_way[number]
                 finished = tokens[-1] == END
-                found.append((number, Response(tokens=tokens, log_probs=[LOG_PROB] * len(tokens), finished=finished)))
+                log_probs, versions = [LOG_PROB] * len(tokens), [self.version] * len(tokens)
+                response = Response(tokens=tokens, log_probs=log_probs, finished=finished, versions=versions)
+                found.append((number, response))
         return found
 
     @property

@@ -1,6 +1,7 @@
 """Engines for tests, pieces for them, and what they write."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +17,17 @@ KEPT: list[GenerationEngine] = []
 
 
 def build(
-    folder: str, groups: list[list[int]], stage_layers: tuple[int, ...] = (), *, max_sequences: int = 16
+    folder: str,
+    groups: list[list[int]],
+    stage_layers: tuple[int, ...] = (),
+    *,
+    max_sequences: int = 16,
+    partial: Literal["Continue", "Restart"] | None = None,
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
         config=AutoConfig.from_pretrained(folder),
-        rollout=Rollout(),
+        rollout=Rollout(partial=partial),
         max_tokens=256,
         max_sequences=max_sequences,
         eos_token=END,

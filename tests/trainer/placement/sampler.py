@@ -27,6 +27,8 @@ class PlainSampler(GeneratorStandIn):
         with torch.random.fork_rng():
             self._model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="sdpa").eval()
         self._temperature, self._eos_token = rollout.temperature, eos_token
+        self._restarts = rollout.partial == "Restart"
+        self._rows: list[Row] = []
 
     @torch.no_grad()
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
@@ -48,23 +50,59 @@ class PlainSampler(GeneratorStandIn):
     ) -> list[Response]:
         """One response a prompt, in order; the shortest end first."""
         longest = min(max_tokens, LONGEST)
-        found = [
-            self._response(prompt, None if greedy else seed, longest)
+        self._rows = [
+            Row(prompt, None if greedy else seed, longest, self._eos_token)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        for row in sorted(range(len(found)), key=lambda row: len(found[row].tokens)):
-            ended(row, found[row])
-        return found
+        while under_way := [number for number, row in enumerate(self._rows) if not row.has_ended]:
+            self.before_token()
+            for number in under_way:
+                self._write_token(self._rows[number])
+                if self._rows[number].has_ended:
+                    ended(number, self._rows[number].response)
+        return [row.response for row in self._rows]
 
-    def _response(self, prompt: Sequence[int], seed: int | None, longest: int) -> Response:
+    def take_over(self, _: int) -> int:
+        """As vLLM does."""
+        under_way = [row for row in self._rows if not row.has_ended]
+        if self._restarts:
+            for row in under_way:
+                row.begin()
+        return len(under_way)
+
+    def _write_token(self, row: Row) -> None:
+        logits = self._model(input_ids=torch.tensor([[*row.prompt, *row.tokens]])).logits[0, -1]
+        row.add(torch.log_softmax(logits / self._temperature, -1), self.version)
+
+
+class Row:
+    """A response that is written."""
+
+    def __init__(self, prompt: Sequence[int], seed: int | None, longest: int, eos_token: int) -> None:
         """Drawn from `seed`, or without one the likeliest tokens."""
-        drawn = torch.Generator().manual_seed(seed or 0)
-        tokens: list[int] = []
-        log_probs: list[float] = []
-        while len(tokens) < longest and self._eos_token not in tokens:
-            logits = self._model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, -1]
-            spread = torch.log_softmax(logits / self._temperature, -1)
-            next_token = spread.argmax() if seed is None else torch.multinomial(spread.exp(), 1, generator=drawn)
-            tokens.append(int(next_token))
-            log_probs.append(float(spread[tokens[-1]]))
-        return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
+        self.prompt, self._seed, self._longest, self._eos_token = prompt, seed, longest, eos_token
+        self.begin()
+
+    def begin(self) -> None:
+        """From the first token."""
+        self._drawn = torch.Generator().manual_seed(self._seed or 0)
+        self.tokens: list[int] = []
+        self._log_probs: list[float] = []
+        self._versions: list[int] = []
+
+    def add(self, spread: Tensor, version: int) -> None:
+        """Draw a token from these log-probabilities."""
+        likeliest = self._seed is None
+        token = spread.argmax() if likeliest else torch.multinomial(spread.exp(), 1, generator=self._drawn)
+        self.tokens.append(int(token))
+        self._log_probs.append(float(spread[self.tokens[-1]]))
+        self._versions.append(version)
+
+    @property
+    def has_ended(self) -> bool:
+        return len(self.tokens) == self._longest or self._eos_token in self.tokens
+
+    @property
+    def response(self) -> Response:
+        finished = self.tokens[-1] == self._eos_token
+        return Response(tokens=self.tokens, log_probs=self._log_probs, finished=finished, versions=self._versions)

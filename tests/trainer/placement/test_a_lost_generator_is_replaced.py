@@ -65,12 +65,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
 
 
 def outcome(
-    folder: Path, folders: Mapping[Role, str], *, staleness: int, times: int, dies_in: str = "generate", number: int = 1
+    folder: Path,
+    folders: Mapping[Role, str],
+    *,
+    staleness: int,
+    times: int,
+    dies_in: str = "generate",
+    number: int = 1,
+    partial_mode: str | None = None,
 ) -> Outcome:
     """PPO, in which a generator dies so many times."""
     (folder / "marks").mkdir()
     changes = {
-        "rollout": {"maxStaleness": staleness, "weightSync": "Delta"},
+        "rollout": {"maxStaleness": staleness, "weightSync": "Delta", "partial": partial_mode},
         "training": {"totalSteps": STEPS, "promptBatchSize": 4, "callDeadlineSeconds": 60},
     }
     pools = pools_of([["actor", "critic", "reference", "reward"], ["rollout"]], slots=(TRAINERS, GENERATORS))
@@ -125,6 +132,20 @@ def test_what_was_generated_ahead_is_generated_again(
     found = outcome(tmp_path, folders, staleness=1, dies_in=dies_in, number=number, times=1)
     assert replacements(found) == 1
     assert [record["staleness"] for record in found.records] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("dies_in", "number"),
+    [("generate", 3), ("load_weights", 2)],
+    ids=["during generation", "during an exchange of weights"],
+)
+def test_responses_that_go_on_with_new_weights_are_generated_again(
+    folders: Mapping[Role, str], tmp_path: Path, dies_in: str, number: int
+) -> None:
+    """An exchange that the actor has begun, in the middle of responses or not, is given up and made anew."""
+    found = outcome(tmp_path, folders, staleness=2, dies_in=dies_in, number=number, times=1, partial_mode="Continue")
+    assert replacements(found) == 1
+    assert all(record["staleness"] <= 2 for record in found.records)
 
 
 def test_one_that_always_dies_ends_the_attempt(folders: Mapping[Role, str], tmp_path: Path) -> None:

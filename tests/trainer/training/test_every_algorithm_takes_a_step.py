@@ -46,11 +46,12 @@ class Drawing(GeneratorStandIn):
     def generate(self, _: Sequence[Sequence[int]], seeds: Sequence[int], **options: Any) -> list[Response]:
         return [self._response(0 if options["greedy"] else seed) for seed in seeds]
 
-    @staticmethod
-    def _response(seed: int) -> Response:
+    def _response(self, seed: int) -> Response:
         drawn = random.Random(seed)
         tokens = [*(drawn.randrange(3, 512) for _ in range(drawn.randrange(1, 6))), END]
-        return Response(tokens=tokens, log_probs=[-6.0] * len(tokens), finished=True)
+        return Response(
+            tokens=tokens, log_probs=[-6.0] * len(tokens), finished=True, versions=[self.version] * len(tokens)
+        )
 
 
 def steps(

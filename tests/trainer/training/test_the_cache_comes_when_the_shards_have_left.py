@@ -47,7 +47,7 @@ class Watching(GeneratorStandIn):
 
     def generate(self, prompts: Sequence[Sequence[int]], *_: Any, **__: Any) -> list[Response]:
         self._note("generate")
-        return [Response(tokens=[5, 2], log_probs=[-1.0, -1.0], finished=True) for _ in prompts]
+        return [Response(tokens=[5, 2], log_probs=[-1.0, -1.0], finished=True, versions=[0, 0]) for _ in prompts]
 
     def _note(self, what: str) -> None:
         self.events.append((what, bytes_held(self.actor.trainer.model.module.parameters())))

@@ -123,6 +123,8 @@ class Endpoints:
         """eos_token: the one that ends a response."""
         self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
         self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
+        self.version = -1
+        """Policy version of the servers' weights; who has them loaded sets it."""
         self._news: dict[str, str] = {}
         self._servers = [
             Server(url=url.rstrip("/"), path=f"{self._path}[{number}]")
@@ -280,7 +282,7 @@ class Endpoints:
             log_probs = []
         if len(log_probs) != len(tokens):
             raise ConfigError(server.says("answers without the log-probability of each token"))
-        return Response(tokens=tokens, log_probs=log_probs, finished=is_finished)
+        return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=[self.version] * len(tokens))
 
     def _lose(self, server: Server, why: str) -> None:
         """Ask a server no more until it is found again."""

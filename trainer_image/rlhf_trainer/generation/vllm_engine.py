@@ -33,8 +33,20 @@ class Response:
     """Log-probability of each token under the distribution it was drawn from."""
     finished: bool
     """Whether the response ended with end-of-text (False: cut at the length limit)."""
+    versions: Sequence[int]
+    """Policy version of the weights that wrote each token."""
     written: Sequence[bool] = ()
     """Of an episode, which tokens the model wrote; the others are an environment's. Empty: all are the model's."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A response that is under way."""
+
+    prompt: Sequence[int]
+    sampling: Any
+    versions: list[int]
+    """Of its tokens that older weights have written."""
 
 
 def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
@@ -80,6 +92,11 @@ class GenerationEngine:
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
         self._measured_bytes, self._cache_peak = 0, 0.0
+        self.version = -1
+        """Policy version of the weights; who loads them sets it."""
+        self.before_token: Callable[[], None] = lambda: None
+        """Is called before each token, and may load other weights."""
+        self._begun: dict[int, _Begun] = {}
         arguments = engine_arguments(
             config=config,
             rollout=rollout,
@@ -217,13 +234,37 @@ class GenerationEngine:
         self._require_awake()
         sampling = self._sampling(seed, max_tokens=max_tokens, greedy=greedy)
         sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
-        self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, sampling)
+        self._add(number, _Begun(prompt, sampling, []))
+
+    def _add(self, number: int, begun: _Begun) -> None:
+        self._begun[number] = begun
+        self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(begun.prompt)}, begun.sampling)
 
     def step(self) -> list[tuple[int, Response]]:
         """One token more of each response that is under way; those that are whole with it, by their numbers."""
+        self.before_token()
         with torch.random.fork_rng():
             outputs = self._engine.llm_engine.step() if self.is_busy else []
-        return [(int(output.request_id), self._response(output.outputs[0])) for output in outputs if output.finished]
+        ended = ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
+        return [(number, self._response(output, self._begun.pop(number))) for number, output in ended]
+
+    def take_over(self, older: int) -> int:
+        """Weights of this version have been replaced; returns how many responses are under way.
+
+        They go on with the new weights, and what is cached of them is computed anew: each token is drawn as if its
+        weights had been there from the first one. With `rollout.partial: Restart` they begin again.
+        """
+        engine, under_way = self._engine.llm_engine, dict(self._begun)
+        restarts = self._rollout.partial == "Restart"
+        if restarts:
+            engine.abort_request([str(number) for number in under_way])
+        for state in engine.output_processor.request_states.values():
+            versions = under_way[int(state.external_req_id)].versions
+            versions += [older] * (state.detokenizer.num_output_tokens() - len(versions))
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        for number, begun in under_way.items() if restarts else ():
+            self._add(number, begun)
+        return len(under_way)
 
     @property
     def is_busy(self) -> bool:
@@ -249,10 +290,12 @@ class GenerationEngine:
             )
         )
 
-    def _response(self, output: Any) -> Response:
+    def _response(self, output: Any, begun: _Begun) -> Response:
         tokens = list(output.token_ids)
+        versions = [*begun.versions, *[self.version] * (len(tokens) - len(begun.versions))]
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
-        return Response(tokens=tokens, log_probs=log_probs, finished=tokens[-1] == self._eos_token)
+        is_finished = tokens[-1] == self._eos_token
+        return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=versions)
 
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:

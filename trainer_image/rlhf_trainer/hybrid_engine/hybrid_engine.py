@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
+from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
@@ -84,6 +85,8 @@ class HybridEngine:
         which weights are sent, and the generator's; sends_changes: send what has changed only.
         """
         self._model, self._generator, self.group = model, generator, None
+        self.notices: Notices | None = None
+        """Of the ranks of both pools."""
         parameters = describe(config, trust_remote_code=trust_remote_code)
         if span is None:
             assert model is not None
@@ -92,7 +95,8 @@ class HybridEngine:
         else:
             rank = dist.get_rank() + (0 if model else span.training.world_size + span.before)
             parties = span.parties
-            self.group = join_group(span.address, span.port, rank, len(span.hosts), span.timeout_seconds)
+            self.group, store = join_group(span.address, span.port, rank, len(span.hosts), span.timeout_seconds)
+            self.notices = Notices(store, rank, parties.destinations)
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(
             self._plan,

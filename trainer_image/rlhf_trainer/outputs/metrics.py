@@ -47,6 +47,8 @@ staleness                  rlhf_staleness_steps
 staleness_rows/<versions>  rlhf_staleness_rows_total
     Rows that were learned from, by the policy versions between the weights that sampled them and those that
     learned.
+rollout_interrupted        rlhf_rollout_interrupted_responses_total
+    Responses that new weights met while they were written (rollout.partial), once for each time.
 queue/batches              rlhf_queue_batches
     Batches that the rollout pool had finished ahead, and that no step had trained on, at the end of the step.
 queue/tokens               rlhf_queue_tokens

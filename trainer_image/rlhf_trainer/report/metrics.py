@@ -33,6 +33,7 @@ MEANINGS = {
     "padding/waste": "share of tokens that are padding",
     "mfu": "FLOPs of the models by the GPUs' peak",
     "staleness": "policy versions behind the weights that learn; 0: none",
+    "rollout_interrupted": "responses that new weights met while they were written",
     "rollout_replacements": "times that the rollout pool got new processes for a lost one; should be 0",
     "rollout_idle": "share of a step in which the rollout pool waits",
     "trainer_idle": "share of a step in which the actor's pool waits",

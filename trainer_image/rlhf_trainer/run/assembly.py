@@ -34,6 +34,7 @@ from rlhf_trainer.workers.data import (
 )
 from rlhf_trainer.workers.endpoints import EndpointsWorker
 from rlhf_trainer.workers.episodes import playing
+from rlhf_trainer.workers.partial import PartialRolloutWorker
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter
@@ -119,7 +120,10 @@ def worker_of(job: Job, role: Role, pool: Collection[str] = ()) -> type:
         return NotingScoringWorker if job.spec.rollout.keep or job.spec.algorithm.makes == "data" else ScoringWorker
     if role == "rollout" and job.generates_elsewhere:
         return EndpointsWorker
-    worker = RolloutWorker if role == "rollout" else _single_turn_worker_of(job, role, pool)
+    if role == "rollout":
+        worker: type = PartialRolloutWorker if job.spec.rollout.partial else RolloutWorker
+    else:
+        worker = _single_turn_worker_of(job, role, pool)
     generates = role == ("rollout" if job.generates_apart else "actor")
     return playing(worker) if generates and job.spec.rollout.has_turns else worker
 
@@ -181,8 +185,9 @@ class ActorApart:
     What generators do has no effect on the actor, so what they were to do when one is lost is asked for again.
     """
 
-    def __init__(self, actor: Any, rollout: Any, pool: RolloutPool) -> None:
-        self._actor, self._rollout, self._pool = actor, rollout, pool
+    def __init__(self, actor: Any, rollout: Any, pool: RolloutPool, *, interrupts: bool = False) -> None:
+        """interrupts: whether generators get new weights in the middle of a batch, too."""
+        self._actor, self._rollout, self._pool, self._interrupts = actor, rollout, pool, interrupts
         self._asked: dict[int, tuple[Any, Mapping[str, Any]]] = {}
         """Step -> the prompts whose responses nobody has taken yet, and the options of their generation."""
         self._responses: dict[int, Any] = {}
@@ -219,11 +224,12 @@ class ActorApart:
                 self._pool.replace(error)
 
     def _ask(self) -> None:
-        """Ask the generators for what they have not been asked for; they get the newest weights between two batches."""
+        """Have the generators get the newest weights, and then ask them for what they have not been asked for."""
         if not (steps := [step for step in self._asked if step not in self._responses]):
             return
-        self._pool.settle()
-        self._there = set(self._responses)
+        if not self._interrupts:
+            self._pool.settle()
+            self._there = set(self._responses)
         self._pool.gather()
         with self._pool.calls():
             self._actor.send_weights()
@@ -252,7 +258,8 @@ def stand_ins(job: Job, models: Mapping[str, Any], pool: RolloutPool | None = No
     """The reference of a job whose actor is its own, and the actor of one that generates in another pool."""
     found: dict[str, Any] = {"reference": ActorAsReference(models["actor"])} if job.reference_is_actor else {}
     if job.generates_apart:
-        found["actor"] = ActorApart(models["actor"], models["rollout"], pool or RolloutPool())
+        interrupts = job.spec.rollout.partial is not None
+        found["actor"] = ActorApart(models["actor"], models["rollout"], pool or RolloutPool(), interrupts=interrupts)
     return found
 
 

@@ -32,15 +32,17 @@ def start(device: Device, timeout_seconds: float) -> int:
     return dist.get_rank()
 
 
-def join_group(store: str, port: int, rank: int, size: int, timeout_seconds: float) -> dist.ProcessGroup:
-    """Join a group whose ranks are in several worlds; rank 0 is on the machine `store` and has the port.
+def join_group(
+    address: str, port: int, rank: int, size: int, timeout_seconds: float
+) -> tuple[dist.ProcessGroup, TCPStore]:
+    """Join a group whose ranks are in several worlds, and its store. Rank 0 is on the machine and has the port.
 
     Torch's collectives take it as `group`, but do not know it by the ranks of any world.
     """
     timeout = timedelta(seconds=timeout_seconds)
-    there = TCPStore(store, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    there = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
-    return make(there, rank, size, timeout, device_here())
+    return make(there, rank, size, timeout, device_here()), there
 
 
 def collective_timeout() -> timedelta | None:

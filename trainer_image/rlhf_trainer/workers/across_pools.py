@@ -89,6 +89,8 @@ class WeightSender(AcrossPools):
     @register(ONE_TO_ALL)
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""
+        assert self._across.notices
+        self._across.notices.offer()
         with recorder.span(TRANSFER, "actor.send_weights: wait"), self.exchanging():
             is_new = self.generator_version != self.policy_version
             _, is_sent = self.agreed(self.policy_version, is_needed=is_new)
@@ -114,7 +116,7 @@ class WeightReceiver(AcrossPools):
         with recorder.span(TRANSFER, "rollout.receive_weights: wait"), self.exchanging():
             self.policy_version, is_sent = self.agreed(-1, is_needed=self.generator_version < 0)
         received = self._receive() if is_sent else 0
-        self.generator_version = self.policy_version
+        self.generator_version = self._generator.version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
 

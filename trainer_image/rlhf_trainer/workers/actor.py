@@ -192,7 +192,12 @@ class GeneratorActorWorker(ActorWorker):
 
     has_scored = False
 
-    @register(THREE_D_PROTO, reads=("rollout_log_probs", "policy_version"), adds=("old_log_probs",), phase="reshard")
+    @register(
+        THREE_D_PROTO,
+        reads=("response_mask", "rollout_log_probs", "policy_version"),
+        adds=("old_log_probs",),
+        phase="reshard",
+    )
     def compute_log_prob(self, batch: Batch) -> Fields:
         """old_log_probs [B, T]: the generator's, which then sleeps."""
         self.begin_scoring(batch)
@@ -204,7 +209,7 @@ class SingleUpdateActorWorker(ActorWorker):
 
     has_scored = False
 
-    @register(THREE_D_PROTO, reads=("policy_version",), adds=(), phase="reshard")
+    @register(THREE_D_PROTO, reads=("response_mask", "policy_version"), adds=(), phase="reshard")
     def compute_log_prob(self, batch: Batch) -> Fields:
         """No field, for `update_actor` finds them; the generator sleeps."""
         self.begin_scoring(batch)

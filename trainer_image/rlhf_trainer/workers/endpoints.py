@@ -61,7 +61,7 @@ class EndpointsWorker(Generating):
             ranks = self._servers.call("take_weights")
         for wrong in filter(None, (rank["wrong"] for rank in ranks)):
             raise NumericsError(f"{self.setting.job.name}: spec.rollout.endpoints: {wrong}")
-        self.policy_version = ranks[0]["version"]
+        self.policy_version = self._servers.version = ranks[0]["version"]
         syncs = [rank["sync"] for rank in ranks if rank["sync"]]
         for kind, received, seconds in syncs:
             record_sync(kind, received, seconds)

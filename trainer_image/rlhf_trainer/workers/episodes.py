@@ -66,6 +66,8 @@ class Episode:
     log_probs: list[float] = field(default_factory=list)
     """0 on the environment's tokens."""
     written: list[bool] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Policy version of the weights that wrote it; 0 on the environment's."""
     rewards: list[float] = field(default_factory=list)
     """What a turn was given, on its last token; else 0."""
     turns: int = 0
@@ -76,17 +78,33 @@ class Episode:
     failure: str = ""
     """What the environment did instead of answering."""
 
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
-        """Tokens of the model, with their log-probabilities, or of the environment."""
+    def answer(self, response: Response) -> None:
+        """Tokens of the model."""
+        self._add(response.tokens, response.log_probs, response.versions, is_written=True)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Tokens of the environment."""
+        self._add(tokens, [0.0] * len(tokens), [0] * len(tokens), is_written=False)
+
+    def _add(
+        self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int], *, is_written: bool
+    ) -> None:
         self.tokens += tokens
-        self.log_probs += [0.0] * len(tokens) if log_probs is None else log_probs
-        self.written += [log_probs is not None] * len(tokens)
+        self.log_probs += log_probs
+        self.versions += versions
+        self.written += [is_written] * len(tokens)
         self.rewards += [0.0] * len(tokens)
 
     @property
     def response(self) -> Response:
         """All that came after the prompt."""
-        return Response(tokens=self.tokens, log_probs=self.log_probs, finished=self.finished, written=self.written)
+        return Response(
+            tokens=self.tokens,
+            log_probs=self.log_probs,
+            finished=self.finished,
+            versions=self.versions,
+            written=self.written,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +166,7 @@ class Play:
     def _turn(self, number: int, response: Response) -> None:
         """An answer of the model; one that the length limit cuts is not shown to the environment."""
         episode = self._episodes[number]
-        episode.add(response.tokens, response.log_probs)
+        episode.answer(response)
         episode.turns += 1
         if not response.finished:
             self._end(number)
@@ -198,7 +216,7 @@ class Play:
         ids = self._encoder.observation(said)
         episode.is_full = len(ids) >= self._room(episode)
         if not episode.is_full:
-            episode.add(ids)
+            episode.observe(ids)
 
     def _room(self, episode: Episode) -> int:
         """Tokens that may still come."""

@@ -15,6 +15,7 @@ from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.training.save import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.rollout import oldest_version
 from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
 
 READS = ("tokens", "attention_mask", "response_mask", "finished", "policy_version", "scores")
@@ -73,7 +74,7 @@ class RolloutKeeper:
             "finished": sample.finished,
             "prompt_tokens": int((batch["response_mask"][row] > 0).int().argmax()),
             "response_tokens": int(response),
-            "policy_version": int(batch["policy_version"][row]),
+            "policy_version": int(oldest_version(fields)[row]),
         }
 
     def _episode(self, batch: Batch, row: int) -> dict[str, Any]:

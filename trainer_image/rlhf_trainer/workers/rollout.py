@@ -90,14 +90,15 @@ class Generating:
 
         Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
-        sampled [B] (0 without `do_sample`) and policy_version [B]: the steps that trained the weights that wrote it.
+        sampled [B] (0 without `do_sample`) and policy_version [B, T]: how many steps have trained the weights that
+        wrote a token.
         """
         self.reshard()
         leaving = Leaving(outlet, batch, lambda *rows: self._laid_out(batch, *rows, do_sample=do_sample))
         with recorder.span("generation", f"{self.called}.generate_sequences"):
             prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample, ended=leaving.add)
         longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
-        width = largest_over_ranks(longest)  # so that another pool can join rows of any ranks
+        width = self.widest(longest)  # so that another pool can join rows of any ranks
         leaving.end(width)
         fields = self._laid_out(batch, list(range(batch.size)), prompts, responses, width, do_sample=do_sample)
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
@@ -120,6 +121,10 @@ class Generating:
             ended=lambda row, response: ended(row, prompts[row], response),
         )
 
+    def widest(self, longest: int) -> int:
+        """The largest of any rank."""
+        return largest_over_ranks(longest)
+
     def seeds(self, batch: Batch) -> list[int]:
         """Of the response to each of this rank's rows."""
         seed = self.setting.job.spec.training.seed
@@ -139,7 +144,6 @@ class Generating:
         fields = lay_out(prompts, responses, width=width, pad_token=int(self.tokenizer.pad_token_id))
         fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
         fields["sampled"] = torch.full((len(rows),), float(do_sample))
-        fields["policy_version"] = torch.full((len(rows),), float(self.policy_version))
         return fields
 
     def _measure_generation(self, fields: Fields) -> None:
@@ -186,7 +190,7 @@ class Colocated(Generating):
                 with self.runner.offloader.in_use():
                     received = self._hybrid_engine.to_generation().received
                 self._generator.wake_cache()  # after the shards have left: there need not be room for both
-                self.generator_version = self.policy_version
+                self.generator_version = self._generator.version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
 
@@ -291,15 +295,14 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         self.put_generator_to_sleep()
         if not batch.size:
             return
-        behind = self.policy_version - batch["policy_version"]
+        behind = self.policy_version - oldest_version(batch.fields, at_most=self.policy_version)
         recorder.maximum("staleness", float(behind.max()))
         for versions, rows in Counter(behind.int().tolist()).items():
             recorder.add(f"staleness_rows/{versions}", rows)
-        version, allowed = int(batch["policy_version"].min()), self.setting.job.spec.rollout.max_staleness
-        if self.policy_version - version > allowed:
-            recorder.warn(
-                "policy_version", f"policy {self.policy_version} learns from the responses of policy {version}"
-            )
+        stalest = int(behind.max())
+        if stalest > self.setting.job.spec.rollout.max_staleness:
+            newest, version = self.policy_version, self.policy_version - stalest
+            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
 
     def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
         """Record how far the trainer's log-probabilities [b, T] are from the generator's: (KL, tokens), float64 [2]."""
@@ -338,6 +341,11 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
     return model
 
 
+def oldest_version(fields: Fields, *, at_most: float = torch.inf) -> Tensor:
+    """Policy version [B] of the oldest token of each response; `at_most` where there is none."""
+    return fields["policy_version"].masked_fill(fields["response_mask"] == 0, at_most).amin(1)
+
+
 def prompts_in(batch: Batch) -> list[Ids]:
     """The token ids of each row's prompt."""
     lengths = batch["prompt_mask"].sum(1).long().tolist()
@@ -348,17 +356,20 @@ def lay_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int
     """Prompt and response of each row, contiguous from position 0, padded on the right to `width`."""
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
-    attention_mask, response_mask, log_probs = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    attention_mask, response_mask = torch.zeros(shape), torch.zeros(shape)
+    log_probs, versions = torch.zeros(shape), torch.zeros(shape)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         start, end = len(prompt), len(prompt) + len(response.tokens)
         tokens[row, :end] = torch.tensor([*prompt, *response.tokens])
         attention_mask[row, :end] = 1.0
         response_mask[row, start:end] = torch.tensor(response.written).float() if response.written else 1.0
         log_probs[row, start:end] = torch.tensor(response.log_probs)
+        versions[row, start:end] = torch.tensor(response.versions).float()
     return {
         "tokens": tokens,
         "attention_mask": attention_mask,
         "response_mask": response_mask,
         "rollout_log_probs": log_probs,
+        "policy_version": versions,
         "finished": torch.tensor([float(response.finished) for response in responses]),
     }
