@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,31 +20,51 @@ SCHEDULES = 10_000
 
 
 @dataclass
-class Pools:
-    """What would be done by two pools, in the order of the calls."""
+class Pools(RolloutPool):
+    """What would be done by two pools: the one that trains makes the calls, the other writes tokens in between."""
 
+    draw: random.Random
     version: int = 0
     """Updates of the policy so far."""
+    partial: str | None = None
     sent: int = -1
     """The version of the weights that the generators have."""
-    written: dict[int, int] = field(default_factory=dict)
-    """Step -> the version that wrote its responses."""
-    evaluated: list[int] = field(default_factory=list)
-    """The versions that wrote what was evaluated."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """Step -> the tokens of its responses, when they have ended; in the order in which they are written."""
+    written: dict[int, list[int]] = field(default_factory=dict)
+    """Step -> the version that wrote each of them."""
+    met: int = 0
+    """How often weights came while responses were written."""
 
     def send_weights(self) -> None:
+        self.write(self.draw.randint(0, 30))
+        under_way = next((step for step, tokens in self.asked.items() if len(self.written[step]) < tokens), None)
+        if under_way is not None and self.version != self.sent:
+            assert self.partial, "weights wait for responses"
+            self.met += bool(self.written[under_way])
+            if self.partial == "Restart":
+                self.written[under_way] = []
         self.sent = self.version
 
     def receive_weights(self) -> None:
         pass
 
     def generate_sequences(self, batch: Any) -> Any:
-        if batch.step > 0:
-            assert batch.step not in self.written, "the same prompts twice"
-            self.written[batch.step] = self.sent
-        else:
-            self.evaluated.append(self.sent)
+        assert batch.step <= 0 or batch.step not in self.asked, "the same prompts twice"
+        self.asked.pop(batch.step, None)
+        self.asked[batch.step], self.written[batch.step] = self.draw.randint(1, 20), []
         return batch
+
+    def settle(self, step: int | None = None) -> None:
+        while any(len(self.written[each]) < self.asked[each] for each in ([step] if step is not None else self.asked)):
+            self.write(1)
+
+    def write(self, tokens: int) -> None:
+        """So many, or all that were asked for."""
+        for step, wanted in self.asked.items():
+            now = min(tokens, wanted - len(self.written[step]))
+            self.written[step] += [self.sent] * now
+            tokens -= now
 
 
 def run(draw: random.Random) -> tuple[Pools, int, int, int]:
@@ -53,8 +74,8 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     """
     staleness, done, total = draw.randint(0, 5), draw.randint(0, 20), draw.randint(1, 40)
     total += done
-    pools = Pools(version=done)
-    actor = ActorApart(pools, pools, RolloutPool())
+    pools = Pools(draw, version=done, partial=draw.choice((None, "Continue", "Restart")) if staleness else None)
+    actor = ActorApart(pools, pools, pools, interrupts=pools.partial is not None)
     data = SimpleNamespace(load_batch=lambda batch: batch)
     runtime = SimpleNamespace(
         models={"data": data, "actor": actor}, blank=lambda step, size: SimpleNamespace(step=step, size=size)
@@ -67,23 +88,33 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     for step in range(done + 1, total + 1):
         batch = actor.generate_sequences(lookahead.batch(step))
         assert batch.step == step
-        assert pools.version - pools.written[step] <= staleness
-        assert len([later for later in pools.written if later > step]) <= staleness, "the queue is bounded"
+        versions = pools.written[step]
+        assert len(versions) == pools.asked[step], "they have ended"
+        assert versions == sorted(versions)
+        assert pools.version - versions[0] <= staleness
+        assert pools.partial == "Continue" or versions[0] == versions[-1]
+        assert len([later for later in pools.asked if later > step]) <= staleness, "the queue is bounded"
         pools.version += draw.random() < 0.9  # critics may warm up first
         if draw.random() < 0.2:
-            actor.generate_sequences(SimpleNamespace(step=-draw.randint(0, 3)))
-            assert pools.evaluated[-1] == pools.version, "an evaluation is of the newest policy"
+            evaluated = -draw.randint(0, 3)
+            actor.generate_sequences(SimpleNamespace(step=evaluated))
+            assert set(pools.written[evaluated]) == {pools.version}, "an evaluation is of the newest policy"
     return pools, staleness, done + 1, total
 
 
 def test_no_response_is_staler_than_allowed() -> None:
     draw = random.Random(0)
-    seen = set()
+    seen, met = set(), Counter[str | None]()
     for _ in range(SCHEDULES):
         pools, staleness, first, last = run(draw)
-        assert sorted(pools.written) == list(range(first, last + 1)), "each step once, and none that is not trained"
+        steps = sorted(step for step in pools.written if step > 0)
+        assert steps == list(range(first, last + 1)), "each step once, and none that is not trained"
         seen.add(staleness)
+        met[pools.partial] += pools.met
     assert seen == set(range(6))
+    assert met["Continue"] > SCHEDULES
+    assert met["Restart"] > SCHEDULES
+    assert not met[None]
 
 
 def test_what_is_finished_ahead_is_counted_in_whole_batches_and_in_tokens() -> None:
