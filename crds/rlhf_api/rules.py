@@ -288,6 +288,22 @@ def _placement() -> Iterator[Rule]:
         if role == "reference":
             placed &= ~REFERENCE_IS_ACTOR
         yield Rule("placement.pools", placed.implies(homes == 1), message, count)
+    models = Field("placement.pools[].models")
+    for role in ROLES:
+        lives, message = models.contains(role), f"{{name}} has no {role}"
+        if role == "reference":
+            message = "{name} has no reference; without a KL penalty there is one only if models.reference is given"
+        yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)
+    lives = Field("placement.pools[].models").contains("reference") & _uses("reference")
+    message = "the reference is the actor without its adapter, and lives where the actor does"
+    yield Rule("placement.pools[].models", lives.implies(~REFERENCE_IS_ACTOR), message)
+    lives = Field("placement.pools[].models").contains("reward")
+    message = "the reward is {form}, and only models live in pools"
+    yield Rule("placement.pools[].models", (lives & _uses("reward")).implies(modelled), message, FORM)
+
+
+def _apart() -> Iterator[Rule]:
+    """Of responses that are generated in a pool of their own, or elsewhere."""
     yield Rule(
         "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
     )
@@ -316,17 +332,6 @@ def _placement() -> Iterator[Rule]:
     yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"
     yield Rule("rollout.maxStaleness", (STALE & ONLINE).implies(algorithm(_generates_once)), message)
-    for role in ROLES:
-        lives, message = models.contains(role), f"{{name}} has no {role}"
-        if role == "reference":
-            message = "{name} has no reference; without a KL penalty there is one only if models.reference is given"
-        yield Rule("placement.pools[].models", lives.implies(_uses(role)), message)
-    lives = Field("placement.pools[].models").contains("reference") & _uses("reference")
-    message = "the reference is the actor without its adapter, and lives where the actor does"
-    yield Rule("placement.pools[].models", lives.implies(~REFERENCE_IS_ACTOR), message)
-    lives = Field("placement.pools[].models").contains("reward")
-    message = "the reward is {form}, and only models live in pools"
-    yield Rule("placement.pools[].models", (lives & _uses("reward")).implies(modelled), message, FORM)
 
 
 def _generates_once(each: type[Algorithm]) -> bool:
@@ -335,7 +340,7 @@ def _generates_once(each: type[Algorithm]) -> bool:
 
 PARTS = (
     *(_models, _shapes, _algorithm, _batches, _sampling, _old_log_probs),
-    *(_lengths, _pretraining, _placement, user_code, pods),
+    *(_lengths, _pretraining, _placement, _apart, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())
 

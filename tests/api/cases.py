@@ -234,6 +234,7 @@ RIGHT: dict[str, Case] = {
         "PPO", ("rollout.maxStaleness=1", "rollout.weightSync=Delta")
     ),
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
+    "responses that go on over new weights": Case("PPO", ("rollout.maxStaleness=2", "rollout.partial=Continue")),
     "generation elsewhere": Case("PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.weightSync=Delta")),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
@@ -350,6 +351,10 @@ WRONG: dict[str, Case] = {
     ),
     "stale responses of what trains nothing": Case(
         "Generate", ("rollout.maxStaleness=1",), "spec.rollout.maxStaleness"
+    ),
+    "responses that no weights meet": Case("PPO", (APART, "rollout.partial=Restart"), "spec.rollout.partial"),
+    "responses of engines elsewhere that begin again": Case(
+        "PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.partial=Restart"), "spec.rollout.partial"
     ),
     "generation elsewhere and in a pool": Case("PPO", (APART, ELSEWHERE), "spec.rollout.endpoints"),
     "generation elsewhere of SFT": Case("SFT", (ELSEWHERE,), "spec.rollout"),

@@ -51,7 +51,7 @@ def keep(job: Job, folder: Path, file: str, steps: int) -> None:
         batch = batch.with_fields({"response_mask": batch["response_mask"] * batch["valid"][:, None]})
         batch = batch.with_fields(scorer.compute_reward(batch))
         advantages = batch["response_mask"] * (batch.rows[:, None] - 1.5)
-        versions = torch.full((batch.size,), step - 1.0)
+        versions = torch.full_like(advantages, step - 1.0)
         keeper.keep(batch.with_fields({"advantages": advantages, "policy_version": versions}))
 
 

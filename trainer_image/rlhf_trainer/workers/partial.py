@@ -16,7 +16,6 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import register
 from rlhf_trainer.workers.rollout import RolloutWorker
 
-INTERRUPTED = "rollout_interrupted"
 LOOK_SECONDS = 0.005
 """How often a rank whose responses have ended looks for what the others tell."""
 
@@ -56,7 +55,7 @@ class PartialRolloutWorker(RolloutWorker):
 
     def widest(self, longest: int) -> int:
         """The largest of any rank, without a collective; weights are received until all have told theirs."""
-        recorder.add(INTERRUPTED, 0.0)  # so that each step's record has it
+        recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
         self._notices.tell(self._batches, longest)
         while True:
@@ -71,7 +70,7 @@ class PartialRolloutWorker(RolloutWorker):
         self._exchanged += 1
         super().receive_weights()
         if self.policy_version != older:
-            recorder.add(INTERRUPTED, self._generator.take_over(older))
+            recorder.add("rollout_interrupted", self._generator.take_over(older))
 
     @property
     def _notices(self) -> Notices:
