@@ -247,7 +247,7 @@ def batch_of(case: Case) -> Batch:
         "response_mask": response,
         **log_probs,
         **{name: response.clone() for name in ("advantages", "values", "token_rewards")},
-        "policy_version": torch.zeros(case.rows),
+        "policy_version": torch.zeros(shape),
         "valid": torch.ones(case.rows),
     }
     start = case.rows * case.sizes.coordinates(case.rank)["data"]

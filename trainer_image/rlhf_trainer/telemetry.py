@@ -186,12 +186,14 @@ def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float
 def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]:
     """`busy/<pool>` and `idle/<pool>` of a step: seconds of all slots of a pool in a phase, and in none.
 
-    A slot that waits for fields or for other pools is idle. Ranks under torchrun are in no pool.
+    A slot that waits for fields or for other pools is idle, also in the middle of a phase. Ranks under torchrun are in
+    no pool.
     """
     seconds: dict[str, float] = {}
     for pool, rank in sorted(slots_of(spans)):
-        own = (each for each in spans if (each.pool, each.rank) == (pool, rank) and each.phase != TRANSFER)
-        busy = min(covered(own), step_seconds)
+        own = [each for each in spans if (each.pool, each.rank) == (pool, rank)]
+        waited = covered(each for each in own if each.phase == TRANSFER)
+        busy = min(covered(own) - waited, step_seconds)
         if pool:
             seconds[f"busy/{pool}"] = seconds.get(f"busy/{pool}", 0.0) + busy
             seconds[f"idle/{pool}"] = seconds.get(f"idle/{pool}", 0.0) + step_seconds - busy

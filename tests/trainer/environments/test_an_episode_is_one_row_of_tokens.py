@@ -41,9 +41,9 @@ class Immediate:
         self._ready.append((number, self.said[self._turns[number]]))
         self._turns[number] += 1
 
-    def answers(self, *, wait: bool) -> list[tuple[int, Any]]:
+    def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
         found, self._ready = self._ready, []
-        assert found or not wait, "waits for ever"
+        assert found or not seconds, "waits for ever"
         return found
 
     def end(self, number: int) -> str:
@@ -104,11 +104,11 @@ def test_an_episode_goes_on_while_another_environment_thinks(tokenizer: PreTrain
     """The environment of episode 0 answers its first step only when all others have ended."""
 
     class Slow(Immediate):
-        def answers(self, *, wait: bool) -> list[tuple[int, Any]]:
+        def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
             others = sorted(set(self.ended)) == [1, 2]
             now = [each for each in self._ready if each[0] != 0 or others or self._turns[0] == 1]
             self._ready = [each for each in self._ready if each not in now]
-            assert now or not wait, "waits for an episode that waits for this one"
+            assert now or not seconds, "waits for an episode that waits for this one"
             return now
 
     environment = Slow(None, ("a", 0.0, False), ("b", 0.0, False), (None, 1.0, True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def asked(made: Environments, calls: Mapping[int, tuple[str, Any]]) -> dict[int,
         made.ask(number, method, given)
     found: dict[int, Any] = {}
     while len(found) < len(calls):
-        found |= dict(made.answers(wait=True))
+        found |= dict(made.answers(seconds=math.inf))
     return found
 
 
@@ -154,7 +155,7 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
         psutil.Process(int(before.split()[1])).kill()
         while psutil.pid_exists(int(before.split()[1])) and psutil.Process(int(before.split()[1])).status() != "zombie":
             pass
-        assert made.answers(wait=True) == []
+        assert made.answers(seconds=math.inf) == []
         assert asked(made, {0: ("step", "go")}) == {0: Failure("was ended by signal 9 (SIGKILL)")}
 
 
@@ -179,7 +180,7 @@ def test_episodes_fail_where_the_process_has_died_and_cannot_be_started_again(tm
             made.ask(number, "reset", {})
         failures: dict[int, Any] = {}
         while len(failures) < 3:
-            failures |= dict(made.answers(wait=True))
+            failures |= dict(made.answers(seconds=math.inf))
         made.close()
     assert all(isinstance(each, Failure) for each in failures.values())
     assert "NameError" in failures[2].what, failures
@@ -198,7 +199,7 @@ def test_no_episode_outlives_the_processes_before_it(which: int) -> None:
         (guard if which else guard.children()[0]).kill()
         _, alive = psutil.wait_procs(found, timeout=PATIENT)
         assert not alive
-        ((_, failure),) = made.answers(wait=True)
+        ((_, failure),) = made.answers(seconds=math.inf)
         assert isinstance(failure, Failure)
 
 

@@ -19,10 +19,12 @@ VERSIONS = 3
 """Others come twice."""
 
 
-def write(folder: str, groups: list[list[int]], partial: Literal["Continue", "Restart"]) -> list[list[dict[str, Any]]]:
+def write(
+    folder: str, groups: list[list[int]], stages: tuple[int, ...], partial: Literal["Continue", "Restart"]
+) -> list[list[dict[str, Any]]]:
     """Two batches of responses: one that meets other weights, and one that the last of them write by themselves."""
     models = [model_of(folder, seed) for seed in range(VERSIONS)]
-    engine = build(folder, groups, partial=partial)
+    engine = build(folder, groups, stages, partial=partial)
     holds, calls = engine.held_shards(), 0
 
     def load(version: int) -> None:
@@ -35,7 +37,7 @@ def write(folder: str, groups: list[list[int]], partial: Literal["Continue", "Re
         calls += 1
         if calls % TOKENS_BEFORE == 0 and engine.version < VERSIONS - 1:
             load(engine.version + 1)
-            assert engine.take_over(engine.version - 1) > 0
+            assert engine.weights_replaced(engine.version - 1) > 0
 
     load(0)
     engine.wake_cache()
@@ -57,13 +59,21 @@ def write(folder: str, groups: list[list[int]], partial: Literal["Continue", "Re
     return found
 
 
-@pytest.mark.parametrize(("partial", "ranks"), [("Continue", 1), ("Continue", 2), ("Restart", 1)])
+@pytest.mark.parametrize(
+    ("partial", "groups", "stages"),
+    [("Continue", [[0]], ()), ("Continue", [[0, 1]], ()), ("Continue", [[0], [1]], (2, 1)), ("Restart", [[0]], ())],
+    ids=["goes on", "goes on, two shards", "goes on, two stages", "begins again"],
+)
 def test_each_token_is_of_the_weights_that_it_says(
-    partial: Literal["Continue", "Restart"], ranks: int, tmp_path: Path, vllm_ranks: RunRanks
+    partial: Literal["Continue", "Restart"],
+    groups: list[list[int]],
+    stages: tuple[int, ...],
+    tmp_path: Path,
+    vllm_ranks: RunRanks,
 ) -> None:
     """With Continue a response is of all versions that came meanwhile, with Restart of one: the last."""
     folder = save_config(tmp_path / "model", "llama")
-    one, *others = vllm_ranks(ranks, write, folder, [list(range(ranks))], partial)
+    one, *others = vllm_ranks(sum(map(len, groups)), write, folder, groups, stages, partial)
     assert all(other == one for other in others)
     meeting, alone = one
     for response in (*meeting, *alone):
@@ -71,10 +81,13 @@ def test_each_token_is_of_the_weights_that_it_says(
     assert {version for each in alone for version in each["versions"]} == {VERSIONS - 1}
     long = [each for each in meeting if len(each["tokens"]) == LONGEST]
     if partial == "Continue":
-        before = TOKENS_BEFORE - 1
-        tokens = [0] * before + [1] * TOKENS_BEFORE + [2] * (LONGEST - before - TOKENS_BEFORE)
         assert long
-        assert all(each["versions"] == tokens for each in long)
+        assert all(each["versions"] == sorted(each["versions"]) for each in long)
+        assert all(set(each["versions"]) == set(range(VERSIONS)) for each in long)
+        if not stages:  # then each step of the engine is a token of every response
+            before = TOKENS_BEFORE - 1
+            tokens = [0] * before + [1] * TOKENS_BEFORE + [2] * (LONGEST - before - TOKENS_BEFORE)
+            assert all(each["versions"] == tokens for each in long)
     else:
         whole = [number for number, each in enumerate(meeting) if set(each["versions"]) == {VERSIONS - 1}]
         assert whole

@@ -62,7 +62,7 @@ class PlainSampler(GeneratorStandIn):
                     ended(number, self._rows[number].response)
         return [row.response for row in self._rows]
 
-    def take_over(self, _: int) -> int:
+    def weights_replaced(self, _: int) -> int:
         """As vLLM does."""
         under_way = [row for row in self._rows if not row.has_ended]
         if self._restarts:

@@ -77,16 +77,16 @@ class Environments:
         except OSError:
             self._failed.append((number, self._failure_of(number)))
 
-    def answers(self, *, wait: bool) -> list[tuple[int, Any]]:
+    def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
         """(number, its answer or a Failure) of each episode that has answered, failed, or is late.
 
-        wait: until there is one, if something is asked.
+        seconds: how long to wait until there is one, if something is asked.
         """
         found: list[tuple[int, Any]] = []
         found, self._failed = [*self._failed], []
         late = [each.until for each in self._episodes.values() if each.until is not None]
-        seconds = max(POLL_SECONDS, min(late) - time.monotonic()) if wait and late and not found else 0
-        for key, _ in self._selector.select(seconds):
+        longest = max(POLL_SECONDS, min(late) - time.monotonic()) if late and not found else 0
+        for key, _ in self._selector.select(min(seconds, longest)):
             found.append((key.data, self._read(key.data)))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:

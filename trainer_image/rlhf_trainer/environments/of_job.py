@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rlhf_api.job import Job
@@ -44,7 +45,7 @@ def tried(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
         environments.begin(0, seed=0)
         for method, given in calls.items():
             environments.ask(0, method, given)
-            ((_, found[method]),) = environments.answers(wait=True)
+            ((_, found[method]),) = environments.answers(seconds=math.inf)
             if isinstance(answer := found[method], Failure):
                 raise UserCodeError(f"{subject_of(job)} {answer.what}")
         return found

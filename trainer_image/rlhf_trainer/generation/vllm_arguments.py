@@ -39,6 +39,8 @@ its seed. No GPU has confirmed this, or what it costs.
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """The variable that says how many layers each pipeline stage has."""
 CPU_BLOCK_TOKENS = 128
+CPU_STEP_TOKENS = 4096
+"""Tokens that an engine reads or writes at a time on CPU, at least; vLLM's own."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """The most responses that an engine generates at a time.
 
@@ -136,4 +138,6 @@ def _cache_on_cpu(
             f"spec.data.maxResponseTokens: vLLM's cache for {sequences} responses of {max_tokens} tokens with their "
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
-    return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks}
+    # A prompt whose tokens come in two steps has its random generator set back, which torch does on GPUs only.
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_tokens, CPU_STEP_TOKENS)}
+    return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

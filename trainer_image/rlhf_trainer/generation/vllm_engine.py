@@ -97,6 +97,7 @@ class GenerationEngine:
         self.before_token: Callable[[], None] = lambda: None
         """Is called before each token, and may load other weights."""
         self._begun: dict[int, _Begun] = {}
+        self._ended: list[tuple[int, Response]] = []
         arguments = engine_arguments(
             config=config,
             rollout=rollout,
@@ -133,6 +134,7 @@ class GenerationEngine:
         `holds` says which slice of each parameter this rank shall hold. Returns the `bit_sum` of what was written, by
         parameter. TrainerError names a parameter of which an element is missing or a piece comes twice.
         """
+        self._end_steps()
         self._wake("weights")
         with torch.random.fork_rng():
             sums: dict[str, Tensor] = self._call("update_live_weights", pieces, holds)
@@ -243,12 +245,26 @@ class GenerationEngine:
     def step(self) -> list[tuple[int, Response]]:
         """One token more of each response that is under way; those that are whole with it, by their numbers."""
         self.before_token()
+        ended, self._ended = self._ended, []
+        return [*ended, *self._step()] if self.is_busy else ended
+
+    def _step(self) -> list[tuple[int, Response]]:
         with torch.random.fork_rng():
-            outputs = self._engine.llm_engine.step() if self.is_busy else []
+            outputs = self._engine.llm_engine.step()
         ended = ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
         return [(number, self._response(output, self._begun.pop(number))) for number, output in ended]
 
-    def take_over(self, older: int) -> int:
+    def _end_steps(self) -> None:
+        """Let the steps end that vLLM has begun, of pipeline stages or ahead of time; `step` gives what ended."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        core = self._engine.llm_engine.engine_core.engine_core
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        while core.batch_queue:
+            self._ended += self._step()
+        core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def weights_replaced(self, older: int) -> int:
         """Weights of this version have been replaced; returns how many responses are under way.
 
         They go on with the new weights, and what is cached of them is computed anew: each token is drawn as if its

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
+from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.training.distributed import device_here
@@ -31,7 +32,7 @@ class AcrossPools:
     setting: WorkerSetting
     policy_version: int
     generator_version: int
-    _across: HybridEngine
+    _across: HybridEngine | None = None
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:
@@ -46,6 +47,19 @@ class AcrossPools:
             span=span,
             sends_changes=self.setting.job.spec.rollout.weight_sync == "Delta",
         )
+
+    @property
+    def across(self) -> HybridEngine:
+        """Of both pools. CommunicationError where this rank has left it, or has not joined."""
+        if self._across is None:
+            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
+        return self._across
+
+    @property
+    def notices(self) -> Notices:
+        """Of the ranks of both pools."""
+        assert self.across.notices
+        return self.across.notices
 
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
         """The model that this rank trains, or what it generates with; and the configuration of both."""
@@ -65,7 +79,7 @@ class AcrossPools:
         except (RuntimeError, ValueError) as error:  # the latter is torch's, which knows no group like this one
             problem = f"{type(error).__name__}: {error.__context__ or error}"
             traceback.clear_frames(error.__traceback__)  # they hold the group
-            del self._across
+            self._across = None
         if problem:
             gc.collect()
             raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
@@ -73,7 +87,7 @@ class AcrossPools:
     def agreed(self, version: int, *, is_needed: bool) -> tuple[int, bool]:
         """(version of the pool that trains, whether weights are sent): the same on all ranks of both pools."""
         told = torch.tensor([version, is_needed], dtype=torch.int64, device=device_here())
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._across.group)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.across.group)
         newest, is_sent = told.tolist()
         return newest, bool(is_sent)
 
@@ -83,21 +97,33 @@ class WeightSender(AcrossPools):
 
     runner: ModelRunner
 
+    @property
+    def across(self) -> HybridEngine:
+        """Of both pools. CommunicationError where this rank has left it, or has not joined."""
+        if self._across is None:
+            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
+        return self._across
+
+    @property
+    def notices(self) -> Notices:
+        """Of the ranks of both pools."""
+        assert self.across.notices
+        return self.across.notices
+
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
         return self.runner.model, None, inner(self.runner.model.module).config
 
     @register(ONE_TO_ALL)
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""
-        assert self._across.notices
-        self._across.notices.offer()
+        self.notices.offer()
         with recorder.span(TRANSFER, "actor.send_weights: wait"), self.exchanging():
             is_new = self.generator_version != self.policy_version
             _, is_sent = self.agreed(self.policy_version, is_needed=is_new)
         if is_sent:
             sending = recorder.span("reshard", "actor.send_weights")
             with sending, self.exchanging(), self.runner.offloader.in_use():
-                self._across.to_generation()
+                self.across.to_generation()
         self.generator_version = self.policy_version
 
 
@@ -106,6 +132,19 @@ class WeightReceiver(AcrossPools):
 
     config: PreTrainedConfig
     _generator: GenerationEngine
+
+    @property
+    def across(self) -> HybridEngine:
+        """Of both pools. CommunicationError where this rank has left it, or has not joined."""
+        if self._across is None:
+            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
+        return self._across
+
+    @property
+    def notices(self) -> Notices:
+        """Of the ranks of both pools."""
+        assert self.across.notices
+        return self.across.notices
 
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
         return None, self._generator, self.config
@@ -124,7 +163,7 @@ class WeightReceiver(AcrossPools):
         """The bytes of what came."""
         began = time.time()
         with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
-            stats = self._across.to_generation()
+            stats = self.across.to_generation()
             self._generator.wake_cache()
         record_sync("full" if stats.is_whole else "delta", stats.received, time.time() - began)
         return stats.received

@@ -28,6 +28,8 @@ from rlhf_trainer.workers.leaving import Ended
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, Generating
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, from_bytes
 
+WAIT_SECONDS = 0.05
+"""For environments, at most; then the engine may have new weights to look for."""
 AT_ONCE = 256
 """Episodes of an engine that are played at a time; each is a process and an open socket."""
 
@@ -49,7 +51,7 @@ class Answering(Protocol):
 
     def begin(self, number: int, seed: int) -> None: ...
     def ask(self, number: int, method: str, given: Any) -> None: ...
-    def answers(self, *, wait: bool) -> list[tuple[int, Any]]: ...
+    def answers(self, *, seconds: float) -> list[tuple[int, Any]]: ...
     def end(self, number: int) -> str: ...
 
 
@@ -158,8 +160,9 @@ class Play:
             self._environments.ask(number, "reset", self._episodes[number].row)
 
     def _answers(self) -> list[tuple[int, Any]]:
-        """What environments have said by now; waits where nothing is generated."""
-        found = self._environments.answers(wait=not self._engine.is_busy) if self._environments else []
+        """What environments have said by now; waits a little where nothing is generated."""
+        seconds = 0.0 if self._engine.is_busy else WAIT_SECONDS
+        found = self._environments.answers(seconds=seconds) if self._environments else []
         agreed: list[tuple[int, Any]] = self._engine.agreed(found)
         return agreed
 

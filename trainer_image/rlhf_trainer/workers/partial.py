@@ -6,16 +6,17 @@ exchange is made in the middle of responses or, by a rank that has none under wa
 
 from __future__ import annotations
 
+import itertools
 import time
 
-from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
-from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import register
 from rlhf_trainer.workers.rollout import RolloutWorker
 
+LOOK_TOKENS = 8
+"""After how many tokens of a response weights are looked for: it takes a round trip to the actor's machine."""
 LOOK_SECONDS = 0.005
 """How often a rank whose responses have ended looks for what the others tell."""
 
@@ -30,9 +31,10 @@ class PartialRolloutWorker(RolloutWorker):
     _called = _exchanged = _batches = 0
 
     def start_generator(self, *, max_sequences: int) -> None:
-        """It looks for weights before each token."""
+        """It looks for weights while it writes."""
         super().start_generator(max_sequences=max_sequences)
-        self._generator.before_token = self.take_offer
+        tokens = itertools.count(1)
+        self._generator.before_token = lambda: None if next(tokens) % LOOK_TOKENS else self.take_offer()
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:
@@ -49,7 +51,7 @@ class PartialRolloutWorker(RolloutWorker):
 
     def take_offer(self) -> None:
         """Receive what the actor is about to send, if it is, while responses are under way."""
-        is_offered = self._generator.is_first and self._notices.offers > self._exchanged
+        is_offered = self._generator.is_first and self.notices.offers > self._exchanged
         if self._generator.agreed(is_offered):
             self._exchange()
 
@@ -57,23 +59,17 @@ class PartialRolloutWorker(RolloutWorker):
         """The largest of any rank, without a collective; weights are received until all have told theirs."""
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
-        self._notices.tell(self._batches, longest)
-        while True:
-            told: list[int] | None = self._generator.agreed(self._notices.told(self._batches))
-            if told:
-                return max(told)
+        self.notices.tell(self._batches, longest)
+        told: list[int] | None = None
+        while not told:
             self.take_offer()
             time.sleep(LOOK_SECONDS)
+            told = self._generator.agreed(self.notices.told(self._batches) if self._generator.is_first else None)
+        return max(told)
 
     def _exchange(self) -> None:
         older = self.policy_version
         self._exchanged += 1
         super().receive_weights()
         if self.policy_version != older:
-            recorder.add("rollout_interrupted", self._generator.take_over(older))
-
-    @property
-    def _notices(self) -> Notices:
-        if not self._across.notices:
-            raise TrainerError("pools that are one have no notices")
-        return self._across.notices
+            recorder.add("rollout_interrupted", self._generator.weights_replaced(older))

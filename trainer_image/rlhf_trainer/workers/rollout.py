@@ -104,7 +104,7 @@ class Generating:
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
         self._measure_generation(fields)
         if do_sample:
-            recorder.maximum("policy_version", self.policy_version)
+            recorder.maximum("policy_version", fields["policy_version"].max())
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
         return fields
@@ -295,11 +295,12 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
         self.put_generator_to_sleep()
         if not batch.size:
             return
-        behind = self.policy_version - oldest_version(batch.fields, at_most=self.policy_version)
-        recorder.maximum("staleness", float(behind.max()))
+        behind = self.policy_version - oldest_version(batch.fields)
+        behind = behind[behind.isfinite()]  # rows without a response are no older than others
+        stalest = int(behind.max()) if len(behind) else 0
+        recorder.maximum("staleness", stalest)
         for versions, rows in Counter(behind.int().tolist()).items():
             recorder.add(f"staleness_rows/{versions}", rows)
-        stalest = int(behind.max())
         if stalest > self.setting.job.spec.rollout.max_staleness:
             newest, version = self.policy_version, self.policy_version - stalest
             recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
@@ -341,9 +342,9 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
     return model
 
 
-def oldest_version(fields: Fields, *, at_most: float = torch.inf) -> Tensor:
-    """Policy version [B] of the oldest token of each response; `at_most` where there is none."""
-    return fields["policy_version"].masked_fill(fields["response_mask"] == 0, at_most).amin(1)
+def oldest_version(fields: Fields) -> Tensor:
+    """Policy version [B] of the oldest token of each response; inf where there is none."""
+    return fields["policy_version"].masked_fill(fields["response_mask"] == 0, torch.inf).amin(1)
 
 
 def prompts_in(batch: Batch) -> list[Ids]:

@@ -70,7 +70,7 @@ class ServedWorker(WorkerExtension, AcrossPools):
             began = time.time()
             try:
                 if is_sent:
-                    stats = self._across.to_generation()
+                    stats = self.across.to_generation()
                     kind = "full" if stats.is_whole else "delta"
                     told["sync"] = kind, stats.received, time.time() - began
             except NumericsError as error:
