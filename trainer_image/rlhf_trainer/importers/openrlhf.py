@@ -135,8 +135,8 @@ train.batch_size|train_batch_size=128               to    training.miniBatchSize
 train.max_epochs|max_epochs=1                       to    training.updateEpochs
 train.num_episodes|num_episodes=1                   to    training.totalEpochs
 train.agent_func_path|agent_func_path               with  models.reward
-train.async_enable|async_train                      lost  a step waits for its responses
-train.partial_rollout_enable                        lost  a step waits for its responses
+train.async_enable|async_train                      lost  set rollout.maxStaleness, by which responses may be older
+train.partial_rollout_enable                        lost  set rollout.partial beside rollout.maxStaleness
 train.enable_ema                                    lost  no moving average of the weights is kept
 eval.temperature eval.n_samples_per_prompt          lost  evaluation.samplesPerPrompt, at training's temperature
 *.num_nodes *.num_gpus_per_node train.colocate_*    skip  the mapper places the models

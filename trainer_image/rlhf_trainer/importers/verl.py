@@ -167,12 +167,12 @@ rollout_data_dir                      to    rollout.keep = 1.0
 logger project_name=verl_examples     with  outputs
 val_before_train balance_batch        skip  is always done
 resume_*                              skip  is always done
-v1.*                                  skip  a step waits for its responses; there is no teacher
+v1.*                                  skip  of its asynchronous modes; rollout.maxStaleness generates ahead here
 *                                     skip  the run folder and the operator take care of it
 
 []
 distillation.enabled                  lost  there is no distillation from a teacher's probabilities
-distillation.*                        skip  a step waits for its responses; there is no teacher
+distillation.*                        skip  there is no teacher
 actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout skip.*  skip  set-up of verl
 ray_kwargs.* ray_init.* global_profiler.* transfer_queue.*  skip  set-up of verl and Ray
 defaults* hydra*                      skip  is Hydra's
