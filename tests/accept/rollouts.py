@@ -19,13 +19,10 @@ MADE = {PPO: ("run", ("helpful-sft", "helpful-rm")), GRPO: ("verifiable_rewards"
 """The row whose run has made the models that a job begins with, and the jobs that made them."""
 MODELS = {PPO: "actor, critic, reference, reward", GRPO: "actor"}
 MEASURES = {PPO: "win_rate", GRPO: "reward_after"}
-AHEAD = {
-    "1": ("rollout.maxStaleness=1",),
-    "2": ("rollout.maxStaleness=2",),
-    "2, Continue": ("rollout.maxStaleness=2", "rollout.partial=Continue"),
-}
-SKIPPED = 3
+STALENESS, SKIPPED = (1, 2), 3
 """Steps at the start, and the last, in which nothing is generated ahead: they count in no time."""
+GOING_ON = ("rollout.maxStaleness=2", "rollout.partial=Continue", "rollout.pipelineParallel=2")
+"""Changes of PPO, with which responses are written more slowly than learned from, and so meet new weights."""
 LONG = (
     "data.maxResponseTokens=64",
     "rollout.minResponseTokens=64",
@@ -66,13 +63,16 @@ def staleness(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for job, measure in MEASURES.items():
         found = {"0": _measured(folder / MADE[job][0], job, measure)}
-        for name, changes in AHEAD.items():
-            output = _run(folder, job, f"{job}-{name}", changes)
-            found[name] = _measured(output, job, measure)
-            stalest = max(record["staleness"] for record in _steps(output, job))
-            assert stalest <= int(name[0]) if "Continue" in name else stalest == int(name[0])
+        for most in STALENESS:
+            output = _run(folder, job, f"{job}-{most}", (f"rollout.maxStaleness={most}",))
+            found[str(most)] = _measured(output, job, measure)
+            assert max(record["staleness"] for record in _steps(output, job)) == most
+        if job == PPO:
+            output = _run(folder, job, f"{job}-going-on", GOING_ON, slots=2)
+            found["2, Continue"] = _measured(output, job, measure)
+            row["responses that met new weights"] = sum(each["rollout_interrupted"] for each in _steps(output, job))
         row[f"{job} {measure}"] = found
-        row[f"{job} lost"] = max(found["0"] - found[name] for name in AHEAD)
+        row[f"{job} lost"] = found["0"] - min(found.values())
     seconds = {}
     for most in (0, 1):
         records = _steps(_run(folder, GRPO, f"long-{most}", (*LONG, f"rollout.maxStaleness={most}")), GRPO)
@@ -85,6 +85,7 @@ def staleness(folder: Path) -> dict[str, Any]:
             row["generation's share of a step"] = statistics.median(shares)
     faster = row["steps per second, 1 to 0"] = seconds[0] / seconds[1]
     row["ok"] = all(row[f"{job} lost"] <= WITHIN for job in MEASURES) and faster >= FASTER
+    row["ok"] &= row["responses that met new weights"] > 0
     return row
 
 
@@ -100,14 +101,15 @@ def delta(folder: Path) -> dict[str, Any]:
     return {"bytes": sent, "share": share, "same losses": is_same, "ok": share <= SHARE and is_same}
 
 
-def _run(folder: Path, job: str, name: str, changes: Sequence[str]) -> Path:
-    """Run the last job of an example with a rollout pool, on the models that another row has made."""
+def _run(folder: Path, job: str, name: str, changes: Sequence[str], *, slots: int = 1) -> Path:
+    """Run the last job of an example with a rollout pool of so many slots, on the models that another row has made."""
     row, models = MADE[job]
     output = folder / name
     for each in models:
         shutil.copytree(folder / row / each, output / each)
-    pools = "[{name: train, models: [%s], slotsPerNode: 1}, {name: rollout, models: [rollout], slotsPerNode: 1}]"
-    placement = f"placement={{mode: Manual, pools: {pools % MODELS[job]}}}"
+    train = f"{{name: train, models: [{MODELS[job]}], slotsPerNode: 1}}"
+    pools = f"[{train}, {{name: rollout, models: [rollout], slotsPerNode: {slots}}}]"
+    placement = f"placement={{mode: Manual, pools: {pools}}}"
     command = [str(RLHF), "run", EXAMPLES[job], "--output", str(output)]
     for change in (placement, *changes):
         command += ["--set", f"{job}:{change}"]
