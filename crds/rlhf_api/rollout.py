@@ -1,5 +1,6 @@
 """How responses are sampled, and the environments that episodes of several turns are played in."""
 
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -8,8 +9,18 @@ from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.functions import EntryPoint, ServiceUrl
 
-STREAM_GROUPS = 8
-"""Into how many groups a rank's rows are cut with `stream`. More begin to score sooner, in more and smaller passes."""
+STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
+"""With `stream`, of a rank's rows: how many are in each group, in the order in which they end.
+
+Where lengths are skewed half of the rows end early. Each group takes a pass of its own, which costs time besides that
+of its tokens; the last one is all that is left when generation has ended.
+"""
+
+
+def stream_groups(rows: int) -> list[range]:
+    """The groups of so many rows, in the order in which they end."""
+    ends = [int(rows * share) for share in accumulate(STREAM_SHARES)]
+    return [range(*each) for each in pairwise([0, *ends])]
 
 
 class Rollout(Spec):

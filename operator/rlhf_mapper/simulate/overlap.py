@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_api.rollout import STREAM_GROUPS
+from rlhf_api.rollout import stream_groups
 from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.workload import Lengths, Workload
 
@@ -27,7 +27,7 @@ def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
     """(when it ends, share of the tokens) of each group, the shortest rows first."""
     ordered = np.sort(np.array(response.sample))
     total = float((prompt + ordered).sum())
-    parts = [part for part in np.array_split(ordered, STREAM_GROUPS) if len(part)]
+    parts = [ordered[rows.start : rows.stop] for rows in stream_groups(len(ordered)) if rows]
     return [(float(part[-1]) / response.longest, float((prompt + part).sum()) / total) for part in parts]
 
 

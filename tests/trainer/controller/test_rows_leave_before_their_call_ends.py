@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.rollout import STREAM_GROUPS
+from rlhf_api.rollout import stream_groups
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
 from rlhf_trainer.errors import NumericsError
-from rlhf_trainer.protocols import DP_PROTO, blocks
+from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.run.streaming import StreamingActor
 from rlhf_trainer.training.distributed import start
@@ -40,14 +40,15 @@ class Writer:
         tokens = batch.rows[:, None] * (torch.arange(5) < lengths[:, None])
         if outlet is None:
             return {"tokens": tokens}
-        for number, part in enumerate(blocks(batch.size, STREAM_GROUPS)):
-            if number == STREAM_GROUPS - 1:
+        parts = stream_groups(batch.size)
+        for number, part in enumerate(parts):
+            if part is parts[-1]:
                 if breaks:
                     raise NumericsError("the last rows are nan")
                 until(Path(scored).exists)
             rows = torch.arange(batch.size).flip(0)[part.start : part.stop]
             width = int(lengths[rows].max()) if len(rows) else 1
-            last = 5 if number == STREAM_GROUPS - 1 else 0
+            last = 5 if part is parts[-1] else 0
             outlet.put(number, RowGroup(rows=batch.rows[rows], fields={"tokens": tokens[rows, :width]}, width=last))
         return {"tokens": tokens}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlhf_api.rollout import STREAM_GROUPS
+from rlhf_api.rollout import STREAM_SHARES
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.dispatch import Batches
 from rlhf_trainer.controller.slot_process import OUTLETS
@@ -38,7 +38,7 @@ class Streams:
         """Each group of rows of the newest such call in a batch: a reference for every rank."""
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
-        for number in range(STREAM_GROUPS):
+        for number in range(len(STREAM_SHARES)):
             yield [each.row_group.options(concurrency_group=OUTLETS).remote(call, number) for each in ranks]
 
     def read(

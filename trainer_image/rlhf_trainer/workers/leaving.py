@@ -8,10 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlhf_api.rollout import STREAM_GROUPS
+from rlhf_api.rollout import STREAM_SHARES, stream_groups
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.generation.vllm_engine import Response
-from rlhf_trainer.protocols import blocks
 from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.types import Batch
 
@@ -25,7 +24,7 @@ class Leaving:
     def __init__(self, outlet: Outlet | None, batch: Batch, laid_out: Callable[..., dict[str, Tensor]]) -> None:
         """laid_out: (rows, prompts, responses, width) -> their fields."""
         self._outlet, self._start, self._laid_out = outlet, batch.start, laid_out
-        self._sizes = deque(len(part) for part in blocks(batch.size, STREAM_GROUPS))
+        self._sizes = deque(len(rows) for rows in stream_groups(batch.size))
         self._ended: list[tuple[int, Ids, Response]] = []
 
     def add(self, row: int, prompt: Ids, response: Response) -> None:
@@ -50,4 +49,4 @@ class Leaving:
             fields=self._laid_out(rows, prompts, responses, longest),
             width=width,
         )
-        self._outlet.put(STREAM_GROUPS - 1 - len(self._sizes), group)
+        self._outlet.put(len(STREAM_SHARES) - 1 - len(self._sizes), group)
