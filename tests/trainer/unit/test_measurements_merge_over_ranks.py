@@ -70,12 +70,13 @@ def test_the_slots_of_a_pool_are_busy_or_idle() -> None:
     spans = [
         Span(CONTROLLER, "step 1", 0, 0.0, 10.0),
         Span("generation", "g", 0, 0.0, 4.0, "left"),
+        Span(TRANSFER, "weights: wait", 0, 1.0, 2.0, "left"),
         Span("update", "u", 0, 3.0, 6.0, "left"),
-        Span(TRANSFER, "u: fetch", 1, 0.0, 10.0, "left"),
+        Span(TRANSFER, "u: fetch", 1, 0.0, 8.0, "left"),
         Span("update", "u", 1, 8.0, 10.0, "left"),
         Span("scoring", "s", 0, 1.0, 2.0, "right"),
     ]
-    assert slot_seconds(spans, 10.0) == {"busy/left": 8.0, "idle/left": 12.0, "busy/right": 1.0, "idle/right": 9.0}
+    assert slot_seconds(spans, 10.0) == {"busy/left": 7.0, "idle/left": 13.0, "busy/right": 1.0, "idle/right": 9.0}
 
 
 def test_a_utilization_is_of_all_slots_and_needs_a_known_peak() -> None:

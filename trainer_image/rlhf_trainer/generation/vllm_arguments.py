@@ -40,7 +40,7 @@ STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """The variable that says how many layers each pipeline stage has."""
 CPU_BLOCK_TOKENS = 128
 CPU_STEP_TOKENS = 4096
-"""Tokens that an engine reads or writes at a time on CPU, at least; vLLM's own."""
+"""Tokens that an engine reads or writes at a time on CPU, at least."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """The most responses that an engine generates at a time.
 
@@ -122,7 +122,7 @@ def engine_arguments(
 
 def _cache_on_cpu(
     config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
 
     layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
@@ -139,5 +139,5 @@ def _cache_on_cpu(
             f"prompts takes {needed / GIB:.0f} GiB, and this machine has {there / GIB:.0f} GiB"
         )
     # A prompt whose tokens come in two steps has its random generator set back, which torch does on GPUs only.
-    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_tokens, CPU_STEP_TOKENS)}
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_tokens + sequences, CPU_STEP_TOKENS)}
     return {"kv_cache_memory_bytes": needed, "num_gpu_blocks_override": blocks, **whole}

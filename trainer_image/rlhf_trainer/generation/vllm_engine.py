@@ -95,7 +95,7 @@ class GenerationEngine:
         self.version = -1
         """Policy version of the weights; who loads them sets it."""
         self.before_token: Callable[[], None] = lambda: None
-        """Is called before each token, and may load other weights."""
+        """Is called before each step of vLLM, and may load other weights."""
         self._begun: dict[int, _Begun] = {}
         self._ended: list[tuple[int, Response]] = []
         arguments = engine_arguments(
@@ -259,6 +259,8 @@ class GenerationEngine:
         from vllm.v1.core.sched.interface import PauseState
 
         core = self._engine.llm_engine.engine_core.engine_core
+        if not core.batch_queue or "kv_cache" not in self._awake:
+            return
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         while core.batch_queue:
             self._ended += self._step()

@@ -78,38 +78,45 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
     by_length = sorted(whole[1:] or whole, key=lambda step: spans[step].end - spans[step].start)
     step = by_length[len(by_length) // 2]
     start, end = spans[step].start, spans[step].end
-    done = [
+    there = [
         event._replace(start=max(event.start, start) - start, end=min(event.end, end) - start)
         for event in job.trace
-        if event.phase not in (CONTROLLER, TRANSFER) and event.start < end and event.end > start
+        if event.phase != CONTROLLER and event.start < end and event.end > start
     ]
+    done = [event for event in there if event.phase != TRANSFER]
     drawn = {_colour(event.phase): event.phase if event.phase in PHASES else "other" for event in done}
     return StepTimeline(
         step=step,
         seconds=end - start,
-        lanes=list(_lanes(done, step, end - start)),
+        lanes=list(_lanes(done, [event for event in there if event.phase == TRANSFER], step, end - start)),
         marks=[(_x(seconds, end - start), label) for seconds, label in marks_of(end - start, most=9)],
         phases=[(drawn[colour], colour) for colour in sorted(drawn)],
         later=max((event.step for event in done), default=step),
     )
 
 
-def _lanes(done: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
+def _lanes(done: Sequence[Event], waits: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
     ranks = sorted({(event.pool, event.rank) for event in done})
     shown = ranks if len(ranks) <= MOST_LANES else [(pool, rank) for pool, rank in ranks if rank == 0]
     for place, (pool, rank) in enumerate(shown):
-        own = sorted((event for event in done if (event.pool, event.rank) == (pool, rank)), key=lambda each: each.start)
+        own, waited = ([each for each in some if (each.pool, each.rank) == (pool, rank)] for some in (done, waits))
         of_pool = sum(other == pool for other, _ in ranks)
-        worked, reached = 0.0, 0.0
-        for event in own:
-            worked += max(0.0, event.end - max(event.start, reached))
-            reached = max(reached, event.end)
+        worked = _covered([*own, *waited]) - _covered(waited)
         yield Lane(
             name=pool[:NAME] if pool and of_pool == 1 else f"{pool[: NAME - 8]} rank {rank}".strip(),
             y=LANE * place,
             bars=[_bar(event, step, seconds) for event in sorted(own, key=lambda each: each.start - each.end)],
             waits=f"{1 - worked / seconds:.0%}",
         )
+
+
+def _covered(events: Sequence[Event]) -> float:
+    """Seconds in which there is an event."""
+    total, reached = 0.0, 0.0
+    for event in sorted(events, key=lambda each: each.start):
+        total += max(0.0, event.end - max(event.start, reached))
+        reached = max(reached, event.end)
+    return total
 
 
 def _bar(event: Event, step: int, seconds: float) -> Bar:

@@ -97,19 +97,6 @@ class WeightSender(AcrossPools):
 
     runner: ModelRunner
 
-    @property
-    def across(self) -> HybridEngine:
-        """Of both pools. CommunicationError where this rank has left it, or has not joined."""
-        if self._across is None:
-            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
-        return self._across
-
-    @property
-    def notices(self) -> Notices:
-        """Of the ranks of both pools."""
-        assert self.across.notices
-        return self.across.notices
-
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
         return self.runner.model, None, inner(self.runner.model.module).config
 
@@ -132,19 +119,6 @@ class WeightReceiver(AcrossPools):
 
     config: PreTrainedConfig
     _generator: GenerationEngine
-
-    @property
-    def across(self) -> HybridEngine:
-        """Of both pools. CommunicationError where this rank has left it, or has not joined."""
-        if self._across is None:
-            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
-        return self._across
-
-    @property
-    def notices(self) -> Notices:
-        """Of the ranks of both pools."""
-        assert self.across.notices
-        return self.across.notices
 
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
         return None, self._generator, self.config

@@ -1,6 +1,6 @@
 """A generator that gets new weights while it writes responses (`rollout.partial`).
 
-The actor says in the store of both pools' group that it is about to send; generators look between two tokens. So each
+The actor says in the store of both pools' group that it is about to send; generators look every few tokens. So each
 exchange is made in the middle of responses or, by a rank that has none under way, when it is called.
 """
 
@@ -60,12 +60,16 @@ class PartialRolloutWorker(RolloutWorker):
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
         self.notices.tell(self._batches, longest)
-        told: list[int] | None = None
-        while not told:
+        while not (told := self._told()):
             self.take_offer()
             time.sleep(LOOK_SECONDS)
-            told = self._generator.agreed(self.notices.told(self._batches) if self._generator.is_first else None)
         return max(told)
+
+    def _told(self) -> list[int] | None:
+        """What all ranks of the pool have told of this batch; nothing until then."""
+        found = self.notices.told(self._batches) if self._generator.is_first else None
+        agreed: list[int] | None = self._generator.agreed(found)
+        return agreed
 
     def _exchange(self) -> None:
         older = self.policy_version
