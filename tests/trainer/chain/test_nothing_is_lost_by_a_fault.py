@@ -149,7 +149,9 @@ def test_a_rank_of_a_rollout_pool_is_replaced_while_the_trainers_live_on(
         assert {record.pop("idle_bytes/generator") for record in others} == {0.0}
         assert found == others
         assert_same_bits(output / JOB, undisturbed)
-    said = r"rank 1 of pool writers, process \d+ died in rollout.generate_sequences; new processes generate again"
+    # or in the call before, if the process ends before Ray has told of that
+    call = "rollout.(generate_sequences|receive_weights)"
+    said = rf"rank 1 of pool writers, process \d+ died in {call}; new processes generate again"
     assert re.search(said, (output / JOB / "events.log").read_text())
 
 
