@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
 
-from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.errors import CommunicationError, NumericsError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.hybrid_engine.notices import Notices
@@ -118,6 +118,7 @@ class WeightReceiver(AcrossPools):
     """One rank of the generators."""
 
     config: PreTrainedConfig
+    wrong_weights: str
     _generator: GenerationEngine
 
     def ends(self) -> tuple[ShardedModel | None, GenerationEngine | None, PreTrainedConfig]:
@@ -137,7 +138,11 @@ class WeightReceiver(AcrossPools):
         """The bytes of what came."""
         began = time.time()
         with recorder.span("reshard", "rollout.receive_weights"), self.exchanging():
-            stats = self.across.to_generation()
+            try:
+                stats = self.across.to_generation()
+            except NumericsError as error:
+                self.wrong_weights = str(error)
+                raise
             self._generator.wake_cache()
         record_sync("full" if stats.is_whole else "delta", stats.received, time.time() - began)
         return stats.received

@@ -60,7 +60,8 @@ class EndpointsWorker(Generating):
         with recorder.span(TRANSFER, "rollout.receive_weights: wait"):  # the actor's ranks tell what is no waiting
             ranks = self._servers.call("take_weights")
         for wrong in filter(None, (rank["wrong"] for rank in ranks)):
-            raise NumericsError(f"{self.setting.job.name}: spec.rollout.endpoints: {wrong}")
+            self.wrong_weights = f"{self.setting.job.name}: spec.rollout.endpoints: {wrong}"
+            raise NumericsError(self.wrong_weights)
         self.policy_version = self._servers.version = ranks[0]["version"]
         syncs = [rank["sync"] for rank in ranks if rank["sync"]]
         for kind, received, seconds in syncs:

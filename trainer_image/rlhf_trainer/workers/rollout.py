@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.data.tokens import Ids
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, NumericsError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups, stage_layers
 from rlhf_trainer.ops.kl import kl_estimate
@@ -59,6 +59,8 @@ class Generating:
     policy_version = 0
     generator_version = -1
     """Of the weights that the engine has; -1: it has none."""
+    wrong_weights = ""
+    """What was wrong with the weights that came last, if anything was."""
 
     def start_generator(self, *, max_sequences: int) -> None:
         """Once config, layout and costs are known. `max_sequences`: the most that this rank generates at once."""
@@ -155,7 +157,12 @@ class Generating:
         recorder.maximum("kv_cache_used", self._generator.cache_peak())
 
     def reshard(self) -> None:
-        """Give the generator the weights of the current policy version, unless it has them."""
+        """Give the generator the weights of the current policy version, unless it has them.
+
+        Here they have come by a call of their own; NumericsError if they were wrong.
+        """
+        if self.wrong_weights:
+            raise NumericsError(self.wrong_weights)
 
 
 class Colocated(Generating):
