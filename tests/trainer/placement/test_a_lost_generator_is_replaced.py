@@ -18,7 +18,6 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from tests.trainer.measured import SHARED
 from tests.trainer.placement.sampler import PlainSampler
 from tests.trainer.placement.sweep import Outcome, pools_of, run, small_job
-from tests.trainer.tiny import save_tiny
 
 TRAINERS, GENERATORS, STEPS = 2, 2, 4
 NEW = ("bytes/reshard", "sync_bytes/")
@@ -55,13 +54,6 @@ class Mortal(PlainSampler):
             yield from pieces_left
 
         return super().load_weights(reached(), holds)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
-    root = tmp_path_factory.mktemp("models")
-    language, reward = save_tiny(root / "language", seed=3), save_tiny(root / "reward", seed=4, labels=1)
-    return {"actor": language, "reference": language, "critic": reward, "reward": reward}
 
 
 def outcome(

@@ -12,7 +12,6 @@ from rlhf_api.names import Role
 from rlhf_trainer.generation.vllm_engine import Response
 from tests.trainer.placement.sampler import PlainSampler, Row
 from tests.trainer.placement.sweep import Outcome, pools_of, run, small_job
-from tests.trainer.tiny import save_tiny
 
 TRAINERS, STEPS, ROWS = 2, 5, 8
 WRITTEN = 2
@@ -39,13 +38,6 @@ class Patient(PlainSampler):
             time.sleep(0.01)
             self.before_token()
         super()._write_token(row)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
-    root = tmp_path_factory.mktemp("models")
-    language, reward = save_tiny(root / "language", seed=3), save_tiny(root / "reward", seed=4, labels=1)
-    return {"actor": language, "reference": language, "critic": reward, "reward": reward}
 
 
 def outcome(
