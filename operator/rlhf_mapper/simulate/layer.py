@@ -97,7 +97,7 @@ def forward_peak(software: Software) -> Widths:
 def backward_peak(software: Software) -> Widths:
     """The most that a layer's backward pass holds beside what was kept: gradients in the MLP, and of norms in float32.
 
-    Read off counted peaks (docs/real-sizes.md), which tests hold it against.
+    Read off counted peaks (docs/performance.md), which tests hold it against.
     """
     size = software.compute_bytes
     return Widths(hidden=8 * size, ffn=3 * size, queries=0.0, keys=0.0)
