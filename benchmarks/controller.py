@@ -28,7 +28,7 @@ from bare_ray import PARTS, PlainCall, Result, Script, cpu_of
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter

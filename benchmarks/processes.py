@@ -38,7 +38,7 @@ def main() -> int:
     seconds: dict[tuple[str, int, float], float] = {}
     with tempfile.TemporaryDirectory() as output:
         run = ["run", str(MANIFEST), f"--output={output}/run", *SHORT]
-        root = psutil.Popen([sys.executable, "-m", "rlhf_trainer.cli", *run])
+        root = psutil.Popen([sys.executable, "-m", "rlhf_trainer", *run])
         while root.poll() is None:
             with suppress(psutil.Error):
                 look(root, seconds)

@@ -116,7 +116,7 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     SystemExit if the run fails.
     """
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), "--output"]
+    command = [sys.executable, "-m", "rlhf_trainer", "run", str(folder / "job.yaml"), "--output"]
     began = time.monotonic()
     with subprocess.Popen([*command, str(folder / "run")], stdout=sys.stderr) as process:
         peaks = watched(process)

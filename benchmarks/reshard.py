@@ -30,7 +30,7 @@ from transformers import LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.buckets import loads, steps
 from rlhf_trainer.hybrid_engine.exchange import Exchange
 from rlhf_trainer.hybrid_engine.hybrid_engine import BUCKET_BYTES

@@ -31,7 +31,7 @@ def run(example: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for name in (*filter(None, [BEFORE.get(example)]), example):
             manifest = EXAMPLES / f"{name}.yaml"
-            command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), "--seed", str(seed)]
+            command = [sys.executable, "-m", "rlhf_trainer", "run", str(manifest), "--seed", str(seed)]
             subprocess.run([*command, "--output", folder], check=True, stdout=sys.stderr)
         summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
         return summary

@@ -54,7 +54,14 @@ def work(folder: Path, steps: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         make_inputs(folder, SIZES["0.7M"])
     (folder / "job.yaml").write_text(yaml.safe_dump(changed(manifest(folder, "PPO", steps=steps), SMALL)))
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "job.yaml"), f"--output={folder}/run"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlhf_trainer.commands.cli",
+        "run",
+        str(folder / "job.yaml"),
+        f"--output={folder}/run",
+    ]
     with (folder / "log").open("a") as log:
         run = psutil.Popen(command, cwd=Path(__file__).parent, stdout=log, stderr=log)
     with (folder / "soak.jsonl").open("a") as file, suppress(KeyboardInterrupt):

@@ -149,7 +149,7 @@ def changed(job: Mapping[str, Any], change: Mapping[str, Mapping[str, Any]]) -> 
 def run(jobs: Sequence[Mapping[str, Any]], folder: Path, *, environment: Mapping[str, str] | None = None) -> Path:
     """`rlhf run` of these jobs, one after the other; returns the folder of the run. CalledProcessError if it fails."""
     (folder / "jobs.yaml").write_text(yaml.safe_dump_all(jobs))
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(folder / "jobs.yaml")]
+    command = [sys.executable, "-m", "rlhf_trainer", "run", str(folder / "jobs.yaml")]
     subprocess.run(
         [*command, "--output", str(folder / "run")],
         check=True,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import CUSTOM
-from rlhf_api.data import SourceChange
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import CUSTOM
+from rlhf_api.spec.data import SourceChange
+from rlhf_api.spec.job_spec import JobSpec
 
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)

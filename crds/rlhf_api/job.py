@@ -5,17 +5,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlhf_api.algorithms import ActorCritic, PolicyGradient
+from rlhf_api.checks.pod_template import PodRole, template_problems
+from rlhf_api.checks.rules import broken, reads_reference, reference_is_actor, used_roles
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
-from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.names import Role
 from rlhf_api.own_code import importable
-from rlhf_api.pod_template import PodRole, template_problems
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.rules import broken, reads_reference, reference_is_actor, used_roles
-from rlhf_api.runtime import PodSize
-from rlhf_api.spec import CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
+from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
+from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.job_spec import (
+    CPU_HIDDEN_VALUES,
+    CPU_MICRO_BATCH_TOKENS,
+    MICRO_BATCH_TOKENS,
+    JobSpec,
+    Model,
+    Optimizer,
+)
+from rlhf_api.spec.runtime import PodSize
 
 LONGEST_NAME = 40
 """Of a job; what the operator derives from it has to fit into 63 characters."""

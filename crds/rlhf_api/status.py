@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Count, Spec
-from rlhf_api.custom_algorithm import ReadStep
-from rlhf_api.model_shape import Shape
 from rlhf_api.names import PlacedRole, Resident
-from rlhf_api.parallel_sizes import Parallelism
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.model_shape import Shape
+from rlhf_api.spec.parallel_sizes import Parallelism
+from rlhf_api.spec.run_policy import Reason
 
 Phase = Literal[
     "Pending",

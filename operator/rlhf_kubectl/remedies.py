@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 
 WAIT: Final = "Nothing is to be done but wait."
 REFUSED: Final = "Do away with what the API server says; it is tried again."

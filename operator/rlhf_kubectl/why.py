@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final, cast
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Condition, Failure, Status
 from rlhf_kubectl.jobs import Told
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES

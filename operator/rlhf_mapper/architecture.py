@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.lora import Lora
+from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MOST_GROUPS, Cluster, NodeGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlhf_api.spec import Attention
+from rlhf_api.spec.job_spec import Attention
 from rlhf_mapper.mapping import Device, Kind
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
-from rlhf_api.model_shape import KNOWN, Shape
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.model_shape import KNOWN, Shape
 from rlhf_mapper.architecture import Architecture, architecture_of
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")

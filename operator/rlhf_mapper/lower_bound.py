@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import Cluster

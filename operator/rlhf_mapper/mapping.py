@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Literal
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]

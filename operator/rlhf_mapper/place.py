@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 

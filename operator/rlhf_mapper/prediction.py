@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import (
     STAGE_OF,
     STAGES,

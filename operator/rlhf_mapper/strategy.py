@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_api.parallel_sizes import Parallelism
-from rlhf_api.spec import MICRO_BATCH_TOKENS, Offload
+from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS, Offload
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, get_args
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.run_policy import Action, Reason, RunPolicy
+from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import names, starting
 from rlhf_operator.snapshot import ObservedNode, ObservedPod, ObservedRayJob, Snapshot

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rlhf_api.spec import Checkpoint
+from rlhf_api.spec.job_spec import Checkpoint
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.spent import ENDED, WITH_PODS, Spent

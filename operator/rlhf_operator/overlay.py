@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlhf_api.pod_template import KEYS
+from rlhf_api.checks.pod_template import KEYS
 
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.pod_template import PodRole, PodSpec, template_problems
 from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
-from rlhf_api.pod_template import PodRole, PodSpec, template_problems
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.runtime import Cpus, Memory, ObjectName, PodTemplate, Runtime, Variable
+from rlhf_api.spec.runtime import Cpus, Memory, ObjectName, PodTemplate, Runtime, Variable
 from rlhf_mapper.hardware import Gpu, gpu_of_product
 from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
 from rlhf_operator.overlay import merged

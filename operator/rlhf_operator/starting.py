@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Final, TypeAlias
 
 from rlhf_api.quantities import amount
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 from rlhf_operator.snapshot import ObservedPod, ObservedRayJob
 
 PULL_SECONDS: Final = 300.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhf_api.job import Job
-from rlhf_api.spec import MICRO_BATCH_TOKENS
+from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.mapping import ModelPrediction, Prediction
 
 ENGINE_SHARE, MOST_SHARE = 0.05, 0.95

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
 from rlhf_mapper.mapping import (
     PHASES,

@@ -4,9 +4,9 @@ import copy
 from typing import Any, NamedTuple
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm
 from rlhf_api.files import apply
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import Algorithm
 
 HEAD = "apiVersion: rlhf.hybridflow.io/v1alpha1\nkind: RLHFJob\nmetadata: {name: job}\n"
 RL = "training: {totalSteps: 3, promptBatchSize: 8}"

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_api import Job, SpecError, dump, load
-from rlhf_api.algorithms import KL
 from rlhf_api.kubectl_yaml import read
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.algorithms import KL
+from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.algorithms.ppo import PPO
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from rlhf_api import ExitCode, Job, SpecError, load
-from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.problems import choice
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from tests.api.cases import FUNCTION, made
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"

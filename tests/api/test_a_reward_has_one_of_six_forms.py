@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_api import SpecError, dump, load
-from rlhf_api.spec import RewardSum
+from rlhf_api.spec.job_spec import RewardSum
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 MODEL_A, MODEL_B = (f"{{name: {name}, reward: {{uri: job://helpful-reward}}}}" for name in "ab")

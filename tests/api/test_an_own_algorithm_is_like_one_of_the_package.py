@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.custom_algorithm import Custom
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_mapper.workload import workload_of
 from tests.api.cases import made
 

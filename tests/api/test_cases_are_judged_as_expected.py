@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_api import Job, SpecError
-from rlhf_api.resume import changes
+from rlhf_api.checks.resume import changes
 from tests.api.cases import ONLY_VALIDATE, RIGHT, UPDATES, WRONG, Case, Update, made
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE
 from rlhf_api.crd.__main__ import generated
 from rlhf_api.crd.definition import COLUMNS, definition, root
 from rlhf_api.crd.schema import flat
-from rlhf_api.resume import LENGTHS, MAY_CHANGE
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Metric, Status
 
 ANNOTATION_BYTES = 262_144

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.resume import changes, identity
 from rlhf_api.files import dump, load
-from rlhf_api.resume import changes, identity
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml"
 

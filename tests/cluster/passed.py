@@ -28,11 +28,9 @@ ABOUT = (
     "tests/api/cases.py",
     "pyproject.toml",
     "trainer_image/rlhf_trainer/algorithms",
-    "trainer_image/rlhf_trainer/ray_logs.py",
-    "trainer_image/rlhf_trainer/read_shapes.py",
+    "trainer_image/rlhf_trainer/pods",
     "trainer_image/rlhf_trainer/run/shapes.py",
     "trainer_image/rlhf_trainer/run_folder",
-    "trainer_image/rlhf_trainer/sidecar.py",
 )
 """Files and folders of the repository."""
 

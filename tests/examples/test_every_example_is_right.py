@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.files import load
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 FINISHED = {"helpful-sft": "SFT", "helpful-rm": "RewardModel", "arithmetic-sft": "SFT", "calculator-sft": "SFT"}

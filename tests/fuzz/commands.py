@@ -15,9 +15,9 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
 from rlhf_operator.settings import Settings
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import TrainerError
-from rlhf_trainer.read_shapes import answer
+from rlhf_trainer.pods.read_shapes import answer
 from rlhf_trainer.run.resume import unfinished
 from rlhf_trainer.run_folder.folder import load_with_finished
 from tests.api.cases import RIGHT

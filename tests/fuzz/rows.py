@@ -12,8 +12,8 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlhf_api.data import DataSource
 from rlhf_api.files import load
+from rlhf_api.spec.data import DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.training.loading import load_tokenizer
 from tests.fuzz.commands import EXAMPLES, MODEL, Case, ended

@@ -41,7 +41,7 @@ def measure(rung: Rung) -> None:
 
 
 def _rlhf(*arguments: str) -> str:
-    command = [sys.executable, "-c", "from rlhf_trainer.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from rlhf_trainer.commands.cli import main; main()", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, f"rlhf {arguments[0]} exits with {done.returncode}: {done.stdout[-500:]}"
     return done.stdout

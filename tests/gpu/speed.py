@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, response_seed
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.distributed import device_here

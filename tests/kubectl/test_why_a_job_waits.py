@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
 from rlhf_kubectl.jobs import Told
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.hardware import GB, GPUS, Cluster, Gpu, NodeGroup
 from tests.mapper.oracles.testbed import MODELS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_api.parallel_sizes import Parallelism
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction, Software
 from rlhf_mapper.hardware import GPUS, NodeGroup

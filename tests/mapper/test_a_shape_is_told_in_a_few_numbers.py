@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from rlhf_api.model_shape import KNOWN, Shape
 from rlhf_api.names import Role
+from rlhf_api.spec.model_shape import KNOWN, Shape
 from rlhf_mapper.config_file import ConfigError, architecture_in, shape_in, shape_of
 from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
 

@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.lora import Lora
 from rlhf_api.names import Role
+from rlhf_api.spec.lora import Lora
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.coefficients import TRAINER

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.auto_map import auto_map, predict
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.place import place

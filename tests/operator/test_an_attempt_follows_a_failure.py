@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
+from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import Attempt, Failure
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile import decide

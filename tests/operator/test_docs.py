@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.run_policy import FailureRule, Reason, RunPolicy
+from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
 from rlhf_operator import names, placement
 from rlhf_operator.failure import CONCLUSIVE_EXIT_CODES, DEFAULT_ACTIONS, INCONCLUSIVE_EXIT_CODES

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Metric, Phase, Progress, SavedState, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, ReadLive

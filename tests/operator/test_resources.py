@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rlhf_api.checks.pod_template import CONTAINERS
 from rlhf_api.job import Job
-from rlhf_api.pod_template import CONTAINERS
 from rlhf_api.quantities import amount
 from rlhf_operator import names, resources
 from rlhf_operator.settings import Pod, Settings
@@ -182,7 +182,7 @@ def test_ray_s_containers_come_first_and_the_log_is_beside_the_head() -> None:
     pod = pod_of(head(rayjob()))
     assert [each["name"] for each in pod["containers"]] == [names.HEAD_CONTAINER, names.LOG_CONTAINER]
     ray, log = pod["containers"]
-    assert log["command"] == ["python", "-m", "rlhf_trainer.sidecar", "/rlhf/output/helpful-ppo", "--port", "8490"]
+    assert log["command"] == ["python", "-m", "rlhf_trainer.pods.sidecar", "/rlhf/output/helpful-ppo", "--port", "8490"]
     shared = {each["name"] for each in ray["volumeMounts"]} & {each["name"] for each in log["volumeMounts"]}
     assert shared == {"scratch", "claim-0"}
     (keeps,) = (each for each in log["volumeMounts"] if not each.get("readOnly"))
@@ -194,7 +194,7 @@ def test_pods_save_before_they_end_within_their_grace_period() -> None:
     found = rayjob(settings=Settings(grace_period_seconds=90))
     for pod in (pod_of(head(found)), *map(pod_of, groups(found).values())):
         command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        keeps_logs = "timeout 15 python -m rlhf_trainer.ray_logs /rlhf/output"
+        keeps_logs = "timeout 15 python -m rlhf_trainer.pods.ray_logs /rlhf/output"
         assert command == ["sh", "-c", f"{keeps_logs} & timeout 75 rlhf save-now /rlhf/output; wait"]
         assert pod["terminationGracePeriodSeconds"] == 90
 

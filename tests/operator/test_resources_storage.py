@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.resume import changes, identity
 from rlhf_api.job import Job
-from rlhf_api.resume import changes, identity
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import claims_named
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, groups, head, made, mapped, nodes, pod_of

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from rlhf_api.spec import Attention
+from rlhf_api.spec.job_spec import Attention
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.simulate import layer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
-from rlhf_api.model_shape import KNOWN
+from rlhf_api.spec.model_shape import KNOWN
 
 GPU_BYTES = 80e9
 USABLE = 0.92
@@ -24,7 +24,7 @@ _LONGEST = {
     "Qwen3-32B": 40960,
     "Llama-3-70B": 8192,
 }
-"""Known models (rlhf_api.model_shape), and the most positions of each."""
+"""Known models (rlhf_api.spec.model_shape), and the most positions of each."""
 
 
 def _known(name: str) -> PreTrainedConfig:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from rlhf_api.job import Job
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine import exchange, hybrid_engine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.distributed import device_here

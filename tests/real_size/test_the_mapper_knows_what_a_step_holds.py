@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_api.spec import Attention
+from rlhf_api.spec.job_spec import Attention
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.simulate import generation, layer, memory

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from rlhf_mapper.hardware import GPUS
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from tests.repo import documents
 from tests.repo.documents import Line, lines
 from tests.repo.tree import ROOT, tracked_files

@@ -14,10 +14,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import rlhf_kubectl.cli
-import rlhf_trainer.cli
+import rlhf_trainer.commands.cli
 from tests.repo.tree import ROOT
 
-PROGRAMS = {"rlhf": rlhf_trainer.cli.app, "kubectl rlhf": rlhf_kubectl.cli.app}
+PROGRAMS = {"rlhf": rlhf_trainer.commands.cli.app, "kubectl rlhf": rlhf_kubectl.cli.app}
 EXAMPLE = "Example: "
 
 
@@ -65,7 +65,9 @@ def test_the_page_shows_every_command(program: str) -> None:
         assert sentence in described, f"docs/cli.md has another sentence than the help of {owner} {name}: {sentence}"
 
 
-@pytest.mark.parametrize(("module", "program"), [("rlhf_trainer.cli", "rlhf"), ("rlhf_kubectl.cli", "kubectl-rlhf")])
+@pytest.mark.parametrize(
+    ("module", "program"), [("rlhf_trainer.commands.cli", "rlhf"), ("rlhf_kubectl.cli", "kubectl-rlhf")]
+)
 def test_help_and_version_need_nothing_heavy(module: str, program: str) -> None:
     heavy = {"torch", "ray", "vllm", "transformers", "kubernetes", "kopf", "numpy", "matplotlib"}
     text = f"import sys, {module} as m; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
@@ -83,6 +85,10 @@ def test_kubectl_can_complete_commands_of_the_plugin() -> None:
 
 def test_shells_can_complete_commands() -> None:
     environment = {"_RLHF_COMPLETE": "complete_bash", "COMP_WORDS": "rlhf sa", "COMP_CWORD": "1", "PATH": "/usr/bin"}
-    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'rlhf'; from rlhf_trainer.cli import main; main()"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'rlhf'; from rlhf_trainer.commands.cli import main; main()",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["save-now", "samples"]

@@ -8,34 +8,34 @@ from pathlib import Path
 
 import pytest
 
-import rlhf_api.algorithms
-import rlhf_api.data
-import rlhf_api.functions
-import rlhf_api.judges
-import rlhf_api.model_shape
-import rlhf_api.outputs
-import rlhf_api.rollout
-import rlhf_api.run_policy
-import rlhf_api.runtime
-import rlhf_api.spec
-import rlhf_api.verifiers
-from rlhf_api.algorithm_table import ALGORITHMS
+import rlhf_api.spec.algorithms
+import rlhf_api.spec.data
+import rlhf_api.spec.functions
+import rlhf_api.spec.job_spec
+import rlhf_api.spec.judges
+import rlhf_api.spec.model_shape
+import rlhf_api.spec.outputs
+import rlhf_api.spec.rollout
+import rlhf_api.spec.run_policy
+import rlhf_api.spec.runtime
+import rlhf_api.spec.verifiers
 from rlhf_api.contract import Spec
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from tests.repo.tree import ROOT
 
 MODULES = (
-    rlhf_api.algorithms,
+    rlhf_api.spec.algorithms,
     *(sys.modules[each.__module__] for each in ALGORITHMS.values()),
-    rlhf_api.data,
-    rlhf_api.functions,
-    rlhf_api.model_shape,
-    rlhf_api.outputs,
-    rlhf_api.rollout,
-    rlhf_api.run_policy,
-    rlhf_api.runtime,
-    rlhf_api.spec,
-    rlhf_api.verifiers,
-    rlhf_api.judges,
+    rlhf_api.spec.data,
+    rlhf_api.spec.functions,
+    rlhf_api.spec.model_shape,
+    rlhf_api.spec.outputs,
+    rlhf_api.spec.rollout,
+    rlhf_api.spec.run_policy,
+    rlhf_api.spec.runtime,
+    rlhf_api.spec.job_spec,
+    rlhf_api.spec.verifiers,
+    rlhf_api.spec.judges,
 )
 MODELS = [
     value

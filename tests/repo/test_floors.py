@@ -14,6 +14,7 @@ PACKAGES = {
     "rlhf_api": "crds",
     "rlhf_mapper": "operator",
     "rlhf_planning": "operator",
+    "rlhf_importers": "trainer_image",
     "rlhf_kubectl": "operator",
     "rlhf_trainer": "trainer_image",
     "rlhf_examples": "examples",
@@ -26,8 +27,9 @@ BREACHES = {
         "the programs stand on",
     ),
     "the planning imports torch": ("rlhf_planning/machines.py", "import torch", "the api, the mapper and the planning"),
+    "an importer imports the trainer": ("rlhf_importers/trl.py", "import rlhf_trainer.errors", "the programs stand on"),
     "the api imports torch": ("rlhf_api/names.py", "import torch", "the api, the mapper and the planning are light"),
-    "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec", "floors of the api"),
+    "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec.job_spec", "floors of the api"),
     "rules of the custom resource import the whole": (
         "rlhf_api/crd/schema.py",
         "import rlhf_api.crd.definition",

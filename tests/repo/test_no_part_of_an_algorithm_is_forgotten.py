@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm, PolicyGradient
 from rlhf_api.contract import tag_of
 from rlhf_api.files import load
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED

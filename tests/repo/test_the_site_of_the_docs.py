@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import read
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from tests.repo.tree import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

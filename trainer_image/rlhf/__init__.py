@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.algorithms import ActorCritic, Algorithm, PolicyGradient, Preference
 from rlhf_api.files import dump
 from rlhf_api.files import load as load_manifest
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.algorithms import ActorCritic, Algorithm, PolicyGradient, Preference
 from rlhf_trainer.algorithms.models import (
     Actor,
     Advantage,
@@ -130,7 +130,7 @@ def plan(
     nodes, gpus_per_node, gpu: of a cluster; by default this machine. output: the run folder whose finished jobs
     `job://` may name. Raises SpecError, OwnCodeError, and TrainerError for a model whose shape cannot be read.
     """
-    from rlhf_trainer.plan_command import PlanOptions, documents_of, plans_of
+    from rlhf_trainer.commands.plan import PlanOptions, documents_of, plans_of
     from rlhf_trainer.run_folder.folder import load_with_finished
 
     folder = _folder(manifest, output)

@@ -9,7 +9,7 @@ def main() -> None:
     default = signal.getsignal(signal.SIGINT)
     if default is not signal.SIG_IGN:  # a shell's background job
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    from rlhf_trainer.cli import main as run
+    from rlhf_trainer.commands.cli import main as run
 
     signal.signal(signal.SIGINT, default)
     run()

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from rlhf_api.parallel_sizes import Axis, ParallelSizes
+from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 
 
 class AxisPlacement(Enum):

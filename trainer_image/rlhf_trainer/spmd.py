@@ -22,10 +22,10 @@ import typer
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.place import device_of
-from rlhf_trainer.ending import exit_code_of
+from rlhf_trainer.commands.ending import exit_code_of
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole

@@ -1,6 +1,6 @@
-"""The CustomResourceDefinition of RLHFJob, with rules in CEL: those of `rlhf_api.rules`, and those of updates.
+"""The CustomResourceDefinition of RLHFJob, with rules in CEL: those of `rlhf_api.checks.rules`, and those of updates.
 
-What `rlhf_api.resume` allows may change in an update, some of it only while the job is suspended.
+What `rlhf_api.checks.resume` allows may change in an update, some of it only while the job is suspended.
 """
 
 import json
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, alike, may_change
+from rlhf_api.checks.rule import Rule
+from rlhf_api.checks.rules import ROLES, RULES
 from rlhf_api.contract import FORMS, JOB_NAME
 from rlhf_api.crd.schema import Schema, structural
 from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
 from rlhf_api.job import LONGEST_NAME
 from rlhf_api.names import GROUP, KIND, VERSION
-from rlhf_api.resume import LENGTHS, MAY_CHANGE, alike, may_change
-from rlhf_api.rule import Rule
-from rlhf_api.rules import ROLES, RULES
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Status
 
 PLURAL = "rlhfjobs"

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, cast, get_args
 
-from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, Resident, Role
-from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.custom_algorithm import Custom
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, Wanted, have_room, map_auto, map_manual

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
 from rlhf_mapper.place import generating

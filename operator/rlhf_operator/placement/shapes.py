@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.packages import PACKAGE, in_package
 from rlhf_api.problems import SpecError
-from rlhf_api.spec import Model
+from rlhf_api.spec.custom_algorithm import Custom
+from rlhf_api.spec.job_spec import Model
 from rlhf_api.status import ReadShape
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.config_file import ConfigError, architecture_in, made_from, shape_of, told_by

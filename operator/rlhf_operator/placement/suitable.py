@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from rlhf_api.checks.pod_template import NodeTerm, PodSpec, Requirement
 from rlhf_api.job import Job
-from rlhf_api.pod_template import NodeTerm, PodSpec, Requirement
 from rlhf_operator import names
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode, Snapshot

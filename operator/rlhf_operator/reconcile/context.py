@@ -12,11 +12,11 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from pydantic import ValidationError
 
-from rlhf_api.custom_algorithm import ReadStep
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
-from rlhf_api.run_policy import RunPolicy
+from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.run_policy import RunPolicy
 from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import Action, Event, Plan, ReadLive

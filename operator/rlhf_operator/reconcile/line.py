@@ -14,9 +14,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from rlhf_api.checks.pod_template import template_problems
 from rlhf_api.job import Job
-from rlhf_api.pod_template import template_problems
-from rlhf_api.runtime import Runtime
+from rlhf_api.spec.runtime import Runtime
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import conditions, failure, names, placement, resources
 from rlhf_operator.actions import Manifest

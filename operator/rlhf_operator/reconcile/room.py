@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.pod_template import PodSpec
+from rlhf_api.checks.pod_template import PodSpec
 from rlhf_api.status import Reserved, ReservedAmount
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.suitable import suits

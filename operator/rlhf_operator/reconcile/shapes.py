@@ -9,9 +9,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlhf_api.custom_algorithm import Custom, ReadStep
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
+from rlhf_api.spec.custom_algorithm import Custom, ReadStep
 from rlhf_api.status import ReadShape
 from rlhf_mapper.config_file import ConfigError, architecture_in
 from rlhf_operator import names

@@ -49,7 +49,7 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
     return {
         "name": names.LOG_CONTAINER,
         **pods.image,
-        "command": ["python", "-m", "rlhf_trainer.sidecar", folder, "--port", str(names.STATUS_PORT)],
+        "command": ["python", "-m", "rlhf_trainer.pods.sidecar", folder, "--port", str(names.STATUS_PORT)],
         "env": environment(pods.job, pods.settings, pods.whose),
         "ports": _named(LOG_PORTS),
         "resources": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf_api.names import API_VERSION, KIND
-from rlhf_api.runtime import Runtime
+from rlhf_api.spec.runtime import Runtime
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedJob
 

@@ -8,8 +8,8 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
-from rlhf_api.parallel_sizes import Parallelism
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest

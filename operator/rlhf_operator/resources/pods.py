@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from rlhf_api.checks.pod_template import PodRole
 from rlhf_api.job import Job
-from rlhf_api.pod_template import PodRole
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
@@ -79,7 +79,7 @@ class Pods:
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - LAST_SECONDS))
-        keep_logs = f"timeout {LAST_SECONDS} python -m rlhf_trainer.ray_logs {names.OUTPUT_FOLDER}"
+        keep_logs = f"timeout {LAST_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
         save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,

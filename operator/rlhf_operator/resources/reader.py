@@ -42,7 +42,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, asked: Asked) -> 
     container = {
         "name": names.READER,
         **image_of(job, settings),
-        "command": ["python", "-m", "rlhf_trainer.read_shapes", _argument(snapshot, asked), MESSAGE],
+        "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, asked), MESSAGE],
         "env": environment(job, settings, {}),
         "resources": RESOURCES,
         "securityContext": identity.of_container(),

@@ -54,7 +54,7 @@ def phase(server: Cluster, namespace: str, seconds: float = 120) -> str:
 def test_a_restricted_pod_runs_the_trainer_and_writes_to_a_volume(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.offer_volumes()
     pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
-    script = "id -u; python -c 'import rlhf_trainer.cli, torch' && rlhf --help | head -3 && echo written > /data/file"
+    script = "id -u; python -c 'import rlhf_trainer.run, torch' && rlhf --help | head -3 && echo written > /data/file"
     start_pod(pods_cluster, pods_namespace, ["sh", "-c", script])
     assert phase(pods_cluster, pods_namespace) == "Succeeded", pods_cluster.logs(pods_namespace, "one", "main")
     assert pods_cluster.logs(pods_namespace, "one", "main").splitlines()[0] == "1000"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.mapping import DeviceMapping, MappedPool, ModelPrediction
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import Parallelism
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction, Efficiency
 from rlhf_mapper.hardware import GPUS, NodeGroup

@@ -34,7 +34,7 @@ TWO_POOLS = (
 
 def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProcess[str]:
     """Run the `rlhf` command as a user would, with secrets in the environment."""
-    command = [sys.executable, "-m", "rlhf_trainer.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "rlhf_trainer", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | SECRETS
     return subprocess.run(
         command, capture_output=True, text=True, timeout=deadline, check=False, cwd=ROOT, env=environment

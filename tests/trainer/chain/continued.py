@@ -27,7 +27,7 @@ def running(
     manifest: Path, output: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """`rlhf run` of a manifest; whatever a killed controller leaves is ended with the block."""
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), f"--output={output}", *options]
+    command = [sys.executable, "-m", "rlhf_trainer", "run", str(manifest), f"--output={output}", *options]
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         command,

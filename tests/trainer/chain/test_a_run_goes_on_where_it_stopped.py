@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from rlhf_trainer.checkpoint import CheckpointStore
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from tests.trainer.chain import continued
 from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 from tests.trainer.chain.continued import FAULT_SITE, RUN, assert_same_bits, numbers, status_of, wait_until

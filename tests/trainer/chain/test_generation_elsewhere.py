@@ -143,7 +143,7 @@ def test_one_of_two_servers_is_killed_while_it_generates_and_no_row_differs(
     for server in servers:
         server.wait()
     urls = f"--set=rollout.endpoints=[{', '.join(server.url for server in servers)}]"
-    arguments = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), f"--output={elsewhere}", urls]
+    arguments = [sys.executable, "-m", "rlhf_trainer", "run", str(manifest), f"--output={elsewhere}", urls]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     running = subprocess.Popen(
         arguments,

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
 from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, page
@@ -70,7 +70,7 @@ def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path
     (tmp_path / "models").symlink_to(models)
     manifest, options = written(mistake, tmp_path)
     output = Path(options[options.index("--output") + 1]) if "--output" in options else tmp_path / "run"
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "run", str(manifest), f"--output={output}", *options]
+    command = [sys.executable, "-m", "rlhf_trainer", "run", str(manifest), f"--output={output}", *options]
     with nothing_left_behind() as marks:
         own = {variable: value.format(folder=tmp_path) for variable, value in mistake.environment.items()}
         environment = {**os.environ, **marks, **own}

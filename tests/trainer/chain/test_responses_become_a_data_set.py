@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_writes_the_same_rows_once(manifest: Path, output:
     folder = manifest.parent / "killed"
     arguments = ["run", str(manifest), f"--output={folder}", "--set=resources.slotsPerNode=1"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "rlhf_trainer.cli", *arguments]
+    command = [sys.executable, "-m", "rlhf_trainer", *arguments]
     running = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     checkpoints = folder / "pairs" / "checkpoints"
     while not (list(checkpoints.glob("step-*2/state.json"))) and running.poll() is None:

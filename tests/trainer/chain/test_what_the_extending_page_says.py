@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import rlhf
 import rlhf.workers
-from rlhf_trainer.cli import app
-from rlhf_trainer.init_command import PROJECT
+from rlhf_trainer.commands.cli import app
+from rlhf_trainer.commands.init import PROJECT
 from tests.trainer.chain.conftest import ROOT, records
 from tests.trainer.chain.conftest import rlhf as command
 

@@ -8,8 +8,8 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.errors import NumericsError

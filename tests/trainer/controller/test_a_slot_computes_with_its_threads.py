@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 
-from rlhf_api.spec import Training
+from rlhf_api.spec.job_spec import Training
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerSpec
 from rlhf_trainer.protocols import ONE_TO_ALL

@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Edge, Graph
 from rlhf_trainer.controller.batch import BatchFuture

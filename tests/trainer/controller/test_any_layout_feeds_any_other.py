@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.controller.payload import PayloadMeter

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.rollout import stream_groups
+from rlhf_api.spec.rollout import stream_groups
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.fields import FIELDS
 from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, setting_of, training_batch, worker_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.tensor_slice import TensorSlice
 

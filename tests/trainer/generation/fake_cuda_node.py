@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 import rlhf_trainer
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
 from rlhf_trainer.generation.vllm_engine import response_seed
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.models import inner

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts

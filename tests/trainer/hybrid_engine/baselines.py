@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import Parameter, Shards, generation_shards
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice

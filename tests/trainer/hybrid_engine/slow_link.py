@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.exchange import Exchange
 from rlhf_trainer.hybrid_engine.layout import describe

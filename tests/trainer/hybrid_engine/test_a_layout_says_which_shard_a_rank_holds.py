@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards, training_shards
 from rlhf_trainer.tensor_slice import TensorSlice

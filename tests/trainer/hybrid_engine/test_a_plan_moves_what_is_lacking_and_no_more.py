@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import Parameter, describe, generation_shards
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, Parties, ReshardPlan, plan
 from rlhf_trainer.tensor_slice import TensorSlice

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice

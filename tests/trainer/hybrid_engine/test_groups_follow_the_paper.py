@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from tests.trainer.hybrid_engine.baselines import Groups, Method, generation_coordinates, generation_groups
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.buckets import Step, loads, steps

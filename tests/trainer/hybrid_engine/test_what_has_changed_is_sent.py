@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.checksum import bit_sum
 from rlhf_trainer.hybrid_engine.delta import FULL_EVERY, Changes, decode, encoded
 from rlhf_trainer.hybrid_engine.exchange import Exchange

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, pad
 from torch.testing import assert_close
 
-from rlhf_api.algorithms import Estimator
+from rlhf_api.spec.algorithms import Estimator
 from rlhf_trainer.ops.losses import (
     PolicyLoss,
     kl_loss,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
-from rlhf_api.algorithms import Estimator
+from rlhf_api.spec.algorithms import Estimator
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)

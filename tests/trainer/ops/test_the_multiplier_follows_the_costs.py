@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlhf_api.algorithms import Lagrange
+from rlhf_api.spec.algorithms import Lagrange
 from rlhf_trainer.algorithms.safe_rlhf import SafeRLHF
 
 SAFE = SafeRLHF(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlhf_api.algorithms import Aggregation
+from rlhf_api.spec.algorithms import Aggregation
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 
 MAX_TOKENS = 4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from tests.trainer.stand_in import GeneratorStandIn

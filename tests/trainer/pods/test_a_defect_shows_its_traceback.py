@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.ending import ending
+from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.errors import DataError, TrainerError
 from tests.trainer.pods.become import Become
 

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.pods.sidecar import answer
 from rlhf_trainer.run_folder.attempt import Attempt, Watch, owner, read_exit, write_exit
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.lock import only_run_in
-from rlhf_trainer.sidecar import answer
 from tests.trainer.jobs import job
 from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trainer import ray_logs
+from rlhf_trainer.pods import ray_logs
 from rlhf_trainer.run_folder.attempt import Attempt
 
 
@@ -30,7 +30,7 @@ def test_the_files_of_a_pod_are_copied_into_a_folder_of_its_own(tmp_path: Path) 
     output.mkdir()
     written(logs, "raylet.err", b"why")
     written(logs, "events/event.log", b"what")
-    command = [sys.executable, "-m", "rlhf_trainer.ray_logs", str(output), f"--logs={logs}"]
+    command = [sys.executable, "-m", "rlhf_trainer.pods.ray_logs", str(output), f"--logs={logs}"]
     subprocess.run(command, env={**os.environ, "RLHF_ATTEMPT": "2"}, check=True)
     assert found(output / "ray-logs/a2" / socket.gethostname()) == {"raylet.err": b"why", "events/event.log": b"what"}
 

@@ -18,10 +18,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from rlhf_trainer.pods.sidecar import LogFollower, kept_log
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
 from rlhf_trainer.run_folder.lock import marked, only_run_in
-from rlhf_trainer.sidecar import LogFollower, kept_log
 
 PATIENCE = 60
 
@@ -73,7 +73,14 @@ def side_car(tmp_path: Path) -> Iterator[SideCar]:
     """Of attempt 2, which this process belongs to, too."""
     output, logs, shown, port = tmp_path / "run", tmp_path / "ray" / "logs", tmp_path / "shown", free_port()
     (output / "job").mkdir(parents=True)
-    command = [sys.executable, "-m", "rlhf_trainer.sidecar", str(output / "job"), f"--port={port}", f"--logs={logs}"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlhf_trainer.pods.sidecar",
+        str(output / "job"),
+        f"--port={port}",
+        f"--logs={logs}",
+    ]
     with pytest.MonkeyPatch.context() as patch, shown.open("wb") as stdout:
         patch.setenv("RLHF_ATTEMPT", "2")
         process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, env=dict(os.environ))
@@ -87,7 +94,7 @@ def side_car(tmp_path: Path) -> Iterator[SideCar]:
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
-    program = "import sys, rlhf_trainer.sidecar; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import sys, rlhf_trainer.pods.sidecar; print(*{name.partition('.')[0] for name in sys.modules})"
     clean = [sys.executable, "-S", "-c", program]  # without site-packages, whose .pth files import what they like
     path = {"PYTHONPATH": str(Path(attempts.__file__).parents[2])}
     loaded = subprocess.run(clean, env=path, capture_output=True, text=True, check=True).stdout.split()
@@ -168,7 +175,7 @@ def test_anything_else_is_not_there(side_car: SideCar) -> None:
 
 
 def test_a_second_one_on_the_same_port_says_so(side_car: SideCar) -> None:
-    command = [sys.executable, "-m", "rlhf_trainer.sidecar", str(side_car.job), f"--port={side_car.port}"]
+    command = [sys.executable, "-m", "rlhf_trainer.pods.sidecar", str(side_car.job), f"--port={side_car.port}"]
     environment = {**os.environ, "RLHF_ATTEMPT": "2"}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (
@@ -207,7 +214,7 @@ def test_told_to_end_it_does_not_wait_for_a_trainer_that_is_dead(side_car: SideC
 
 def test_outside_of_a_pod_it_says_so() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RLHF_ATTEMPT"}
-    command = [sys.executable, "-m", "rlhf_trainer.sidecar", "nowhere"]
+    command = [sys.executable, "-m", "rlhf_trainer.pods.sidecar", "nowhere"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert ended.stderr.startswith("error: RLHF_ATTEMPT is not set")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
 

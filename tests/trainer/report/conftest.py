@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.judges import Judge
+from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample

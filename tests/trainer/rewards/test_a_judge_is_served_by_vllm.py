@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rlhf_api.judges import Judge
+from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample

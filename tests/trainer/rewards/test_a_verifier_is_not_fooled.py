@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.limited import Limits, judged

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer import stored_tensors
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.stored_tensors import write_piece

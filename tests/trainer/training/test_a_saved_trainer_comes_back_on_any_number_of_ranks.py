@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.sharding import shard

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.assembly import setting_of, worker_of
 from rlhf_trainer.telemetry import Report, merge, recorder

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import PolicyGradient
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.assembly import helpers_of
 from rlhf_trainer.telemetry import Report, merge, recorder

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_api.lora import Lora
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Model, Optimizer
+from rlhf_api.spec.job_spec import Model, Optimizer
+from rlhf_api.spec.lora import Lora
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError, TrainerError
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer

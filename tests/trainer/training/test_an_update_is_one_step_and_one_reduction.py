@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training import accumulation, sharding
 from rlhf_trainer.training.clipping import clip_gradients
 from rlhf_trainer.training.loading import load_scorer

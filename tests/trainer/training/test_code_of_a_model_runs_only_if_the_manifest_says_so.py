@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.training.loading import load_language_model
 from tests.trainer.tiny import save_tiny

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.training.balance import RowCosts
 from rlhf_trainer.training.loading import load_scorer

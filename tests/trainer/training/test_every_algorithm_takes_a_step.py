@@ -10,9 +10,9 @@ import torch
 
 from rlhf_api.chain import data_from_jobs
 from rlhf_api.files import load
-from rlhf_api.judges import RewardJudge
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.judges import RewardJudge
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks

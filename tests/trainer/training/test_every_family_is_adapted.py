@@ -8,7 +8,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.save import save_model
 from tests.trainer.families import FAMILIES, TENSOR

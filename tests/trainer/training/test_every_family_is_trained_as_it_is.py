@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.hybrid_engine.layout import describe, generation_shards

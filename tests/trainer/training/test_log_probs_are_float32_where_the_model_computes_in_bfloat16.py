@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.model_input import ModelInput, Text

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM
 
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch, transfers_of

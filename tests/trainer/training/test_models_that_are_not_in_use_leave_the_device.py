@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_api.spec import Offload, Optimizer
+from rlhf_api.spec.job_spec import Offload, Optimizer
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer

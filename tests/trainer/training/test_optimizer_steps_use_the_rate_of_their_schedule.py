@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model

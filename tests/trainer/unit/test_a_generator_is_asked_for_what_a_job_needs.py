@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_arguments import engine_arguments
 from tests.trainer.tiny import tiny_config
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_trainer.ending import ending
+from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.run_folder.attempt import Attempt, read_exit
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
 
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from rlhf_trainer.cli import main; main()"
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from rlhf_trainer.commands.cli import main; main()"
 
 
 def test_a_run_without_torch_says_so_in_one_sentence(tmp_path: Path) -> None:

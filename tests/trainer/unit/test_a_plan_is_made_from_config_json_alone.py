@@ -19,8 +19,8 @@ from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
 from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
-from rlhf_trainer import plan_command
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands import plan as plan_command
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run import placement
 from rlhf_trainer.run.placement import place_job
@@ -202,7 +202,7 @@ def test_the_plan_says_which_network_it_counts_on(manifest: Path) -> None:
 def test_a_terminal_without_such_characters_is_told_all_the_same(
     manifest: Path, options: list[str], encoding: str
 ) -> None:
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "plan", str(manifest), *TWO_NODES, *options]
+    command = [sys.executable, "-m", "rlhf_trainer", "plan", str(manifest), *TWO_NODES, *options]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
     assert done.returncode == (4 if options else 0), done.stderr
@@ -227,7 +227,7 @@ def test_neither_torch_nor_ray_nor_vllm_is_needed(options: list[str]) -> None:
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r})); "
         f"sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, 'helpful-ppo', '--json', *{options!r}]; "
-        "from rlhf_trainer.cli import main; main()"
+        "from rlhf_trainer.commands.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

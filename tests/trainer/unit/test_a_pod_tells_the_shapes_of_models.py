@@ -12,13 +12,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.custom_algorithm import ReadStep, read
 from rlhf_api.job import Job
-from rlhf_api.model_shape import Shape
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.custom_algorithm import ReadStep, read
+from rlhf_api.spec.model_shape import Shape
 from rlhf_mapper.config_file import architecture_in, shape_of
 from rlhf_mapper.workload import workload_of
-from rlhf_trainer.read_shapes import answer
+from rlhf_trainer.pods.read_shapes import answer
 from tests.api.cases import made
 from tests.trainer.chain.mistakes import LLAMA_7B
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_program_tells_of_all_models_in_order(folder: Path, tmp_path: Path) -> None:
     models = [["file:///nowhere", None], [folder.as_uri(), None], ["package://rlhf_examples/helpful/model", None]]
     message = tmp_path / "message"
-    command = [sys.executable, "-m", "rlhf_trainer.read_shapes", json.dumps(models), str(message)]
+    command = [sys.executable, "-m", "rlhf_trainer.pods.read_shapes", json.dumps(models), str(message)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     missing, llama, example = json.loads(message.read_text())
@@ -109,7 +109,7 @@ def test_the_last_words_of_all_models_of_a_job_are_kept(folder: Path) -> None:
 def told_of(entrypoint: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What a pod tells of an algorithm that is in a folder of its PYTHONPATH."""
     asked, message = json.dumps({"entrypoint": entrypoint, "options": options}), folder / "message"
-    command = [sys.executable, "-m", "rlhf_trainer.read_shapes", asked, str(message)]
+    command = [sys.executable, "-m", "rlhf_trainer.pods.read_shapes", asked, str(message)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(folder)}, cwd="/")
     told: dict[str, Any] = json.loads(message.read_text())
     return told

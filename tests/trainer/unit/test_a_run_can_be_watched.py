@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.status import Metric
 from rlhf_planning.job_table import age, headline
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.lock import only_run_in
 from tests.trainer.report.conftest import PPO, RM, SFT, ppo_record
@@ -78,7 +78,7 @@ def test_names_too_long_for_the_terminal_are_cut_and_nothing_else(run: Path) -> 
 
 def test_in_a_terminal_the_table_follows_the_job_until_ctrl_c(run: Path) -> None:
     main, side = pty.openpty()
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "top", str(run)]
+    command = [sys.executable, "-m", "rlhf_trainer", "top", str(run)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=environment) as watching:
         os.close(side)
@@ -118,7 +118,7 @@ def test_logs_are_in_order_of_time_with_the_stacks_of_a_hang(run: Path) -> None:
 
 
 def test_followed_logs_show_what_comes_and_end_by_ctrl_c(run: Path) -> None:
-    command = [sys.executable, "-m", "rlhf_trainer.cli", "logs", str(run), "--follow"]
+    command = [sys.executable, "-m", "rlhf_trainer", "logs", str(run), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout
         while "train.py" not in following.stdout.readline():

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.place import place
 from rlhf_planning.graph_svg import svg_of
 from rlhf_planning.graph_text import text_of
 from rlhf_planning.step_graph import Graph
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width, require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
@@ -203,7 +203,7 @@ def test_a_mistake_is_one_sentence(arguments: list[Any], code: int, sentence: st
 
 def test_without_torch_it_says_what_is_missing() -> None:
     program = f"import sys; sys.modules['torch'] = None; sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, '--graph']; "
-    command = [sys.executable, "-c", f"{program}from rlhf_trainer.cli import main; main()"]
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
 from rlhf_trainer.run import slots, wiring
 from rlhf_trainer.workers.base import WorkerSetting

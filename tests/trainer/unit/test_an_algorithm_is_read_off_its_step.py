@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import Algorithm
 from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reward
 
 

@@ -5,14 +5,20 @@ import sys
 
 import pytest
 
-from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 
-FIRST = ("rlhf", "rlhf_api", "rlhf_api.algorithms", "rlhf_api.algorithm_table", "rlhf_trainer.algorithms.models")
+FIRST = (
+    "rlhf",
+    "rlhf_api",
+    "rlhf_api.spec.algorithms",
+    "rlhf_api.spec.algorithm_table",
+    "rlhf_trainer.algorithms.models",
+)
 SCRIPT = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(("torch", "ray", "vllm", "transformers")))
 importlib.import_module(sys.argv[1])
-from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 print(*ALGORITHMS)
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_trainer.run.assembly import DATA, workers_of
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 from rlhf_trainer.workers.data import PromptAndPretrainData, PromptsAsWritten

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError, together
 from rlhf_trainer.generation import families
 from rlhf_trainer.generation.families import literals, why_not_generated

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_api.spec import Training
+from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.training.micro_batches import micro_batches
 from rlhf_trainer.training.mini_batches import assign_mini_batches, mini_batches
 from rlhf_trainer.types import Batch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step
 from tests.trainer import jobs

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, FieldFuture, Holders, Kept, RowBlock
 from rlhf_trainer.controller.dispatch import Readers, dispatch
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL, THREE_D_PROTO, TransferProtocol

@@ -68,7 +68,7 @@ def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> No
 
 def test_a_terminal_that_was_closed_does_not_end_a_run() -> None:
     program = (
-        "import fcntl, signal, sys, termios; from rlhf_trainer.ending import tell\n"
+        "import fcntl, signal, sys, termios; from rlhf_trainer.commands.ending import tell\n"
         "from rlhf_trainer.outputs.display import Display, LastingConsole\n"
         "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"

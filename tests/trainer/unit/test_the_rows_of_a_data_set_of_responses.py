@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_api.algorithms import Writing
 from rlhf_api.chain import in_order
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.algorithms import Writing
 from rlhf_trainer import spmd
 from rlhf_trainer.algorithms.generate import Generate
+from rlhf_trainer.commands.generate import uri_of
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
-from rlhf_trainer.generate_command import uri_of
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data

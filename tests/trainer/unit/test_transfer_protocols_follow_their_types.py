@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import (
     ALL_TO_ALL,
     DP_PROTO,

@@ -12,7 +12,7 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.cli import app
+from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints, require_measure
 from rlhf_trainer.run.resume import from_the_start, unfinished

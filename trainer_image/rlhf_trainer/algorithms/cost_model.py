@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import Algorithm
+from rlhf_api.spec.algorithms import Algorithm
 from rlhf_trainer.algorithms.models import B, CostInTraining
 
 

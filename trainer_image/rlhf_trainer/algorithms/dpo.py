@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import Preference
+from rlhf_api.spec.algorithms import Preference
 from rlhf_trainer.algorithms.models import B, PairReference, PreferenceActor
 
 

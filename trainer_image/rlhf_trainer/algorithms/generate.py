@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import Writing
+from rlhf_api.spec.algorithms import Writing
 from rlhf_trainer.algorithms.models import B, Generator, Responses, Reward
 
 

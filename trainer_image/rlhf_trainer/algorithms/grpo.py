@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import KL, Aggregation, PolicyGradient, Ratio
 from rlhf_api.contract import Count
+from rlhf_api.spec.algorithms import KL, Aggregation, PolicyGradient, Ratio
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 
 STD_EPS = 1e-6

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import KL, Aggregation, PolicyGradient
+from rlhf_api.spec.algorithms import KL, Aggregation, PolicyGradient
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import ActorCritic
+from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.algorithms.models import Actor, B, Critic, CriticsAdvantage, Reference, Reward, Tensor, Whiten
 
 

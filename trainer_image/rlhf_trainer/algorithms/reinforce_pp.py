@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import PolicyGradient
+from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.algorithms.models import Tensor, Whiten, sample_and_learn
 
 

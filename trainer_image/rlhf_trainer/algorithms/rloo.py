@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import Aggregation, PolicyGradient
+from rlhf_api.spec.algorithms import Aggregation, PolicyGradient
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 
 

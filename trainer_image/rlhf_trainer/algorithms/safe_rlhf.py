@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms import Constrained
+from rlhf_api.spec.algorithms import Constrained
 from rlhf_trainer.algorithms.models import (
     Actor,
     B,

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import ray
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, BatchSlice, FieldFuture, Holders, RowBlock
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer

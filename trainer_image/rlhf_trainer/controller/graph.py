@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rlhf_api.custom_algorithm import own_place
-from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import suggestion
+from rlhf_api.spec.custom_algorithm import own_place
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
 from rlhf_trainer.protocols import TransferProtocol

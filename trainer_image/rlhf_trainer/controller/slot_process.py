@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_api.custom_algorithm import own_line
+from rlhf_api.spec.custom_algorithm import own_line
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlhf_api.rollout import STREAM_SHARES
+from rlhf_api.spec.rollout import STREAM_SHARES
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.dispatch import Batches
 from rlhf_trainer.controller.slot_process import OUTLETS

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch

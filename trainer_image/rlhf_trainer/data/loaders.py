@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import AnyData, DataMix
-from rlhf_api.data import Rows as Source
-from rlhf_api.functions import EntryPoint
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import AnyData, DataMix
+from rlhf_api.spec.data import Rows as Source
+from rlhf_api.spec.functions import EntryPoint
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.order import MOST_SOURCES, Examples, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged

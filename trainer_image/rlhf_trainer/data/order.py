@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Examples = npt.NDArray[np.int64]
 MOST_SOURCES = 64
-"""Of a mix (`rlhf_api.data.DataMix`)."""
+"""Of a mix (`rlhf_api.spec.data.DataMix`)."""
 
 
 @dataclass(frozen=True)

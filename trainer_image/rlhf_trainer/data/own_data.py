@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlhf_api.data import OwnRows
-from rlhf_api.functions import EntryPoint
+from rlhf_api.spec.data import OwnRows
+from rlhf_api.spec.functions import EntryPoint
 from rlhf_trainer.data.order import Examples
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code

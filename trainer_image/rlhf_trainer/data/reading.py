@@ -11,7 +11,7 @@ import torch
 from pydantic.alias_generators import to_camel
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.data import Data, Rows
+from rlhf_api.spec.data import Data, Rows
 from rlhf_trainer.data.ragged import Ragged, swapped
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError, NoRowLeftError

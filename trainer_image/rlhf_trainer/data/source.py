@@ -23,8 +23,8 @@ from datasets.utils.tqdm import (
 )
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.data import DataSource, OwnRows, Rows
 from rlhf_api.problems import printable
+from rlhf_api.spec.data import DataSource, OwnRows, Rows
 from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, lines_of, row_numbers, rows_and_others
 from rlhf_trainer.data.own_data import own_rows
 from rlhf_trainer.data.uri import local_path

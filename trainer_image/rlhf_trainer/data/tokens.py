@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.verifiers import ANSWERS, are_answers
+from rlhf_api.spec.verifiers import ANSWERS, are_answers
 from rlhf_trainer.errors import ConfigError
 
 ChatTemplate = Literal["Auto", "Never"]

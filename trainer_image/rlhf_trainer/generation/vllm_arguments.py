@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.errors import ConfigError, MemoryProblem
 
 ENVIRONMENT = {

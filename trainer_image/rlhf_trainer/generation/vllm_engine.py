@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_api.rollout import Rollout
+from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.notices import Notices

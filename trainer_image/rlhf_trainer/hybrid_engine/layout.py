@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlhf_api.parallel_sizes import Axis, ParallelSizes
+from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import (
     Parameter,
     Shards,

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_api.algorithms import Aggregation
+from rlhf_api.spec.algorithms import Aggregation
 from rlhf_trainer.ops.masks import keep
 
 

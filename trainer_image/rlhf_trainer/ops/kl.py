@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_api.algorithms import Estimator
+from rlhf_api.spec.algorithms import Estimator
 
 MAX_RELATIVE_ERROR = 0.2
 """Bound of the adaptive coefficient's error (arXiv:1909.08593, section 2.2)."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_api.algorithms import Aggregation, CorrectionMode, Estimator, Ratio
+from rlhf_api.spec.algorithms import Aggregation, CorrectionMode, Estimator, Ratio
 from rlhf_trainer.ops.aggregation import aggregate
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.functions import EntryPoint
 from rlhf_api.job import Job
+from rlhf_api.spec.functions import EntryPoint
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code

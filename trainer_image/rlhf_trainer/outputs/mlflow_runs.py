@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.resume import leaves
 from rlhf_api.files import dump
 from rlhf_api.job import Job
-from rlhf_api.outputs import MLflow
 from rlhf_api.problems import one_line
-from rlhf_api.resume import leaves
+from rlhf_api.spec.outputs import MLflow
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.files import dump
 from rlhf_api.job import Job
-from rlhf_api.outputs import WandB
+from rlhf_api.spec.outputs import WandB
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem
 

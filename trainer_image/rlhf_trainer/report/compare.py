@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf_api.resume import leaves
+from rlhf_api.checks.resume import leaves
 from rlhf_planning.numbers import between, duration, number, shortened, signed
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report import metrics, plots

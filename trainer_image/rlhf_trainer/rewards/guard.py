@@ -33,7 +33,7 @@ from typing import Any
 from rlhf_trainer.rewards.sample import EXPECTED, is_score
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
-"""Parameters of every function (`rlhf_api.functions`, whose import takes longer than this process has)."""
+"""Parameters of every function (`rlhf_api.spec.functions`, whose import takes longer than this process has)."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REAP_MILLISECONDS = 1000

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from rlhf_api.judges import RESPONSE_A, RESPONSE_B, Judge
+from rlhf_api.spec.judges import RESPONSE_A, RESPONSE_B, Judge
 from rlhf_trainer.rewards.endpoint import Answer, Endpoint, named
 from rlhf_trainer.rewards.sample import Sample, Score
 

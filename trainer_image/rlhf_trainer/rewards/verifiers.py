@@ -1,4 +1,4 @@
-"""The verifiers of `reward: {verifier: ...}`, as one reward function; see `rlhf_api.verifiers` for their options."""
+"""The verifiers of `reward: {verifier: ...}` as one reward function; `rlhf_api.spec.verifiers` has their options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final
 
-from rlhf_api.verifiers import (
+from rlhf_api.spec.verifiers import (
     ANSWERS,
     VERIFIERS,
     Code,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args, get_origin, get_type_hints
 
-from rlhf_api.algorithms import Algorithm, PolicyGradient
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_api.problems import choice
-from rlhf_api.spec import Model
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
+from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.workers.actor import ActorWorker, GeneratorActorWorker, SingleUpdateActorWorker

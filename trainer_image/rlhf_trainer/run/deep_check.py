@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from rlhf_api.chain import with_sources
-from rlhf_api.data import Rows
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import Rows
+from rlhf_api.spec.job_spec import JobSpec
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from rlhf_api.data import DataSets
 from rlhf_api.job import Job
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.data import DataSets
+from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.telemetry import Report

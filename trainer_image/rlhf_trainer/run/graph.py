@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_api.custom_algorithm import own_line
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.custom_algorithm import own_line
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer

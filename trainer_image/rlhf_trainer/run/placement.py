@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import DeviceMapping, Infeasible

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.errors import ConfigError
 
 CLAIM = "pvc://"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import inputs_of
+from rlhf_api.checks.resume import LENGTHS, changes, differing, identity
 from rlhf_api.files import dump
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.resume import LENGTHS, changes, differing, identity
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, understood
 

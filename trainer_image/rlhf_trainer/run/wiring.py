@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.controller.batch import BatchFuture

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.checks.resume import identity
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
-from rlhf_api.resume import identity
 from rlhf_api.status import Failure, Metric, Output, Pace, Progress, SavedState, Status
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
-from rlhf_api.data import DataSource, Rows
 from rlhf_api.job import Job
+from rlhf_api.spec.data import DataSource, Rows
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run_folder.folder import finished_jobs
 

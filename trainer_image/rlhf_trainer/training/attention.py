@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, pad
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rlhf_api.spec import Attention
+from rlhf_api.spec.job_spec import Attention
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.model_input import Documents
 

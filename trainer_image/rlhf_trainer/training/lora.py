@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 from torch.nn.functional import linear
 
-from rlhf_api.lora import Lora
-from rlhf_api.spec import Model
+from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.lora import Lora
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlhf_api.parallel_sizes import Axis, ParallelSizes
+from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 from rlhf_trainer.training.distributed import (
     collective_timeout,
     device_here,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_api.spec import Training
+from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.training.mesh import ModelMesh
 from rlhf_trainer.types import Batch
 

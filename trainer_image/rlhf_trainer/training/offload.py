@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlhf_api.spec import Offload
+from rlhf_api.spec.job_spec import Offload
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import local_shard
 

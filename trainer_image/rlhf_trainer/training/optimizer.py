@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.training.distributed import local_shard
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-from rlhf_api.spec import Optimizer
+from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code
 

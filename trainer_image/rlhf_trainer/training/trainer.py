@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlhf_api.spec import Attention, Offload, Optimizer
+from rlhf_api.spec.job_spec import Attention, Offload, Optimizer
 from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import ActorCritic, PolicyGradient, RolloutCorrection
 from rlhf_api.own_code import defined_at
+from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient, RolloutCorrection
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_api.job import Job
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
 from rlhf_trainer.ops.masks import keep, masked_sum, row_sums, whiten

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Model, ScoringModel
+from rlhf_api.spec.job_spec import Model, ScoringModel
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.hub import HUB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import ActorCritic
+from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.ops.advantages import gae
 from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.ops.values import shift_values

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.data import AnyData, DataSets
+from rlhf_api.spec.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.environments.of_job import tried
 from rlhf_trainer.errors import ConfigError, DataError, UserCodeError

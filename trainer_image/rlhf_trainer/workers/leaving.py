@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlhf_api.rollout import STREAM_SHARES, stream_groups
+from rlhf_api.spec.rollout import STREAM_SHARES, stream_groups
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.row_groups import Outlet, RowGroup

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, inf
 
-from rlhf_api.algorithms import Preference
 from rlhf_api.job import Job
+from rlhf_api.spec.algorithms import Preference
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.losses import pair_loss

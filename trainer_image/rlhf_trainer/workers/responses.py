@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlhf_api.algorithms import OWN, Algorithm, Writing
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.algorithms import OWN, Algorithm, Writing
+from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from rlhf_api.chain import with_sources
-from rlhf_api.data import Rows
 from rlhf_api.job import Job
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import Rows
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.training.loading import load_config

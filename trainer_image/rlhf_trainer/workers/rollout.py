@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.errors import ConfigError, NumericsError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed

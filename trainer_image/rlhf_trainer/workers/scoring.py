@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_api.functions import Function, RewardService
 from rlhf_api.job import Job
-from rlhf_api.judges import Judge, RewardJudge
-from rlhf_api.parallel_sizes import ParallelSizes
-from rlhf_api.spec import Model, RewardSum, RewardTerm
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.functions import Function, RewardService
+from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
+from rlhf_api.spec.judges import Judge, RewardJudge
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.ops.masks import WHITEN_EPS, row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO

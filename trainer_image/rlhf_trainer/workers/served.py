@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.self_check import layout_checked
 from rlhf_trainer.generation.vllm_extension import WorkerExtension

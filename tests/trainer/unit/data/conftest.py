@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataSource
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import DataSource
+from rlhf_api.spec.job_spec import JobSpec
 
 Write = Callable[[Sequence[Mapping[str, object]]], DataSource]
 

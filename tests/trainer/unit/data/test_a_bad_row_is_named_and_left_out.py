@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataSource
+from rlhf_api.spec.data import DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, PairLoader
 from rlhf_trainer.errors import DataError
 from tests.trainer.unit.data.conftest import spec_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataSource
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import DataSource
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.workers.data import PromptsAsWritten

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from rlhf_api.data import DataSource
+from rlhf_api.spec.data import DataSource
 from rlhf_trainer.data import source as source_module
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.uri import local_path

@@ -13,8 +13,8 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from rlhf_api.data import DataSource
 from rlhf_api.job import Job
+from rlhf_api.spec.data import DataSource
 from rlhf_trainer import hub
 from rlhf_trainer.data.source import open_rows
 from rlhf_trainer.data.uri import local_path

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataMix, DataSource
-from rlhf_api.spec import Models
+from rlhf_api.spec.data import DataMix, DataSource
+from rlhf_api.spec.job_spec import Models
 from rlhf_trainer.data.loaders import CompletionLoader, PromptLoader
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.types import Batch, concatenate

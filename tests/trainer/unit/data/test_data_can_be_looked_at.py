@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rlhf_trainer.cli import app
-from rlhf_trainer.data_command import histogram
+from rlhf_trainer.commands.cli import app
+from rlhf_trainer.commands.data import histogram
 from tests.trainer.chain.conftest import MANIFEST
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataMix, OwnRows, Rows
-from rlhf_api.functions import EntryPoint
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.data import DataMix, OwnRows, Rows
+from rlhf_api.spec.functions import EntryPoint
+from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader, PromptLoader
 from rlhf_trainer.errors import DataError, UserCodeError
 from rlhf_trainer.run.wiring import agreed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataMix
+from rlhf_api.spec.data import DataMix
 from rlhf_trainer.data.loaders import CompletionLoader, PromptLoader
 from rlhf_trainer.data.order import Order, shares
 from rlhf_trainer.errors import DataError

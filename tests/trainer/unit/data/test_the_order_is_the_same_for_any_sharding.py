@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_api.data import DataSource
+from rlhf_api.spec.data import DataSource
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader
 from tests.trainer.unit.data.conftest import spec_of
 

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_trainer.cli import app
-from rlhf_trainer.importers.command import PROJECTS, imported
-from rlhf_trainer.importers.hydra import read as read_hydra
-from rlhf_trainer.importers.shell import flags, words
-from rlhf_trainer.importers.table import Draft
+from rlhf_importers.command import PROJECTS, imported
+from rlhf_importers.hydra import read as read_hydra
+from rlhf_importers.shell import flags, words
+from rlhf_importers.table import Draft
+from rlhf_trainer.commands.cli import app
 
 VERL = """
 set -x

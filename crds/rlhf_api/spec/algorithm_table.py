@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
 
 from pydantic import AfterValidator, Discriminator, SerializeAsAny, ValidationInfo
 
-from rlhf_api.algorithms import Algorithm, PolicyGradient, Preference
 from rlhf_api.contract import null_is_unset, tag_of
-from rlhf_api.custom_algorithm import Custom, described, loaded
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Preference
+from rlhf_api.spec.custom_algorithm import Custom, described, loaded
 
 PACKAGE = "rlhf_trainer.algorithms"
 

@@ -9,15 +9,15 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import Algorithm, PolicyGradient, Writing
-from rlhf_api.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
+from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
+from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
-from rlhf_api.rollout import Rollout
-from rlhf_api.rule import NAME, Rule, algorithm
-from rlhf_api.spec import JobSpec, Training
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Writing
+from rlhf_api.spec.job_spec import JobSpec, Training
+from rlhf_api.spec.rollout import Rollout
 
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 

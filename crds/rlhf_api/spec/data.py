@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag
 
 from rlhf_api.contract import Count, DataUri, Identifier, Spec, Text, null_is_unset
-from rlhf_api.functions import Column, EntryPoint
+from rlhf_api.spec.functions import Column, EntryPoint
 
 
 class Stored(Spec):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.functions import EntryPoint, ServiceUrl
+from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
 """With `stream`, of a rank's rows: how many are in each group, in the order in which they end.

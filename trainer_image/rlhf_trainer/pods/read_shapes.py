@@ -1,9 +1,9 @@
 """Tells the operator what only a job's own pods can read: an own algorithm, and the shapes of models.
 
-`python -m rlhf_trainer.read_shapes ASKED FILE`, in a pod that the operator makes before the first attempt; FILE is the
+The operator runs `python -m rlhf_trainer.pods.read_shapes ASKED FILE` in a pod before the first attempt. FILE is the
 pod's termination message. ASKED is the JSON of an algorithm, {"entrypoint": "module:Class", "options": {...}}, and the
-answer has the fields of `rlhf_api.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or ASKED is a JSON list of
-[URI, revision or null]; for each of them the list in FILE has one of
+answer has the fields of `rlhf_api.spec.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or ASKED is a JSON
+list of [URI, revision or null]; for each of them the list in FILE has one of
 
     {"shape": {...}}                                the numbers of its config.json, as `models.<role>.shape` has them
     {"problem": "a sentence", "weightBytes": 123}   why there are none; bytes of its weights, where they are there
@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.algorithms import CUSTOM
-from rlhf_api.custom_algorithm import Custom, loaded, read
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError, one_line
+from rlhf_api.spec.algorithms import CUSTOM
+from rlhf_api.spec.custom_algorithm import Custom, loaded, read
 from rlhf_mapper.config_file import ConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB

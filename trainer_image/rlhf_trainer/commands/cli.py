@@ -15,7 +15,7 @@ import typer
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.ending import ending, exit_code_of, exits
+from rlhf_trainer.commands.ending import ending, exit_code_of, exits
 from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
@@ -105,7 +105,7 @@ def generate(
     """Write a model's responses to prompts as a data set; --set says more, such as a reward."""
 
     def manifest() -> None:
-        from rlhf_trainer.generate_command import write_manifest
+        from rlhf_trainer.commands.generate import write_manifest
 
         write_manifest(output, model=model, data=data, samples=samples, batch=batch)
 
@@ -118,7 +118,7 @@ def generate(
 @exits
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="New folder of the project.")]) -> None:
     """Write a small project: a manifest, an algorithm and a reward of its own, and a test."""
-    from rlhf_trainer.init_command import write_project
+    from rlhf_trainer.commands.init import write_project
 
     for file in write_project(folder):
         typer.echo(file)
@@ -189,7 +189,7 @@ def plan(
     sets: Sets = None,
 ) -> None:
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
-    from rlhf_trainer.plan_command import PlanOptions, tell_plan  # numpy: time that `validate` does not need
+    from rlhf_trainer.commands.plan import PlanOptions, tell_plan  # numpy: time that `validate` does not need
 
     options = PlanOptions(
         only=job,
@@ -292,7 +292,7 @@ def data(
     sets: Sets = None,
 ) -> None:
     """Show what jobs read: rows, lengths, dropped rows and why, and examples with the trained tokens marked."""
-    from rlhf_trainer.data_command import tell_data  # torch and transformers: seconds
+    from rlhf_trainer.commands.data import tell_data  # torch and transformers: seconds
 
     tell_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
 
@@ -329,7 +329,7 @@ def import_(
     ] = None,
 ) -> None:
     """Write the manifest that another project's configuration comes to, and what became of each of its keys."""
-    from rlhf_trainer.importers.command import import_file
+    from rlhf_importers.command import import_file
 
     for text, is_manifest in import_file(file, project, output=output, algorithm=algorithm):
         typer.echo(text, nl=not is_manifest, err=not is_manifest)

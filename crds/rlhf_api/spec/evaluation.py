@@ -5,9 +5,9 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhf_api.contract import Count, Identifier, Spec
-from rlhf_api.data import HeldOutData
-from rlhf_api.functions import Function
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.data import HeldOutData
+from rlhf_api.spec.functions import Function
+from rlhf_api.spec.verifiers import RewardVerifier
 
 
 class EvaluationFunction(Function):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.contract import PROJECT, Spec, Text
-from rlhf_api.functions import EntryPoint, ServiceUrl
+from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
 
 class WandB(Spec):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from rlhf_api.contract import DEEPEST, Count, Identifier, Spec, Text, shallow
-from rlhf_api.functions import ServiceUrl
+from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
 GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)

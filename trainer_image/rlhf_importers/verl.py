@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_trainer.importers import several_keys as several
-from rlhf_trainer.importers.hydra import read
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+from rlhf_importers import several_keys as several
+from rlhf_importers.hydra import read
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
 __all__ = ["algorithm", "combine", "read", "table_of"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_trainer.importers.shell import only_document, scalar, words
+from rlhf_importers.shell import only_document, scalar, words
 
 
 def read(text: str, source: str) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from pydantic import (
     model_serializer,
 )
 
-from rlhf_api.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
 from rlhf_api.contract import DEEPEST, OWN_CLASS, Count, Identifier, Spec, shallow, tag_of
 from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, line_of, package_of, said
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.pydantic_errors import explain
+from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
 
 GROUP = "rlhf.algorithms"
 """Entry points of installed packages, by which a manifest may name their algorithms."""

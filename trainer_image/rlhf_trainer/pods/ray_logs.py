@@ -1,7 +1,7 @@
 """Keeps what Ray and its workers wrote in this pod when the pod is told to end.
 
-`python -m rlhf_trainer.ray_logs RUN_FOLDER` copies the ends of the files of Ray's session into the run folder, so many
-bytes at most. Standard library only: it must be done long before the kubelet kills the pod.
+`python -m rlhf_trainer.pods.ray_logs RUN_FOLDER` copies the end of each file of Ray's session into the run folder. The
+program uses the standard library only: it must be done long before the kubelet kills the pod.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m rlhf_trainer.ray_logs", description="Keep Ray's logs of this pod.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf_trainer.pods.ray_logs", description="Keep Ray's logs of this pod."
+    )
     parser.add_argument("output", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
     given, attempt = parser.parse_args(arguments), own_attempt()

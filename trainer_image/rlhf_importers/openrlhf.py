@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_trainer.importers import several_keys as several
-from rlhf_trainer.importers.shell import flags, words
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, table, uri_of
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_importers import several_keys as several
+from rlhf_importers.shell import flags, words
+from rlhf_importers.table import Draft, NoCounterpartError, Table, table, uri_of
 
 PROGRAM = "(program)"
 ESTIMATORS: dict[Any, dict[str, Any]] = {

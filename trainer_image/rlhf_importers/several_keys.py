@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_trainer.importers.table import Draft, uri_of
+from rlhf_importers.table import Draft, uri_of
 
 FUNCTION = "models.reward: a function gets prompts, responses and columns by name: docs/rewards.md"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_api.kubectl_yaml import read
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.errors import ConfigError
+from rlhf_importers.errors import ConversionError
 
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\}|\{(\w+)\[[@*]\]\})")
 ASSIGNED = re.compile(r"(?:export +)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -18,7 +18,7 @@ HERE_DOCUMENT = re.compile(r"read [^\n]*?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?\n(.*?)
 
 
 def words(script: str, source: str) -> list[str]:
-    """The words of all commands in a script, in order. Raises ConfigError where a quote is not closed."""
+    """The words of all commands in a script, in order. Raises ConversionError where a quote is not closed."""
     script = HERE_DOCUMENT.sub(lambda found: f"{found[1]}=({found[3]})", script.replace("\\\n", " "))
     known: dict[str, str] = {}
     found: list[str] = []
@@ -30,7 +30,9 @@ def words(script: str, source: str) -> list[str]:
             else:
                 found += _split(line, known)
         except ValueError as error:
-            raise ConfigError(f"{source}: cannot be read as a shell script: {error} in {line.strip()[:60]!r}") from None
+            raise ConversionError(
+                f"{source}: cannot be read as a shell script: {error} in {line.strip()[:60]!r}"
+            ) from None
     return found
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_api.algorithms import CUSTOM, Algorithm
-from rlhf_api.custom_algorithm import Custom
 from rlhf_api.expressions import Expression, Field, Places, Values, holds
 from rlhf_api.problems import Problem
-from rlhf_api.spec import JobSpec
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import CUSTOM, Algorithm
+from rlhf_api.spec.custom_algorithm import Custom
+from rlhf_api.spec.job_spec import JobSpec
 
 
 @dataclass(frozen=True)

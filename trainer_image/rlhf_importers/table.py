@@ -21,9 +21,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
-from rlhf_api.algorithm_table import ALGORITHMS
 from rlhf_api.names import API_VERSION, KIND, Role
-from rlhf_trainer.importers.shell import scalar
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
 SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}

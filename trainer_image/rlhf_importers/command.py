@@ -8,9 +8,9 @@ from pathlib import Path
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, one_line, printable
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.importers import openrlhf, trl, verl
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, Values, fill
+from rlhf_importers import openrlhf, trl, verl
+from rlhf_importers.errors import ConversionError
+from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
 """A module each, with `read`, `algorithm`, `table_of` and `combine`."""
@@ -20,7 +20,7 @@ LONGEST = 60
 
 
 def imported(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
-    """The manifest that a configuration of a project comes to. Raises ConfigError where it is none."""
+    """The manifest that a configuration of a project comes to. Raises ConversionError where it is none."""
     its, values = PROJECTS[project], Values()
     try:
         given = values = Values(its.read(text, source))
@@ -30,12 +30,12 @@ def imported(text: str, project: str, *, source: str, algorithm: str | None = No
         values = fill(draft, its.table_of(draft.algorithm), given)
         its.combine(draft, values)
     except NoCounterpartError as why:
-        raise ConfigError(f"{source}: {why}") from None
+        raise ConversionError(f"{source}: {why}") from None
     except SpecError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError):
         found = one_line(repr(values[values.last]), LONGEST)
-        raise ConfigError(f"{source}: {values.last}: {found} is not what {project} takes") from None
+        raise ConversionError(f"{source}: {values.last}: {found} is not what {project} takes") from None
     return draft
 
 
@@ -59,21 +59,21 @@ def told(draft: Draft, source: str, project: str) -> str:
 def import_file(file: Path, project: str, *, output: Path | None, algorithm: str | None) -> Iterator[tuple[str, bool]]:
     """Write the manifest to `output`, or yield it with True; then yield sentences about what to look at, with False.
 
-    Raises ConfigError if the file cannot be read or the manifest is not valid, after it was written.
+    Raises ConversionError if the file cannot be read or the manifest is not valid, after it was written.
     """
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConversionError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if project not in PROJECTS:
-        raise ConfigError(f"--from: there is no {project}; expected {', '.join(PROJECTS)}")
+        raise ConversionError(f"--from: there is no {project}; expected {', '.join(PROJECTS)}")
     draft = imported(text, project, source=str(file), algorithm=algorithm)
     manifest = told(draft, file.name, project)
     if output:
         try:
             output.write_text(manifest)
         except OSError as error:
-            raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
+            raise ConversionError(f"{output}: cannot be written: {error.strerror}") from None
     else:
         yield manifest, True
     yield from ((f"check: {each}", False) for each in draft.checks)
@@ -84,4 +84,4 @@ def import_file(file: Path, project: str, *, output: Path | None, algorithm: str
     try:
         Job.parse(draft.document())
     except SpecError as error:
-        raise ConfigError("\n".join(["the manifest is not valid yet:", *map(str, error.problems)])) from None
+        raise ConversionError("\n".join(["the manifest is not valid yet:", *map(str, error.problems)])) from None

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from rlhf_api.algorithm_table import AnyAlgorithm
 from rlhf_api.contract import (
     SCHEDULE,
     WHOLE,
@@ -20,21 +19,22 @@ from rlhf_api.contract import (
     Whole,
     null_is_unset,
 )
-from rlhf_api.data import AnyData, Data
-from rlhf_api.evaluation import Evaluation
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.functions import RewardFunction, RewardService
-from rlhf_api.judges import RewardJudge
-from rlhf_api.lora import Lora
-from rlhf_api.model_shape import Shape
 from rlhf_api.names import Role
-from rlhf_api.outputs import Outputs
-from rlhf_api.parallel_sizes import Parallelism
-from rlhf_api.placement import Placement
-from rlhf_api.rollout import Rollout
-from rlhf_api.run_policy import RunPolicy, Storage
-from rlhf_api.runtime import Runtime
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.algorithm_table import AnyAlgorithm
+from rlhf_api.spec.data import AnyData, Data
+from rlhf_api.spec.evaluation import Evaluation
+from rlhf_api.spec.functions import RewardFunction, RewardService
+from rlhf_api.spec.judges import RewardJudge
+from rlhf_api.spec.lora import Lora
+from rlhf_api.spec.model_shape import Shape
+from rlhf_api.spec.outputs import Outputs
+from rlhf_api.spec.parallel_sizes import Parallelism
+from rlhf_api.spec.placement import Placement
+from rlhf_api.spec.rollout import Rollout
+from rlhf_api.spec.run_policy import RunPolicy, Storage
+from rlhf_api.spec.runtime import Runtime
+from rlhf_api.spec.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
 """Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.algorithm_table import ALGORITHMS
-from rlhf_trainer.importers import several_keys as several
-from rlhf_trainer.importers.shell import flags, only_document, words
-from rlhf_trainer.importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
+from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_importers import several_keys as several
+from rlhf_importers.shell import flags, only_document, words
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM = "(program)"
 PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "reward": "RewardModel"}

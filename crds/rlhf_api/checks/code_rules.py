@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from rlhf_api.checks.rule import Rule
 from rlhf_api.expressions import Expression, Field
-from rlhf_api.functions import RewardFunction, RewardService
-from rlhf_api.judges import COMPARES
-from rlhf_api.rule import Rule
-from rlhf_api.verifiers import RewardVerifier
+from rlhf_api.spec.functions import RewardFunction, RewardService
+from rlhf_api.spec.judges import COMPARES
+from rlhf_api.spec.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")

@@ -1,8 +1,8 @@
 """The side-car of a Ray head: shows the trainer's log, and serves the trainer's status to the operator.
 
-`python -m rlhf_trainer.sidecar JOB_FOLDER` copies the newest log of a Ray job's driver, from its beginning, to stdout
-and to a file of the run folder, which stays when the pod is gone; and it serves /status.json and /healthz. Standard
-library only: it runs in 64 MiB. After SIGTERM it stays until the trainer has saved its checkpoint.
+`python -m rlhf_trainer.pods.sidecar JOB_FOLDER` copies the newest log of a Ray job's driver, from its beginning, to
+stdout and to a file of the run folder, which stays when the pod is gone. It also serves /status.json and /healthz. It
+uses the standard library only and runs in 64 MiB. After SIGTERM it stays until the trainer has saved its checkpoint.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: fl
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m rlhf_trainer.sidecar", description="Log and status of a trainer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf_trainer.pods.sidecar", description="Log and status of a trainer."
+    )
     parser.add_argument("job_folder", type=Path, metavar="JOB_FOLDER", help="the job's folder in the run folder")
     parser.add_argument("--port", type=int, default=PORT, help=f"of /status.json; default {PORT}")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")

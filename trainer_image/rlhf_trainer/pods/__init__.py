@@ -1,0 +1,1 @@
+"""Programs that run in pods beside the trainer; without torch."""
