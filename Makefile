@@ -82,7 +82,7 @@ test-unit: install ## The tests without Ray and vLLM (about a minute)
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
 	$(PYTEST) -m "not slow and not gpu" --durations=10 tests/cluster
 
-test-chaos: install ## Every fault of docs/faults.md at each of its places (about half an hour)
+test-chaos: install ## Every fault of a run at each of its places: tests/README.md (about half an hour)
 	$(PYTEST) -rP --durations=10 tests/trainer/chain/test_nothing_is_lost_by_a_fault.py
 
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)

@@ -48,7 +48,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Condition(Spec):
-    """One fact about a job, as Kubernetes writes conditions; docs/operations.md lists types and reasons."""
+    """One fact about a job, as Kubernetes writes conditions; docs/jobs.md lists types and reasons."""
 
     type: Annotated[ConditionType, Field(description="What the fact is about.")]
     status: Annotated[Literal["True", "False", "Unknown"], Field(description="Whether it is so.")]

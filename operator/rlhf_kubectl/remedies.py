@@ -1,4 +1,4 @@
-"""What to do about each reason of a condition and of a failure; docs/operations.md says more of the same reasons."""
+"""What to do about each reason of a condition and of a failure; docs/jobs.md says more of the same reasons."""
 
 from __future__ import annotations
 

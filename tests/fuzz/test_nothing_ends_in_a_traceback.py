@@ -1,4 +1,4 @@
-"""Some cases of each target; `python -m tests.fuzz` tries more, and docs/reliability.md has the figures."""
+"""Some cases of each target; `python -m tests.fuzz` tries more, and tests/README.md has the figures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`kubectl rlhf why` names what is so, since when and what to do, for every phase and reason of docs/operations.md."""
+"""`kubectl rlhf why` names what is so, since when and what to do, for every phase and reason of docs/jobs.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ GOOD: dict[ConditionType, str] = {
     "Training": "Training",
 }
 DOCUMENTED = [row for row in reasons_of_conditions() if row[2] not in DOCUMENTED_ELSEWHERE]
-TO_DO = [row[:3] for row in DOCUMENTED if row[4]]
+NOTHING_TO_DO = {
+    *("Accepted", "InputsReady", "Mapped", "ManualPlacement", "NotQueued", "QuotaReserved", "AllPodsReady"),
+    *("Training", "JobComplete", "Ended", "Suspended", "Finished", "Progressing", "Resumed", "FailureRule"),
+}
+TO_DO = [row[:3] for row in DOCUMENTED if row[2] not in NOTHING_TO_DO]
 FAILURE = Failure(
     reason="Hang", exit_code=8, message="rank 3 of pool all hangs", attempt=2, pod="p-1", node="n-7", time=BEFORE
 )

@@ -1,4 +1,4 @@
-"""docs/operations.md names every phase, condition, reason and default action that the code knows, and no others."""
+"""docs/jobs.md names every phase, condition, reason and default action that the code knows, and no others."""
 
 import ast
 import importlib
@@ -21,7 +21,8 @@ from rlhf_operator.snapshot import RefusalReason
 from tests.operator.rendered import changed
 from tests.repo.tree import ROOT
 
-GUIDE = (ROOT / "docs" / "operations.md").read_text()
+GUIDE = (ROOT / "docs" / "jobs.md").read_text()
+STORAGE = (ROOT / "docs" / "storage.md").read_text()
 RECONCILE = ROOT / "operator" / "rlhf_operator" / "reconcile"
 WORD = re.compile(r"[A-Z][A-Za-z]+")
 DOCUMENTED_ELSEWHERE = {"Kueue's own", "a [reason](#why-attempts-fail)"}
@@ -46,7 +47,7 @@ def _until_the_end(lines: Iterator[str]) -> Iterator[str]:
 
 
 def reasons_of_conditions() -> list[tuple[str, ...]]:
-    """(condition, status, reason, meaning, what to do): each condition has a section with a table of its reasons."""
+    """(condition, status, reason, meaning): each condition has a section with a table of its reasons."""
     sections = re.findall(r"^### `(\w+)`\n+((?:\|.*\n)+)", GUIDE, re.MULTILINE)
     return [(condition, *_cells(row)) for condition, table in sections for row in table.splitlines()[2:]]
 
@@ -175,11 +176,11 @@ def test_the_example_of_templates_is_right() -> None:
 
 
 def test_the_pod_that_hands_out_files_mounts_the_claim_that_a_job_gets() -> None:
-    (text,) = re.findall(r"```yaml\n(apiVersion:.*?)```", GUIDE, re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(apiVersion:.*?)```", STORAGE, re.DOTALL)
     pod = yaml.safe_load(text)
     (volume,) = pod["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == names.output_claim("JOB")
     assert pod["spec"]["securityContext"]["runAsUser"] == identity.USER
     (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
     assert (mount["name"], mount["mountPath"]) == (volume["name"], "/claim")
-    assert f"files:{mount['mountPath']}/JOB/model " in GUIDE
+    assert f"files:{mount['mountPath']}/JOB/model " in STORAGE

@@ -72,7 +72,7 @@ def test_a_site_whose_link_is_broken_is_not_built(tmp_path: Path) -> None:
 
 def test_links_between_docs_and_pages_outside_lead_on(site: Path) -> None:
     """The chart's page is in helm/, a manifest of examples/ is in no site: there the link's text stays."""
-    assert re.search(r'href="operations.html#pods"', (site / "chart.html").read_text())
+    assert re.search(r'href="jobs.html#pods"', (site / "chart.html").read_text())
     assert re.search(r'href="SECURITY.html"', (site / "security.html").read_text())
     assert "examples/16-best-of-n-sft.yaml is rejection" in (site / "data.html").read_text()
 

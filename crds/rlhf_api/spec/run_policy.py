@@ -28,7 +28,7 @@ Reason = Literal[
     "Internal",
     "Unknown",
 ]
-"""Why an attempt failed; docs/operations.md says of each what it means and what to do."""
+"""Why an attempt failed; docs/jobs.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]
 """Restart: a new attempt that counts against backoffLimit, mapped as before as long as the nodes have room. Remap: the

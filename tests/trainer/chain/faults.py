@@ -1,4 +1,7 @@
-"""What may happen to a run, and what it costs: the one list behind `make test-chaos` and docs/faults.md."""
+"""Faults of a run, and what each costs: the list behind `make test-chaos`.
+
+`python -m tests.trainer.chain.faults` prints it as a table; docs/troubleshooting.md says the same for users.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def table() -> str:
-    """docs/faults.md."""
+    """A row for each fault: where it happens, how soon it is found, how the run ends and what follows."""
     rows = [
         f"| {name} | {places(fault)} | {fault.seconds} s | {fault.code if fault.sentence else '-'} | "
         f"{f'`{fault.sentence}`' if fault.sentence else 'Nobody is left to say it.'} | {fault.then} |\n"
@@ -205,16 +208,7 @@ def table() -> str:
         f"{f'`{damage.sentence}`' if damage.sentence else '-'} | {damage.then} |\n"
         for name, damage in DAMAGES.items()
     ]
-    rows.append(
-        f"| a reward service is away for {SERVICE_SECONDS} s | {', '.join(SERVICE_PHASES)} | at once | - | - | "
-        "The step waits, and goes on when the service is back (`attempts`, with pauses that double). |\n"
-    )
-    rows.append(
-        "| a rank of a rollout pool is killed | generation | at once | - | - | "
-        "New processes take the places of the pool's ranks and generate again what was under way, at most three times "
-        "in a row ([rollouts](rollouts.md#when-a-rank-is-lost)). |\n"
-    )
-    return HEAD + "".join(rows) + SOAK
+    return HEAD + "".join(rows)
 
 
 def places(fault: Fault) -> str:
@@ -224,55 +218,13 @@ def places(fault: Fault) -> str:
 
 
 HEAD = """\
-# Faults of a run
-
-What a run does when one of its processes ends or hangs, when memory or disk is full, and when files
-are damaged.
-
-`make test-chaos` makes each row happen at each place that the row names, in a PPO job of two ranks
-with a checkpoint at each step (`make test`: one row at one place). Then it runs the job again by
-the same command, and checks:
-
-- The metrics have every step once.
-- Weights, optimizer and model are those of a run without the fault, to the bit.
-- No process and no shared memory is left on the machine.
-
-`python -m tests.trainer.chain.faults > docs/faults.md` writes this page. `…` stands for what
-differs.
-
-*Found within* is the time from the fault until the run has reported it and its last process has
-ended. It is the longest of the row's places on two cores, rounded up; `make test-chaos` prints
-each. A rank that hangs is found after `training.callDeadlineSeconds` (here 60); asking it for its
-stack takes up to 30 seconds more. On a cluster the exit code decides what follows ([why attempts
-fail](operations.md#why-attempts-fail)).
-
 | what happens | where | found within | exit code | the sentence | then |
 |---|---|---|---|---|---|
 """
+"""Head of the table; `found within` is the time from the fault until the run has reported it and no process is left.
 
-SOAK = """
-## Memory of a long run
-
-Measured in 2,000 PPO steps of a model of 0.7 million parameters on two ranks, with a checkpoint
-every 50 steps (`python benchmarks/soak.py FOLDER --svg docs/images/soak.svg`, on two cores beside
-other work). The table shows the memory (RSS) of each process, and by how much it grows in 1,000
-steps after the first 100. Open handles and shared memory do not grow; threads grow by less than
-one.
-
-| process | MB | in 1,000 steps |
-|---|---|---|
-| controller | 866 | -0.02 |
-| rank 0 | 1,208 | +3.2 |
-| rank 1 | 1,213 | +1.5 |
-| Ray's GCS | 58 | +6.7 |
-| Ray's raylet | 35 | +1.8 |
-| its agents, and the processes of the reward | 13 to 145 | +0.3 at most |
-| shared memory | 0 | 0 |
-
-A step takes 0.352 s after warm-up and 0.351 s at the end (medians of 100 steps). It is not shown
-that Ray's GCS stops growing.
-
-![Memory of each process by step](images/soak.svg)
+It is the longest of the places on two cores, rounded up. To ask a rank that hangs for its stack takes up to 30 seconds
+after the deadline.
 """
 
 

@@ -67,8 +67,9 @@ class Mistake:
 
     sentence: str
     """What stands on stderr after `error: `; `…` is anything."""
-    remedy: str
     code: ExitCode
+    remedy: str = ""
+    """What to do, for the page; empty if the sentence says it."""
     how: Literal["validate", "plan", "before Ray", "run"] = "run"
     manifest: str = SFT
     sets: tuple[str, ...] = SHORT
@@ -141,14 +142,12 @@ VALIDATE: dict[str, Mistake] = {
         sets=("training.batchSizes=4",),
         code=SPEC,
         sentence="helpful-sft: spec.training.batchSizes: unknown field; did you mean batchSize?",
-        remedy="Write the field as the message says.",
     ),
     "a wrong type": Mistake(
         how="validate",
         sets=("training.totalSteps=many",),
         code=SPEC,
         sentence='helpful-sft: spec.training.totalSteps: is "many" (text), expected a whole number',
-        remedy="Write a value of the expected type; a number in quotes is text.",
     ),
     "an algorithm that is not there": Mistake(
         how="validate",
@@ -167,7 +166,6 @@ VALIDATE: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.algorithm.entrypoint: failing_module:Own cannot be imported: ZeroDivisionError: "
         "division by zero (…/failing_module.py:3)",
-        remedy="Correct the line that the sentence names.",
     ),
     "a wrong option of an own algorithm": Mistake(
         how="validate",
@@ -175,42 +173,36 @@ VALIDATE: dict[str, Mistake] = {
         sets=("algorithm={name: Custom, entrypoint: 'rlhf_trainer.algorithms.ppo:PPO', options: {clipRange: 3}}",),
         code=SPEC,
         sentence="ppo: spec.algorithm.options.clipRange: is 3, expected less than 1",
-        remedy="Give the option as its class has it.",
     ),
     "a tab in the manifest": Mistake(
         how="validate",
         manifest=SFT.replace("  models:", "\tmodels:"),
         code=SPEC,
         sentence="…job.yaml: line …: cannot be read: there is a tab, and only spaces indent",
-        remedy="Replace the tab by spaces.",
     ),
     "a quote that is not closed": Mistake(
         how="validate",
         manifest=SFT.replace("name: helpful-sft", 'name: "helpful-sft'),
         code=SPEC,
         sentence="…job.yaml: line …: cannot be read: the quote of line … is not closed",
-        remedy="Close the quote.",
     ),
     "wrong indentation": Mistake(
         how="validate",
         manifest=SFT.replace("  models:", "   models:"),
         code=SPEC,
         sentence="…job.yaml: line …: cannot be read: its indentation does not fit the lines above",
-        remedy="Align the line with its neighbours.",
     ),
     "a key that is given twice": Mistake(
         how="validate",
         manifest=SFT + "kind: RLHFJob\n",
         code=SPEC,
         sentence='…job.yaml: line …: cannot be read: "kind" is given twice, first on line 5',
-        remedy="Delete one of the two.",
     ),
     "a list where a mapping belongs": Mistake(
         how="validate",
         sets=("data=[]",),
         code=SPEC,
         sentence="helpful-sft: spec.data: is a list, expected a mapping",
-        remedy="Remove the dashes.",
     ),
     "an empty manifest": Mistake(
         how="validate",
@@ -218,7 +210,6 @@ VALIDATE: dict[str, Mistake] = {
         sets=(),
         code=SPEC,
         sentence="…job.yaml: holds no RLHFJob, it is empty",
-        remedy="Write a job; `examples/` has some.",
     ),
     "a password in the URL of a reward": Mistake(
         how="validate",
@@ -235,7 +226,6 @@ VALIDATE: dict[str, Mistake] = {
         sets=(),
         code=SPEC,
         sentence="helpful-sft: metadata.name: is used by 2 documents",
-        remedy="Rename one of them.",
     ),
 }
 PLAN: dict[str, Mistake] = {
@@ -244,21 +234,18 @@ PLAN: dict[str, Mistake] = {
         options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100"),
         code=SPEC,
         sentence='--gpu: is "a100", expected a100-40g, a100-80g, …; another type takes an --inventory',
-        remedy="Name a type of the table, or give its figures below `gpus` of an `--inventory`.",
     ),
     "no nodes to plan for": Mistake(
         how="plan",
         options=("--nodes=0", "--gpus-per-node=8", "--gpu=a100-80g"),
         code=SPEC,
         sentence="--nodes: is 0, expected at least 1",
-        remedy="Give at least one node.",
     ),
     "half a description of a cluster": Mistake(
         how="plan",
         options=("--nodes=2", "--gpus-per-node=8"),
         code=SPEC,
         sentence="--gpu: is missing, --nodes needs it",
-        remedy="Give `--nodes`, `--gpus-per-node` and `--gpu`, or an `--inventory`.",
     ),
     "a bandwidth in a wrong unit": Mistake(
         how="plan",
@@ -267,7 +254,6 @@ PLAN: dict[str, Mistake] = {
         code=SPEC,
         sentence="…cluster.yaml: nodes.0.interNodeGbps: is 2.5e+10, expected 0.1 to 100000; "
         "it is in Gb/s (1e9 bits/s), one direction",
-        remedy="Convert the figure to the unit of the field's name: 25 GB/s are `interNodeGbps: 200`.",
     ),
     "a price that is missing": Mistake(
         how="plan",
@@ -281,7 +267,6 @@ PLAN: dict[str, Mistake] = {
         options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100-80g", "--objective=fewest-gpus=1e-9"),
         code=ENVIRONMENT,
         sentence="helpful-sft: no mapping takes … a step or less; the fastest takes …",
-        remedy="Allow the step more seconds, or give it more GPUs.",
     ),
     "a model folder without config.json": Mistake(
         how="plan",
@@ -298,7 +283,6 @@ PLAN: dict[str, Mistake] = {
         code=DATA,
         sentence="helpful-sft: spec.models.actor.uri: …/t5/config.json: T5ForConditionalGeneration is no decoder "
         "(such as LlamaForCausalLM), and only those are trained here",
-        remedy="Take a decoder such as Llama or Qwen.",
     ),
     "a model that fits nowhere": Mistake(
         how="plan",
@@ -307,7 +291,6 @@ PLAN: dict[str, Mistake] = {
         options=("--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g"),
         code=ENVIRONMENT,
         sentence="helpful-sft: the states of actor take … GB, but 1 x t4-16g hold … GB; …",
-        remedy="Take the smallest cluster that `rlhf plan` names, or a smaller model.",
     ),
 }
 BEFORE_RAY: dict[str, Mistake] = {
@@ -344,7 +327,6 @@ BEFORE_RAY: dict[str, Mistake] = {
         options=("--output", __file__),
         code=ENVIRONMENT,
         sentence="--output …: cannot be written: File exists",
-        remedy="Choose another `--output`.",
     ),
     "a Ray that does not answer": Mistake(
         how="before Ray",
@@ -366,7 +348,6 @@ RUNS: dict[str, Mistake] = {
         sets=("data.train.promptKey=nope",),
         code=DATA,
         sentence="helpful-sft: spec.data.train.promptKey: package://… has no column 'nope'; its columns are …",
-        remedy="Name one of the columns.",
     ),
     "an empty data file": Mistake(
         slow=True,
@@ -374,7 +355,6 @@ RUNS: dict[str, Mistake] = {
         sets=("data.train.uri=file://rows.jsonl",),
         code=DATA,
         sentence="helpful-sft: spec.data.train.uri: …/rows.jsonl is empty",
-        remedy="Write the rows again.",
     ),
     "a critic with another vocabulary": Mistake(
         slow=True,
@@ -391,7 +371,6 @@ RUNS: dict[str, Mistake] = {
         sets=("data.maxPromptTokens=600",),
         code=SPEC,
         sentence="ppo: spec.data: maxPromptTokens + maxResponseTokens is 608; the model … reads 512 tokens at most",
-        remedy="Lower one of the two, or take a model with a longer context.",
     ),
     "a reward model with two labels": Mistake(
         slow=True,
@@ -399,7 +378,6 @@ RUNS: dict[str, Mistake] = {
         sets=(),
         code=SPEC,
         sentence="ppo: spec.models.reward: … has 2 labels; say by label which of them is the score, from 0 to 1",
-        remedy="Choose one by `label`.",
     ),
     "weights that are a pickle": Mistake(
         slow=True,
@@ -407,7 +385,6 @@ RUNS: dict[str, Mistake] = {
         sets=("models.actor.uri=file://pickled",),
         code=DATA,
         sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
-        remedy="Save the model with `safe_serialization` (the default of transformers).",
     ),
     "a disk that is too small": Mistake(
         disk="10m",
@@ -424,7 +401,6 @@ RUNS: dict[str, Mistake] = {
         sets=(),
         code=ENVIRONMENT,
         sentence="…/disk/run/ppo…: cannot be written: No space left on device",
-        remedy="Free some space, or choose another `--output`.",
     ),
     "a Ray that cannot start": Mistake(
         slow=True,
@@ -439,7 +415,6 @@ RUNS: dict[str, Mistake] = {
         environment={"PYTHONPATH": "{folder}"},
         code=ENVIRONMENT,
         sentence="the Python package … is not installed",
-        remedy="Install it into the environment of the `rlhf` command, or take an image that has it.",
     ),
     "no memory for vLLM's cache": Mistake(
         slow=True,
@@ -466,7 +441,6 @@ RUNS: dict[str, Mistake] = {
         sets=(),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
-        remedy="Correct the function; the message says what it raised.",
     ),
     "an own step that calls what is not there": Mistake(
         slow=True,
@@ -475,7 +449,6 @@ RUNS: dict[str, Mistake] = {
         sets=("algorithm={name: Custom, entrypoint: 'own_step:Own', options: {kl: {coefficient: 0}}}",),
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.algorithm.entrypoint: helper has no method hlep; did you mean help? (…/own_step.py:17)",
-        remedy="Correct the line that the sentence names.",
     ),
     "an own step that reads a field that nobody adds": Mistake(
         slow=True,
@@ -485,7 +458,6 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.algorithm.entrypoint: helper.help (…/own_read.py:7) reads costs; the batch holds … "
         "(…/own_read.py:17)",
-        remedy="Call first, in the step, what adds the field; or correct what the method reads.",
     ),
     "an own worker that raises": Mistake(
         slow=True,
@@ -495,7 +467,6 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="helper.help on rank 0: TypeError: unsupported operand type(s) for /: 'Tensor' and 'NoneType' "
         "(…/own_worker.py:9)",
-        remedy="Correct the line that the sentence names.",
     ),
     "an own advantage of another shape": Mistake(
         slow=True,
@@ -539,7 +510,6 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.models.reward: …:one_for_all returned 1 values for … responses (…:…); "
         "no sample does it by itself, the first of the … is row 0 of step 1, …",
-        remedy="Return a number for each response.",
     ),
     "an environment that cannot be made": Mistake(
         slow=True,
@@ -549,7 +519,6 @@ RUNS: dict[str, Mistake] = {
         code=ExitCode.USER_CODE,
         sentence="ppo: spec.rollout.environment: own_game:Game __init__ raised TypeError: Game.__init__() got an "
         "unexpected keyword argument 'turn' (…/own_game.py:1)",
-        remedy="Correct the class, or the `arguments`.",
     ),
     "a reward service that does not answer": Mistake(
         slow=True,
@@ -567,7 +536,6 @@ RUNS: dict[str, Mistake] = {
         code=ENVIRONMENT,
         sentence="ppo: spec.models.reward.judge: http://127.0.0.1:9/v1/chat/completions cannot be reached: "
         "ConnectError (2 attempts); the sample is …",
-        remedy="Start the judge's server, or allow it more `attempts`.",
     ),
     "a token that is not there": Mistake(
         slow=True,
@@ -575,7 +543,6 @@ RUNS: dict[str, Mistake] = {
         sets=("models.reward={url: 'http://127.0.0.1:9/score', tokenVariable: NO_SUCH_TOKEN}",),
         code=ENVIRONMENT,
         sentence="ppo: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set",
-        remedy="Set the variable.",
     ),
 }
 BY_A_FAULT: dict[str, Mistake] = {
@@ -615,30 +582,25 @@ BY_A_FAULT: dict[str, Mistake] = {
         code=DATA,
         sentence="ppo: spec.data.train: its rows, or their order, are not those with which the job began; "
         "use another --output, or --restart",
-        remedy="Put the rows back and run it again, or train anew.",
     ),
 }
 OF_A_SERVER: dict[str, Mistake] = {
     "a server of `rollout.endpoints` that cannot be reached": Mistake(
         code=ENVIRONMENT,
         sentence="…: spec.rollout.endpoints[…]: … cannot be reached: …",
-        remedy="Start the server, or correct its URL.",
     ),
     "a server that serves another model": Mistake(
         code=SPEC,
         sentence="…: spec.rollout.endpoints[…]: … serves another model: … is … there, and … in the actor",
-        remedy="Start the server with the actor's model.",
     ),
     "a server that computes in another type": Mistake(
         code=SPEC,
         sentence="…: spec.rollout.endpoints[…]: … computes with dtype …; start it with --dtype …",
-        remedy="Start the server with that option, or set `training.precision`.",
     ),
     "a server with log-probabilities of other distributions": Mistake(
         code=SPEC,
         sentence="…: spec.rollout.endpoints[…]: … computes with logprobs_mode …; "
         "start it with --logprobs-mode processed_logprobs",
-        remedy="Start the server with that option.",
     ),
     "a server without an option that it needs": Mistake(
         code=SPEC,
@@ -665,39 +627,19 @@ KINDS = {
 }
 
 
-def page() -> str:
-    """docs/troubleshooting.md: a table for each exit code."""
-    kinds = "".join(f"| {int(code)} | {kind} | [mistakes](#exit-code-{int(code)}) |\n" for code, kind in KINDS.items())
-    head = f"""\
-# Troubleshooting
-
-A mistake ends a run with one sentence on stderr, `error: ...`, and an exit code. The same sentence
-is in `status.json` and `events.log` of the job. `--debug` also shows the traceback. If you do not
-know where to look, start with [a run that fails](tutorials/failing-run.md).
-
-| exit code | what it is about | |
-|---|---|---|
-| 0 | success | |
-| 1 | a defect of ours: please report it | |
-{kinds}| 130 | stopped by Ctrl-C (SIGINT), after a checkpoint | |
-| 143 | stopped by SIGTERM or SIGHUP, after a checkpoint | |
-
-`…` stands for text that varies. Tests in `tests/trainer` cause every mistake of this page, and
-generate it: `python -m tests.trainer.chain.mistakes > docs/troubleshooting.md`. Processes that die,
-full memory and full disks: [faults](faults.md).
-"""
-    return head + "".join(map(_table, KINDS))
+def messages() -> str:
+    """The tables of docs/troubleshooting.md: by exit code, the messages that need a remedy."""
+    return "".join(map(_table, KINDS))
 
 
 def _table(code: ExitCode) -> str:
     rows = (
-        f"| {name} | `{mistake.sentence}` | {mistake.remedy} |\n"
-        for name, mistake in MISTAKES.items()
-        if mistake.code == code
+        f"| `{mistake.sentence}` | {mistake.remedy} |\n"
+        for mistake in MISTAKES.values()
+        if mistake.code == code and mistake.remedy
     )
-    columns = "| what happened | message | what to do |\n|---|---|---|\n"
-    return f"\n## Exit code {int(code)}\n\n{KINDS[code][0].upper()}{KINDS[code][1:]}.\n\n{columns}{''.join(rows)}"
+    return f"\n### Exit code {int(code)}: {KINDS[code]}\n\n| message | what to do |\n|---|---|\n{''.join(rows)}"
 
 
 if __name__ == "__main__":
-    print(page(), end="")  # noqa: T201 it is what this is for
+    print(messages(), end="")  # noqa: T201 it is what this is for
