@@ -17,13 +17,15 @@ TRL_WITH_PPO := 1.12.0 # the last one that has it
 UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
+# What `make house` shows of the last runs of a target.
+NOTE_SECONDS = mkdir -p .pytest_cache && echo "make $@ $$(($$(date +%s) - $(BEGAN)))" >> .pytest_cache/seconds
 SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint format generate bench bench-peers mlflow-server accept lock clean
+.PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint house format generate bench bench-peers mlflow-server accept lock clean
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -75,9 +77,11 @@ test: lint cluster-programs ## What CI runs: lint and all tests but the slow one
 	content=$$($(BIN)/python -m tests.cluster.passed); \
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
 	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
+	@$(NOTE_SECONDS)
 
 test-unit: install ## The tests without Ray and vLLM (about a minute)
 	$(PYTEST) -m "not slow and not gpu" $(UNIT)
+	@$(NOTE_SECONDS)
 
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
 	$(PYTEST) -m "not slow and not gpu" --durations=10 tests/cluster
@@ -105,6 +109,9 @@ lint: install ## Check style, types and floors
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+house: install ## Print the measures of the code: words, a job's way, complexity, lines, seconds of the last tests
+	@$(BIN)/python -m tests.repo.house
 
 format: install ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
