@@ -1,4 +1,4 @@
-"""Python's collector of cycles, off while much is imported, and told to leave that alone."""
+"""Switches Python's garbage collector off during long imports and freezes the imported objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """The collector does not run in the block, and afterwards does not look through what is there when the block ends.
+    """Switch the collector off within the block, and exclude all objects of the block's end from later collections.
 
-    Of long imports it takes a good part, and finds nothing. `gc.unfreeze` has it look again.
+    During long imports collections take much of the time and find nothing. `gc.unfreeze` reverses the exclusion.
     """
     was_on = gc.isenabled()
     gc.disable()

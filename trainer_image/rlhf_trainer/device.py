@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_mapper.hardware import FoundGpu, figures_of
 
-if TYPE_CHECKING:  # what only plans starts without torch
+if TYPE_CHECKING:  # `rlhf plan` starts without torch
     import torch
 
 CONTAINER = Path("/sys/fs/cgroup")
-"""What the kernel says of the container's memory (control groups, version 2)."""
+"""Folder of the kernel's figures about the container's memory (control groups, version 2)."""
 MACHINE = Path("/proc/meminfo")
 
 
 def gpus_here() -> list[FoundGpu]:
-    """Each GPU that torch sees; none without torch."""
+    """Return each GPU that torch sees; an empty list without torch."""
     try:
         import torch
     except ImportError:
@@ -35,9 +35,9 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 
 def memory_in_use() -> tuple[int, int]:
-    """(bytes in use, bytes that there are) of this rank's GPU, as its driver counts them.
+    """Return (bytes in use, bytes in total) of this rank's GPU, as its driver counts them.
 
-    On CPU of the container without the cache of files, or, where it has no limit, of the machine.
+    On CPU the figures are those of the container without its file cache; without a limit, those of the machine.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

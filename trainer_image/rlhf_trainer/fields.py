@@ -19,7 +19,7 @@ class Width(Enum):
     TEXT = "[B, T]"
     """The longest prompt with its response."""
     BYTES = "[B, C]"
-    """The longest of some texts, which is known only when they are there."""
+    """Bytes of the longest text; known only when the texts exist."""
 
 
 Widths = Mapping[Width, int]
@@ -64,9 +64,9 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
     **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
 }
-"""The fields of the algorithms; a method may add others, of which only the rows are checked."""
+"""Name -> type of the fields of all algorithms. Of a field that is not listed only the number of rows is checked."""
 UNDECLARED = FieldType(torch.float32, Width.BYTES)
-"""What graphs take others for."""
+"""The type that a step graph assumes for a field without a declaration."""
 
 
 def require_declared(added: object, names: Collection[str], *, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: whether it answers for what a manifest names."""
+"""Checks that the Hugging Face Hub has the models and data sets that a manifest names."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 HUB_SECONDS, HUB_TRIES = 5.0, 3
-"""How long the hub may take to answer, and how often it is asked: with the pauses in between 18 seconds."""
+"""Seconds for each answer of the hub, and the number of requests; with the pauses in between 18 seconds."""
 KIND = Literal["dataset", "model"]
 
 
 _silence: list[Exception] = []
-"""Why the hub did not answer: it is asked nothing more in this process."""
+"""The error of the first request without an answer; this process then asks the hub nothing more."""
 
 
 def require_hub(uri: str, field: str, kind: KIND) -> None:
-    """DataError where the hub does not answer, which its client would take minutes to say, or has no such thing.
+    """Raise DataError if the hub does not answer within seconds, or does not have the model or data set.
 
-    Asks once in a process, never with HF_HUB_OFFLINE=1. EnvironmentProblem without its client.
+    The hub is asked once in a process, and never with HF_HUB_OFFLINE=1. Raises EnvironmentProblem if huggingface_hub is
+    not installed.
     """
     try:
         from huggingface_hub import constants
@@ -38,17 +39,17 @@ def require_hub(uri: str, field: str, kind: KIND) -> None:
         case None:
             return
         case RepositoryNotFoundError():
-            said = f"the Hugging Face Hub has no {uri} that this user may read"
+            problem_text = f"the Hugging Face Hub has no {uri} that this user may read"
         case HFValidationError():
-            said = f"{uri} is no name on the hub, such as hf://organisation/name"
+            problem_text = f"{uri} is no name on the hub, such as hf://organisation/name"
         case _:
-            said = f"{_unreached(uri, HUB_TRIES, problem)}; HF_HUB_OFFLINE=1 reads what was fetched before"
-    raise DataError(f"{field}: {said}") from problem
+            problem_text = f"{_unreached(uri, HUB_TRIES, problem)}; HF_HUB_OFFLINE=1 reads what was fetched before"
+    raise DataError(f"{field}: {problem_text}") from problem
 
 
 @cache
 def _problem(uri: str, kind: KIND) -> Exception | None:
-    """What the hub says where it has no such thing, or why it does not answer."""
+    """Return the error with which the hub refuses the name, or the error of the connection; None if the name exists."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     for attempt in range(1, HUB_TRIES + 1):
@@ -76,9 +77,9 @@ def _unreached(uri: str, attempt: int, error: Exception) -> str:
 
 
 def _ask(name: str, kind: KIND) -> None:
-    """Raise what the hub answers for what it has not; TimeoutError where it takes too long.
+    """Raise the hub's error if the name does not exist, and TimeoutError if the hub takes longer than HUB_SECONDS.
 
-    A thread waits for it: looking up a name, and trying each of its addresses, have no common time limit.
+    A thread waits for the answer, because DNS and the connection to each address have no common time limit.
     """
     from huggingface_hub import HfApi
 

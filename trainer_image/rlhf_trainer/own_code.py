@@ -1,4 +1,4 @@
-"""Calls code of the user's in this process; what reward functions and environments are has processes of its own."""
+"""Imports and calls user code in this process. Reward functions and environments run in their own processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlhf_trainer.errors import TrainerError, UserCodeError
 
 @contextmanager
 def own_code(entrypoint: str, path: str) -> Iterator[Callable[..., Any]]:
-    """What an entry point names, for calls within the block.
+    """Yield the object that an entry point names, for calls within the block.
 
-    UserCodeError, which begins with `path`, a place in the manifest, if it cannot be imported or the block fails.
+    Raises UserCodeError if the import or the block fails; the error's text begins with `path`, a field of the manifest.
     """
     module, _, name = entrypoint.partition(":")
     failed, at = "cannot be imported:", None

@@ -32,7 +32,7 @@ class AxisPlacement(Enum):
 AxisPlacements = Mapping[Axis, AxisPlacement]
 """The placement on each axis, the outermost first; an axis that is left out broadcasts."""
 PlacementKey = tuple[tuple[Axis, AxisPlacement], ...]
-"""The same as a hashable key for `lru_cache`: each call of a step asks for the same few."""
+"""AxisPlacements as a hashable key of `lru_cache`; a step uses few different ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TransferProtocol:
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
     """layout -> the ranks whose outputs are joined, in the order of their rows; those of a tuple are added up."""
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
-    """layout -> the ranks whose own output is the result for their rows, so that they can read it where they are."""
+    """layout -> the ranks whose own output is the final result for their rows; they read it from their own process."""
     by_rank: bool = False
     """The caller gives a batch for each rank, and nothing is distributed."""
 
@@ -59,7 +59,7 @@ def blocks(rows: int, count: int) -> list[range]:
 
 @lru_cache
 def distributed(takes: PlacementKey, layout: ParallelSizes, rows: int) -> list[range]:
-    """The rows of each rank of a batch that is placed so: one block for each index on the split axes."""
+    """Return the rows of each rank for a batch with this placement: one block for each index on the split axes."""
     split = [axis for axis, placement in takes if placement is AxisPlacement.SPLIT]
     count, indices = 1, [0] * layout.world_size
     for axis in split:
@@ -71,7 +71,7 @@ def distributed(takes: PlacementKey, layout: ParallelSizes, rows: int) -> list[r
 
 @lru_cache
 def collected(gives: PlacementKey, layout: ParallelSizes) -> list[tuple[int, ...]]:
-    """The ranks that hold a result that is placed so, each part of it once."""
+    """Return the ranks whose outputs make up a result with this placement: for each block of rows those to add up."""
     parts: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)
@@ -83,7 +83,7 @@ def collected(gives: PlacementKey, layout: ParallelSizes) -> list[tuple[int, ...
 
 @lru_cache
 def holders(gives: PlacementKey, layout: ParallelSizes) -> frozenset[int]:
-    """The ranks whose own output is the result for their rows: broadcast ones too, but no partial sum."""
+    """Return the ranks whose own output is final for their rows: broadcast copies too, but no partial sums."""
     if any(placement is AxisPlacement.PARTIAL and layout.size(axis) > 1 for axis, placement in gives):
         return frozenset()
     last = [axis for axis, placement in gives if placement is AxisPlacement.LAST]
@@ -97,7 +97,7 @@ def _is_collected(placement: AxisPlacement, index: int, size: int) -> bool:
 
 
 def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> TransferProtocol:
-    """The protocol of methods whose input and output are placed so; `gives` names all axes of p-t-d or of p_g-t_g."""
+    """Return the protocol with these placements of input and output; `gives` names all axes of p-t-d or p_g-t_g."""
     return TransferProtocol(
         name=name,
         distribute=partial(distributed, tuple(takes.items())),

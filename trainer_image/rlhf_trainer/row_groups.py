@@ -1,8 +1,8 @@
-"""Rows that leave a call before it ends, so that models of other pools score them while the longest are generated.
+"""Groups of finished rows that leave a generation early, so that other pools score them meanwhile.
 
 The inter-stage fusion of RLHFuse (arXiv:2409.13221, section 4). A call gives its rows in groups, in the order in which
-they end. Another pool runs a method on each group as it comes; the method's own call then only puts its results, which
-are there, into the order of the rows.
+the rows end. Another pool runs a method on each group as it comes. The method's own call then only brings the results
+into the order of the rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """Rows that have ended."""
+    """Rows whose generation has ended."""
 
     rows: Tensor
-    """int64 [n]: of the step's batch."""
+    """Rows of the step's batch, int64 [n]."""
     fields: Fields
     """[n] or [n, t], t as wide as the longest of these rows."""
     width: int = 0
-    """T of the batch; only the last group of a rank knows it, of which `is_last` is true."""
+    """T of the batch, which only the last group of a rank knows; 0 in all earlier groups."""
 
     @property
     def is_last(self) -> bool:
@@ -44,19 +44,19 @@ class Outlet:
         self._changed = threading.Condition()
 
     def put(self, number: int, group: RowGroup) -> None:
-        """Give a group."""
+        """Add the group with this number."""
         with self._changed:
             self._groups[number] = group
             self._changed.notify_all()
 
     def fail(self, error: TrainerError) -> None:
-        """There will be no further groups."""
+        """Record the error of the call; no further groups come."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
     def take(self, number: int) -> RowGroup:
-        """Wait for a group; the error of the call if it has failed before."""
+        """Wait for a group and return it. Raises the error of a call that failed before."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._groups or self._error)
             if number not in self._groups:
@@ -67,20 +67,20 @@ class Outlet:
 
 @dataclass
 class Gathered:
-    """What a method gave for the groups of a stream, on one rank."""
+    """Results of a method for the groups of a stream, on one rank."""
 
     rows: range
-    """Of the step's batch, that this rank scores."""
+    """Rows of the step's batch that this rank scores."""
     error: TrainerError | None = None
-    """Of a group that could not be scored."""
+    """Error of a group that could not be scored."""
     parts: list[tuple[Tensor, Fields]] = field(default_factory=list)
-    """Rows of the batch, and what was added for them."""
+    """(rows of the batch, fields that the method added for these rows) for each scored group."""
     width: int = 0
     widths: list[int] = field(default_factory=list)
-    """Of the text of each part."""
+    """Padded width of each part's text, in tokens."""
 
     def batch_of(self, whole: Batch, groups: Sequence[RowGroup]) -> Batch:
-        """The rows of these groups that are this rank's; whole: its rows with the fields that were there before."""
+        """Return this rank's rows of the groups as a batch; `whole`: all rows of the rank with their earlier fields."""
         import torch
 
         inside = [(each.rows >= self.rows.start) & (each.rows < self.rows.stop) for each in groups]
@@ -94,11 +94,11 @@ class Gathered:
         return Batch(step=whole.step, start=whole.start, size=len(rows), fields=fields)
 
     def add(self, fields: Fields) -> None:
-        """What the method gave for the last of `batch_of`."""
+        """Add the method's result for the batch that `batch_of` returned last."""
         self.parts[-1] = (self.parts[-1][0], {name: table.cpu() for name, table in fields.items()})
 
     def result(self) -> Fields:
-        """What the method would have given for all rows at once: [B] or [B, T]; the error if a group has failed."""
+        """Return the result for all rows in their order, fields [B] or [B, T]. Raises the error of a failed group."""
         import torch
 
         if self.error:
@@ -107,7 +107,7 @@ class Gathered:
         return {name: self._joined([fields[name] for _, fields in self.parts])[order] for name in self.parts[0][1]}
 
     def _joined(self, tables: Sequence[Tensor]) -> Tensor:
-        """The parts below each other; what is as wide as the text of its part becomes as wide as the batch."""
+        """Concatenate the parts. Tables as wide as the text of their part are padded to the width of the batch."""
         import torch
 
         is_text = all(table.shape[1:2] == (width,) for table, width in zip(tables, self.widths, strict=True))

@@ -95,10 +95,10 @@ class SpmdRuntime:
         return Batch(step=step, start=rows.start, size=len(rows))
 
     def send(self) -> None:
-        """Nothing: a call is made at once."""
+        """Do nothing: under torchrun a call runs at once."""
 
     def drain(self, step: int = 0) -> Sequence[Report]:  # noqa: ARG002 no call is of a later step
-        """What every rank measured since the last call; a collective."""
+        """Return the measurements of every rank since the last call; a collective."""
         reports: list[Report] = RankValues(recorder.drain(), range(dist.get_world_size())).result()
         return reports
 

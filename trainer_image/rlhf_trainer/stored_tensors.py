@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, read and written in parts: whole ones of a model, or pieces that ranks wrote."""
+"""Tensors of safetensors files, read and written in parts: whole tensors of a model, or the pieces that ranks wrote."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from rlhf_trainer.tensor_slice import TensorSlice
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
 CHUNK_BYTES = 64 * 2**20
-"""The most that is read at once, but a row is read whole."""
+"""Bytes that are read or written at once; one row may be larger."""
 SUMS = "rlhf.crc32"
-"""In the header of a file, as JSON: the CRC-32 of each tensor's bytes, in hexadecimal."""
+"""Key in the header of a file. Its value is JSON: tensor name -> CRC-32 of the tensor's bytes, in hexadecimal."""
 
 
 class TensorSource(Protocol):
-    """Gives a rank the values of its part of a tensor."""
+    """A tensor from which a rank reads the part that it needs."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
-        """Parts of the whole tensor, on the CPU, that cover `wanted` together."""
+        """Yield parts of the whole tensor, on the CPU, that together cover `wanted`."""
 
 
 class TensorFile(Protocol):
     """A safetensors file. Its methods raise OSError or SafetensorError where it is damaged."""
 
     def names(self) -> Iterable[str]:
-        """Of the tensors in it."""
+        """Names of the tensors in the file."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor."""
+        """Shape of a tensor of the file."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor."""
+        """Type of a tensor of the file."""
 
     def metadata(self) -> dict[str, str]:
         """Texts in the header."""
@@ -59,7 +59,7 @@ class TensorFile(Protocol):
 
 
 class LocalFile:
-    """A file on this machine's disk; `find` gives its path when something of it is asked for."""
+    """A file on this machine's disk. `find` returns its path; it is called at the first read."""
 
     def __init__(self, find: Callable[[], str]) -> None:
         self._find = find
@@ -90,14 +90,14 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file in an object store, of which ranges of bytes are read: the header, and the rows that are asked for."""
+    """A file in an object store. Only ranges of bytes are read: the header and the requested rows."""
 
     def __init__(self, files: AbstractFileSystem, path: str) -> None:
         self._files, self._path = files, path
 
     @cached_property
     def _header(self) -> tuple[int, dict[str, Any]]:
-        """(where the tensors begin, the header)."""
+        """(byte at which the tensors begin, parsed header)."""
         size = int.from_bytes(self._bytes(0, 8), "little")
         return 8 + size, json.loads(self._bytes(8, 8 + size))
 
@@ -151,11 +151,11 @@ class HeldTensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix of a stack [layers, rows, columns], or some rows of it, as a tensor of its own."""
+    """A matrix of a stack [layers, rows, columns], or some rows of that matrix, seen as a separate tensor."""
 
     stack: TensorSource
     place: TensorSlice
-    """Of one layer."""
+    """Slice of the stack; it spans one layer."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a file, and which part of a tensor it is, such as one layer of a stack; None: all of it."""
+    """A tensor of a file that is a part of a larger tensor, such as a layer of a stack. `place` None: all of it."""
 
     file: TensorFile
     name: str
@@ -180,7 +180,7 @@ class Piece:
         return self.place or TensorSlice.whole(self.file.shape(self.name))
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
-        """What it holds of a slice; NumericsError at the end if all of it was read, and is not what was written."""
+        """Yield the piece's elements of a slice. Raises NumericsError if all was read and the checksum is wrong."""
         held, found = self.held, 0
         met = wanted.intersection(held)
         outer = len(held.starts) - len(self.file.shape(self.name)) if self.place else 0
@@ -218,12 +218,12 @@ def bytes_of(values: Tensor) -> memoryview:
 
 
 def hexadecimal(checksum: int) -> str:
-    """Of as many characters for any checksum."""
+    """Return a checksum as eight hexadecimal digits."""
     return f"{checksum:08x}"
 
 
 def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
-    """The rows of a part, as many together as `CHUNK_BYTES` allows."""
+    """Split a part into groups of rows of at most CHUNK_BYTES."""
     if not part.starts:
         yield part
         return
@@ -233,7 +233,7 @@ def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
 
 
 def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
-    """The tensors of which each rank wrote a piece, by name."""
+    """Return the tensors of which each rank wrote a piece, by name."""
     found: dict[str, dict[TensorSlice, Piece]] = {}
     for file in files:
         offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
@@ -246,7 +246,7 @@ def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
 
 
 def read_into(target: Tensor, held: TensorSlice, source: TensorSource) -> None:
-    """Fill a tensor, which holds the elements `held` of the source's. ValueError if the source lacks some of them."""
+    """Fill `target` with the elements `held` of the source. Raises ValueError if the source lacks some of them."""
     read = 0
     for part, values in source.parts(held) if held.numel else ():
         target[part.within(held)].copy_(values)
@@ -256,7 +256,7 @@ def read_into(target: Tensor, held: TensorSlice, source: TensorSource) -> None:
 
 
 def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
-    """The safetensors files of a folder, of which only headers are read here."""
+    """Return the safetensors files of a folder. Opening one reads its header only."""
     paths = sorted(path for path in files.ls(folder, detail=False) if path.endswith(".safetensors"))
     if isinstance(files, LocalFileSystem):
         return [LocalFile(partial(str, path)) for path in paths]
@@ -266,7 +266,7 @@ def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file; no more than `CHUNK_BYTES` of it are in memory at once, but a row is whole."""
+    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger."""
     header: dict[str, Any] = {}
     end = 0
     for name, source in sources.items():
@@ -293,7 +293,7 @@ def write_tensors(
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:
-    """Write this rank's pieces (name -> elements, and which of the whole tensor they are) for `saved_by_ranks`."""
+    """Write this rank's pieces for `saved_by_ranks`; pieces: name -> (elements, their slice of the whole tensor)."""
     offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
     sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
     write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

@@ -16,12 +16,12 @@ TRANSFER = "transfer"
 CONTROLLER = "controller"
 """Phase of the spans of the controller: its steps, dispatches and waits."""
 ENDPOINTS = "rollout.endpoints"
-"""Where the process lives that asks servers elsewhere; it takes no slot, and no pool can have this name."""
+"""Pool name of the process that calls external generation servers. The process takes no slot."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """What one rank of a pool did from `start` to `end`, in seconds of its machine's clock."""
+    """One activity of a rank, from `start` to `end`, in seconds of its machine's clock."""
 
     phase: str
     name: str
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class Report:
-    """What one process measured since its last report."""
+    """The measurements of one process since its last report."""
 
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
     """name -> (weighted total, weight)."""
@@ -52,10 +52,10 @@ class StepReport:
     """The measurements of a finished step, for the outputs and the run folder."""
 
     record: Mapping[str, float]
-    """What was measured, merged over ranks, under the names of metrics.jsonl; `step` is its number."""
+    """Measurements of the step, merged over ranks, by their names in metrics.jsonl; `step` is the step's number."""
     warnings: Sequence[str]
     spans: Sequence[Span]
-    """What every rank and the controller did, and when."""
+    """Activities of every rank and of the controller."""
 
 
 class Recorder:
@@ -71,7 +71,7 @@ class Recorder:
 
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
-        """Keep means and sums of the block only if `counts`; of ranks with the same rows only one does."""
+        """Keep means and sums of the block only if `counts` is true; of ranks with the same rows one counts."""
         before, self._counts = self._counts, counts
         try:
             yield
@@ -122,7 +122,7 @@ class Recorder:
                 self.maximum("memory_used", used / limit)
 
     def drain(self) -> Report:
-        """What was measured since the last call."""
+        """Return the measurements since the last call and begin anew."""
         means = {name: (float(total), float(weight)) for name, (total, weight) in self._means.items()}
         maxima = {name: max(map(float, values)) for name, values in self._maxima.items()}
         report, self._report = replace(self._report, means=means, maxima=maxima), Report()
@@ -220,7 +220,7 @@ def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds
 
 
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
-    """(pool, rank) of each slot that did anything."""
+    """Return (pool, rank) of each slot with an activity."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}
 
 

@@ -1,4 +1,4 @@
-"""N-dimensional slices of a tensor, by which the shards of one layout are compared with those of another."""
+"""N-dimensional slices of a tensor, with which shards of two layouts are compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorSlice:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> TensorSlice:
-        """All of a tensor of this shape."""
+        """The slice that covers a whole tensor of this shape."""
         return cls((0,) * len(shape), shape)
 
     @property
@@ -50,16 +50,16 @@ class TensorSlice:
         return TensorSlice(starts, stops) if all(map(int.__lt__, starts, stops)) else None
 
     def moved(self, by: Sequence[int]) -> TensorSlice:
-        """As many elements, which start so much later in each dim."""
+        """The slice shifted by `by` elements in each dim."""
         starts, stops = (tuple(map(int.__add__, ends, by)) for ends in (self.starts, self.stops))
         return TensorSlice(starts, stops)
 
     def on_layer(self, number: int) -> TensorSlice:
-        """The same elements of one layer of a stack."""
+        """This slice of layer `number` of a stack [layers, ...]."""
         return TensorSlice((number, *self.starts), (number + 1, *self.stops))
 
     def off_layer(self) -> TensorSlice:
-        """What `on_layer` was made of."""
+        """The slice without its first dim, the layer of a stack; the inverse of `on_layer`."""
         return TensorSlice(self.starts[1:], self.stops[1:])
 
     def within(self, outer: TensorSlice) -> tuple[slice, ...]:
@@ -71,4 +71,4 @@ class TensorSlice:
 
 
 WeightSlice = tuple[str, TensorSlice, Tensor]
-"""(Hugging Face name of a parameter, which part of it, the elements of that part)."""
+"""(Hugging Face name of a parameter, slice of the parameter, elements of the slice)."""

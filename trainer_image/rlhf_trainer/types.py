@@ -1,4 +1,4 @@
-"""Types that most rooms share: the rows of a batch that one rank holds, and how a worker method is called."""
+"""Types that most packages share: one rank's rows of a batch, and the transfer mark of a worker method."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """How the controller calls a worker method: the protocol, the fields that it reads and those that it adds."""
+    """Mark of a worker method: its transfer protocol, the fields it reads and the fields it adds."""
 
     protocol: TransferProtocol
     reads: tuple[str, ...]
@@ -82,7 +82,7 @@ class Transfer:
     in_groups: bool = False
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
-        """The fields that the method reads of a batch that has these."""
+        """The fields that the method reads from a batch with these fields."""
         return (*self.reads, *(name for name in self.reads_if_there if name in fields))
 
 
@@ -98,12 +98,12 @@ def register(
 ) -> Callable[[Method], Method]:
     """Bind a worker method to a transfer protocol (HybridFlow section 4.1).
 
-    The method waits only for the fields that it `reads` (and those of `reads_if_there` that the batch has). It must
-    return exactly the fields that it `adds`; a method that says nothing of them may return a small value.
-    phase: the part of the step that its time counts for; a method without one records its own spans.
-    row_by_row: what the method adds for a row depends on that row alone and not on its number, so groups of rows may
-    be scored before others exist (`rollout.stream`). in_groups: it gives such groups to its argument `outlet`, if that
-    is there.
+    reads, reads_if_there: the fields that a call waits for; the latter only if the batch has them.
+    adds: the fields that the method returns, exactly; None for a method that returns a small value instead.
+    phase: the part of the step to which the method's time counts; a method without a phase records its own spans.
+    row_by_row: a row's result depends on that row alone, so groups of rows may be scored early (`rollout.stream`).
+    in_groups: the method puts finished rows into its argument `outlet`, if the call has that argument.
+    Raises TypeError if `protocol` is no TransferProtocol.
     """
 
     if not isinstance(protocol, TransferProtocol):
@@ -126,13 +126,13 @@ def register(
 
 
 def transfers_of(worker_class: type) -> dict[str, Transfer]:
-    """The marked methods of a worker class: name -> mark."""
+    """Return the marked methods of a worker class: name -> mark."""
     found = {name: getattr(getattr(worker_class, name), TRANSFER_MARK, None) for name in dir(worker_class)}
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of all parts as one tensor; parts [b, T] of different T are padded with zeros on the right."""
+    """Join the rows of all parts into one tensor; parts [b, T] of different T are padded with zeros on the right."""
     import torch
     from torch.nn.functional import pad
 

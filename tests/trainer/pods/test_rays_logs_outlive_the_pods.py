@@ -38,8 +38,8 @@ def test_the_files_of_a_pod_are_copied_into_a_folder_of_its_own(tmp_path: Path) 
 def test_the_ends_of_the_newest_are_kept_where_there_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_logs, "MOST_OF_A_FILE", 4)
-    monkeypatch.setattr(ray_logs, "MOST_OF_A_POD", 7)
+    monkeypatch.setattr(ray_logs, "MAX_FILE_BYTES", 4)
+    monkeypatch.setattr(ray_logs, "MAX_POD_BYTES", 7)
     for at, name in enumerate(("oldest", "older", "newest")):
         written(tmp_path / "logs", name, f"begin {name} end".encode(), at)
     ray_logs.keep(tmp_path / "logs", tmp_path, Attempt(1), "pod")

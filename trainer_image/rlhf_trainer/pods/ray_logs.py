@@ -1,4 +1,4 @@
-"""Keeps what Ray and its workers wrote in this pod when the pod is told to end.
+"""Copies the logs of Ray and its workers to the claim when the pod ends.
 
 `python -m rlhf_trainer.pods.ray_logs RUN_FOLDER` copies the end of each file of Ray's session into the run folder. The
 program uses the standard library only: it must be done long before the kubelet kills the pod.
@@ -18,29 +18,29 @@ from rlhf_trainer.run_folder.attempt import Attempt, own_attempt
 
 LOGS: Final = Path("/tmp/ray/session_latest/logs")
 FOLDER: Final = "ray-logs"
-"""Of the run folder; below it one for each attempt, and in that one for each pod."""
+"""Folder in the run folder; it holds `a<attempt>/<pod>/`."""
 KEPT_ATTEMPTS: Final = 3
-MOST_OF_A_FILE: Final = 1 << 20
-"""Bytes from its end."""
-MOST_OF_A_POD: Final = 32 << 20
-LEFT_FREE: Final = 10
-"""A tenth of the disk is for checkpoints."""
+MAX_FILE_BYTES: Final = 1 << 20
+"""Bytes that are kept of a file, from its end."""
+MAX_POD_BYTES: Final = 32 << 20
+FREE_SHARE: Final = 10
+"""1 / FREE_SHARE of the disk stays free for checkpoints."""
 
 
 def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
-    """Copy the ends of the files that changed last; what cannot be read or written is left out."""
+    """Copy the ends of the files that changed last. Files that cannot be read or written are left out."""
     kept = output / FOLDER / f"a{attempt.number}"
     with suppress(OSError):
         older = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: each.stat().st_mtime)
         for each in older[: -KEPT_ATTEMPTS + 1]:
             shutil.rmtree(each, ignore_errors=True)
     disk = shutil.disk_usage(output)
-    room = max(min(MOST_OF_A_POD, disk.free - disk.total // LEFT_FREE), 0)
+    room = max(min(MAX_POD_BYTES, disk.free - disk.total // FREE_SHARE), 0)
     files = [each for each in logs.rglob("*") if each.is_file()]
     for file in sorted(files, key=lambda each: each.stat().st_mtime, reverse=True):
         with suppress(OSError), file.open("rb") as source:
-            source.seek(max(file.stat().st_size - min(MOST_OF_A_FILE, room), 0))
-            end = source.read(min(MOST_OF_A_FILE, room))
+            source.seek(max(file.stat().st_size - min(MAX_FILE_BYTES, room), 0))
+            end = source.read(min(MAX_FILE_BYTES, room))
             if not end:
                 continue
             target = kept / pod / file.relative_to(logs)

@@ -1,14 +1,14 @@
-"""Tells the operator what only a job's own pods can read: an own algorithm, and the shapes of models.
+"""Reads custom algorithms and shapes of models in a pod of the job, for the operator, which cannot read them itself.
 
-The operator runs `python -m rlhf_trainer.pods.read_shapes ASKED FILE` in a pod before the first attempt. FILE is the
-pod's termination message. ASKED is the JSON of an algorithm, {"entrypoint": "module:Class", "options": {...}}, and the
-answer has the fields of `rlhf_api.spec.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or ASKED is a JSON
+The operator runs `python -m rlhf_trainer.pods.read_shapes REQUEST FILE` in a pod before the first attempt. FILE is the
+pod's termination message. REQUEST is an algorithm as JSON, {"entrypoint": "module:Class", "options": {...}}, and the
+answer has the fields of `rlhf_api.spec.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or REQUEST is a JSON
 list of [URI, revision or null]; for each of them the list in FILE has one of
 
     {"shape": {...}}                                the numbers of its config.json, as `models.<role>.shape` has them
     {"problem": "a sentence", "weightBytes": 123}   why there are none; bytes of its weights, where they are there
 
-No weight is read, and no torch needed.
+The program reads no weight and needs no torch.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from rlhf_trainer.run.shapes import CONFIG, config_file
 from rlhf_trainer.run_folder.folder import model_folder
 
 OUTPUT = Path("/")
-"""No model is the output of this run."""
-LONGEST_PROBLEM = 300
-"""Bytes: the kubelet keeps 4,096 bytes of a termination message."""
+"""Folder of `job://` models; no model of a pod is the output of its own run."""
+MAX_PROBLEM_BYTES = 300
+"""Bytes of a problem's text; the kubelet keeps 4,096 bytes of a termination message."""
 WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
-    """Answer for what the command line asks."""
-    asked, file = json.loads(sys.argv[1]), Path(sys.argv[2])
-    answers = step(asked) if isinstance(asked, dict) else [answer(uri, revision) for uri, revision in asked]
+    """Answer the request of the command line."""
+    request, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    answers = step(request) if isinstance(request, dict) else [answer(uri, revision) for uri, revision in request]
     file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")
 
 
-def step(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is told of an algorithm."""
+def step(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ReadStep for a custom algorithm, or the problem."""
     try:
-        given = Custom.model_validate({"name": CUSTOM, **asked})
+        given = Custom.model_validate({"name": CUSTOM, **request})
         return read(loaded(given)).model_dump(mode="json", by_alias=True)
     except (SpecError, OwnCodeError) as error:
-        return {"problem": one_line(str(error), LONGEST_PROBLEM)}
+        return {"problem": one_line(str(error), MAX_PROBLEM_BYTES)}
 
 
 def answer(uri: str, revision: str | None) -> dict[str, Any]:
-    """What is told of one model."""
+    """Return the shape of one model, or the problem and the bytes of its weights."""
     try:
         shape = shape_in(config_file(uri, revision, OUTPUT).read_text(encoding="utf-8"))
     except TrainerError as error:
@@ -65,11 +65,11 @@ def answer(uri: str, revision: str | None) -> dict[str, Any]:
     else:
         return {"shape": shape.model_dump(mode="json", by_alias=True, exclude_none=True)}
     size = _bytes_of_weights(uri)
-    return {"problem": one_line(problem, LONGEST_PROBLEM), **({"weightBytes": size} if size else {})}
+    return {"problem": one_line(problem, MAX_PROBLEM_BYTES), **({"weightBytes": size} if size else {})}
 
 
 def _bytes_of_weights(uri: str) -> int:
-    """Of a model in a folder; 0 where none are seen."""
+    """Return the bytes of the weight files of a model in a folder; 0 if there are none."""
     with suppress(TrainerError, OSError):
         if not uri.startswith(HUB):
             return sum(file.stat().st_size for file in Path(model_folder(uri, OUTPUT)).glob(WEIGHTS))

@@ -25,17 +25,17 @@ from rlhf_trainer.run_folder.attempt import Attempt, Watch, WrongAttempt, own_at
 
 PORT = 8490
 LOGS = Path("/tmp/ray/session_latest/logs")
-"""Where Ray writes in the head's pod; both containers have this folder."""
+"""Folder of Ray's logs in the head pod, which both containers mount."""
 POLL_SECONDS = 0.5
 STAY_SECONDS = 600.0
-"""The longest time that it stays after SIGTERM."""
+"""Longest time in seconds that the side-car stays after SIGTERM."""
 CHUNK = 1 << 16
 KEPT_LOGS = 10
-"""Logs of so many attempts stay in the run folder."""
-MOST_KEPT = 64 << 20
-"""The most bytes of a log that are kept there: the volume is for checkpoints."""
+"""Attempts whose logs stay in the run folder."""
+MAX_LOG_BYTES = 64 << 20
+"""Bytes of a log that are kept in the run folder; the volume is for checkpoints."""
 SIGNALLED = 128
-"""Exit codes above it are of signals."""
+"""Exit codes above this number are 128 + the number of a signal."""
 
 
 def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class LogFollower:
 
     def __init__(self, folder: Path, shown: BinaryIO, kept: BinaryIO | None) -> None:
         self._folder, self._shown, self._kept = folder, shown, kept
-        self._room = MOST_KEPT
+        self._room = MAX_LOG_BYTES
         self._file: BinaryIO | None = None
         self._path: Path | None = None
 
