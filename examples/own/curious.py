@@ -55,6 +55,6 @@ class Curious(rlhf.PolicyGradient):
         """What a response's return is more than the mean of all, [N]."""
         return returns - returns.nanmean()
 
-    def objective(self, ratio: rlhf.Tensor, advantages: rlhf.Tensor) -> rlhf.Tensor:
-        """Without clipping."""
-        return ratio * advantages
+    def objective(self, log_probs: rlhf.Tensor, old_log_probs: rlhf.Tensor, advantages: rlhf.Tensor) -> rlhf.Tensor:
+        """Return ratio * advantage, without clipping."""
+        return (log_probs - old_log_probs).exp() * advantages

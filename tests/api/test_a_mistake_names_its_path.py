@@ -277,7 +277,7 @@ MISTAKES = {
     "pretraining rows where there is no such loss": (
         [f"{SFT}:data.pretrain={{uri: hf://x}}"],
         f"{SFT}: spec.data.pretrain",
-        "is for PPO and SafeRLHF only, not for SFT",
+        "is for PPO, SafeRLHF or VAPO only, not for SFT",
     ),
     "a reward model as cost model": (
         [f"{PPO}:algorithm.name=SafeRLHF", f"{PPO}:models.cost={{uri: job://helpful-reward}}"],

@@ -166,8 +166,9 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
     class HeirWithAnOption(REINFORCEPP):
         name: Literal["HeirWithAnOption"]  # type: ignore[assignment]
 
+    known = {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption, "PPO": rules.ALGORITHMS["PPO"]}
     for module in (rules, one_rule):
-        monkeypatch.setattr(module, "ALGORITHMS", {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption})
+        monkeypatch.setattr(module, "ALGORITHMS", known)
     (rule,) = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
     program = ENV.compile(in_cel(rule, SCHEMA)[1]["rule"])
 

@@ -97,7 +97,8 @@ def test_defaults_are_those_of_the_typed_spec() -> None:
 def test_a_default_that_only_some_algorithms_have_is_told_and_not_given() -> None:
     algorithm = SPEC["spec.algorithm"]["properties"]
     assert not [name for name, each in algorithm.items() if "default" in each]
-    assert "Default: 0.2. For PPO" in algorithm["clipRange"]["description"]
+    assert "Default: 0.2 (CISPO 0.99). For PPO" in algorithm["clipRange"]["description"]
+    assert "Default: unset (VAPO 0.28, CISPO 5.0). For PPO" in algorithm["clipRangeHigh"]["description"]
     assert "Default: TokenMean (ReMax FixedLength, GRPO SequenceMean" in algorithm["aggregation"]["description"]
     assert "default" not in SPEC["spec.algorithm.kl.coefficient"]
     assert SPEC["spec.algorithm.kl.controller"]["default"] == "Fixed"

@@ -257,7 +257,7 @@ def _pretraining() -> Iterator[Rule]:
         return "pretrain_coefficient" in each.model_fields
 
     rows, weight = Field("data.pretrain").given, Field("algorithm.pretrainCoefficient").given
-    names = " and ".join(name for name, each in ALGORITHMS.items() if can(each))
+    names = choice(name for name, each in ALGORITHMS.items() if can(each))
     yield Rule("data.pretrain", rows.implies(algorithm(can)), f"is for {names} only, not for {{name}}")
     needed = (rows & algorithm(can)).implies(weight)
     yield Rule("algorithm.pretrainCoefficient", needed, "is missing, data.pretrain needs it")

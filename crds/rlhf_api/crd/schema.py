@@ -217,14 +217,15 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
     same = len({json.dumps(default) for default in defaults.values()}) == 1
     if (keeps_default and same) or not defaults:
         return schema
-    del schema["default"]
-    return schema if schema["type"] == "object" else _with_words(schema, _defaults(defaults))
+    schema.pop("default", None)
+    usual = first.get("default")
+    return schema if schema["type"] == "object" else _with_words(schema, _defaults(usual, defaults))
 
 
-def _defaults(defaults: Mapping[str, Any]) -> str:
-    """`Default: 0.2.` or `Default: 0.05 (GRPO 0.04).`"""
-    usual, *_ = defaults.values()
+def _defaults(usual: Any, defaults: Mapping[str, Any]) -> str:
+    """Return `Default: 0.2.` or `Default: 0.05 (GRPO 0.04).`; a usual default of None is `unset`."""
     unusual = [f"{name} {_text(value)}" for name, value in defaults.items() if value != usual]
+    usual = "unset" if usual is None else usual
     return f"Default: {_text(usual)}{f' ({choice(unusual)})' if unusual else ''}.".replace(" or ", ", ")
 
 

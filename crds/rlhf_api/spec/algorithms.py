@@ -28,6 +28,8 @@ CUSTOM = "Custom"
 """The name of an algorithm that is not of this package."""
 ROWS = ("prompts", "completions", "pairs", "safety_pairs")
 """What data may give; the first parameter of a step is one of them."""
+OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
+"""Names that the parameters of an `objective` may have."""
 Call = tuple[str, str]
 """(a model, its method): the model by the name of the step's parameter."""
 
@@ -209,6 +211,12 @@ class KL(Spec):
         return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
 
 
+class NoKL(KL):
+    """The penalty of algorithms whose paper has none: its coefficient is 0 unless the manifest sets it."""
+
+    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.0
+
+
 class OverlongPenalty(Spec):
     """DAPO's soft penalty of responses that come near the longest length (arXiv 2503.14476, eq. 13)."""
 
@@ -251,7 +259,11 @@ class PolicyGradient(Algorithm):
     """The fields that `advantage` gives, as a mapping if they are several."""
 
     objective: ClassVar[Callable[..., Any] | None] = None
-    """Another objective of a token than the clipped one: a pure method of its ratio and advantage, tensors [B, T]."""
+    """Objective of each token, [B, T], to be maximised instead of PPO's clipped one; None is the clipped one.
+
+    A pure method of log_probs, old_log_probs, advantages, mask and token_weights, or of some of them. Each is a tensor
+    [B, T], 0 outside the mask. token_weights is a field that `advantage` gives by this name in `estimates`.
+    """
 
     clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
     clip_range_high: Annotated[
@@ -272,6 +284,14 @@ class PolicyGradient(Algorithm):
     rollout_correction: Annotated[
         RolloutCorrection | None, Field(description="Weigh tokens by trainer over generator; unset does not.")
     ] = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        parameters = list(inspect.signature(cls.objective).parameters)[1:] if cls.objective else []
+        known = [each for each in OBJECTIVE_INPUTS if each != "token_weights" or each in cls.estimates]
+        if unknown := [each for each in parameters if each not in known]:
+            raise TypeError(f"the objective of {cls.__name__} has the parameter {unknown[0]}, expected {choice(known)}")
 
     @property
     def needs_reference(self) -> bool:

@@ -242,13 +242,26 @@ def test_what_is_no_protocol_is_told(folder: Path) -> None:
 
 def test_in_the_objective(folder: Path) -> None:
     made = own(
-        folder, "class Own(Own):\n    def objective(self, ratio, advantages): return (ratio * advantages).sum()\n"
+        folder,
+        "class Own(Own):\n    def objective(self, log_probs, mask): return (log_probs * mask).sum()\n",
     )
     actor = ActorWorker.__new__(ActorWorker)
     actor._algorithm = made.spec.algorithm  # type: ignore[assignment]
     with pytest.raises(UserCodeError) as raised:
-        actor._own_objective(MASK, MASK)
+        actor._own_objective({"response_mask": MASK})(MASK, MASK, MASK, MASK)
     assert str(raised.value) == f"objective gave a tensor [], expected one [2, 3]{line_of(folder, 'objective')}"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "estimates"), [("ratio", ""), ("token_weights", ""), ("rewards", "token_weights")]
+)
+def test_an_objective_that_reads_what_is_not_there(folder: Path, parameter: str, estimates: str) -> None:
+    fields = f"    estimates = ('advantages', {estimates!r})\n" if estimates else ""
+    with pytest.raises(OwnCodeError) as raised:
+        own(folder, f"class Own(Own):\n{fields}    def objective(self, log_probs, {parameter}): return log_probs\n")
+    known = f"log_probs, old_log_probs, advantages{', mask or token_weights' if estimates else ' or mask'}"
+    assert f"TypeError: the objective of Own has the parameter {parameter}, expected {known}" in str(raised.value)
+    assert str(raised.value).endswith(line_of(folder, "class Own(Own)"))
 
 
 def test_an_error_of_ours_stays_one(folder: Path) -> None:

@@ -61,19 +61,27 @@ class GRPO(PolicyGradient):
     def advantage(
         self, returns: Tensor, signal: Tensor, mask: Tensor, *, rows: slice, group_size: int, prompts: int
     ) -> dict[str, Tensor]:
-        """Group-relative advantages [N] (section 4.1.2), the deviation with G - 1 in its denominator.
+        """Return the group-relative advantages [N], and the response_mask [B, T].
 
-        G are the responses that have a return. With oversampling the response_mask [B, T] keeps the first so many
-        prompts whose responses have a signal.
+        With oversampling the mask keeps the first `prompts` prompts whose responses differ in score.
         """
-        groups = returns.reshape(-1, group_size)
-        advantages = groups - groups.nanmean(dim=1, keepdim=True)
-        if self.normalize_by_std:
-            others = (groups.isfinite().sum(dim=1, keepdim=True) - 1).clamp(min=1)
-            std = ((advantages**2).nansum(dim=1, keepdim=True) / others) ** 0.5
-            advantages = advantages / (std + STD_EPS)
+        advantages = compare_in_groups(returns, group_size, normalize_by_std=self.normalize_by_std)
         if self.oversampling:
             differ = signal.reshape(-1, group_size)[:, :1]
             kept = differ & (differ.cumsum(dim=0) <= prompts)
-            mask = mask * kept.expand_as(groups).flatten()[rows, None]
-        return {"advantages": advantages.flatten(), "response_mask": mask}
+            mask = mask * kept.expand(-1, group_size).flatten()[rows, None]
+        return {"advantages": advantages, "response_mask": mask}
+
+
+def compare_in_groups(returns: Tensor, group_size: int, *, normalize_by_std: bool = True) -> Tensor:
+    """Return each return less the mean of its prompt's returns, divided by their standard deviation if asked, [N].
+
+    Returns that are NaN do not count; the deviation has G - 1 in its denominator (arXiv:2402.03300, section 4.1.2).
+    """
+    groups = returns.reshape(-1, group_size)
+    advantages = groups - groups.nanmean(dim=1, keepdim=True)
+    if normalize_by_std:
+        others = (groups.isfinite().sum(dim=1, keepdim=True) - 1).clamp(min=1)
+        std = ((advantages**2).nansum(dim=1, keepdim=True) / others) ** 0.5
+        advantages = advantages / (std + STD_EPS)
+    return advantages.flatten()

@@ -9,14 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.spec.algorithms import KL, Aggregation, PolicyGradient
+from rlhf_api.spec.algorithms import Aggregation, NoKL, PolicyGradient
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
-
-
-class NoKL(KL):
-    """The penalty as OPO has it: none, unless it is asked for."""
-
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.0
 
 
 class OPO(PolicyGradient):

@@ -16,7 +16,7 @@ def gae(
     mask: Float[Tensor, "B T"],
     *,
     gamma: float,
-    lam: float,
+    lam: float | Float[Tensor, "B 1"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16).
 
@@ -24,8 +24,9 @@ def gae(
     A_t     = delta_t + gamma * lam * A_{t+1}
 
     t + 1 is the next token of the mask: a masked token passes its successor's value and advantage through, without a
-    discount. After the last one both are 0. Returns (advantages, returns), with returns = advantages + values where the
-    mask is 1 and both 0 elsewhere. Rewards and values outside the mask are not read.
+    discount. After the last one both are 0. lam is one number, or one for each row. Returns (advantages, returns), with
+    returns = advantages + values where the mask is 1 and both 0 elsewhere. Rewards and values outside the mask are not
+    read.
     """
     rewards, values, here = keep(rewards, mask), keep(values, mask), mask > 0
     next_values = _left(_from_the_right(values, torch.where(here, 0.0, torch.ones_like(values))))

@@ -40,7 +40,7 @@ def policy_loss(
     weights: Float[Tensor, "B T"] | None,
     aggregation: Aggregation,
     normalizer: int | float | Tensor,
-    objective: Callable[[Tensor, Tensor], Tensor] | None = None,
+    objective: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> PolicyLoss:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated and aggregated.
 
@@ -48,7 +48,8 @@ def policy_loss(
 
     clip_ranges: (low, high); they differ in DAPO (arXiv:2503.14476, eq. 8). ratio "Sequence": r is the geometric mean
     of the response's ratios (GSPO, arXiv:2507.18071, eq. 7). weights: constants, such as `rollout_weights`; None is 1.
-    objective: another one than min(r A, clip(r) A), of r and weight * A, [B, T] like both.
+    objective: replaces min(r A, clip(r) A); a function of log_probs, old_log_probs, weight * A and the mask, [B, T] as
+    they are. The first three are 0 outside the mask.
     """
     log_ratio = keep(log_probs - old_log_probs, mask)
     if ratio == "Sequence":
@@ -59,7 +60,10 @@ def policy_loss(
     low, high = clip_ranges
     unclipped, clipped = moved * gain, moved.clamp(1.0 - low, 1.0 + high) * gain
     deviation = (moved.detach() - 1.0).abs()
-    gained = torch.minimum(unclipped, clipped) if objective is None else objective(moved, gain)
+    if objective is None:
+        gained = torch.minimum(unclipped, clipped)
+    else:
+        gained = objective(keep(log_probs, mask), keep(old_log_probs, mask), gain, mask)
     return PolicyLoss(
         loss=-aggregate(gained, mask, aggregation=aggregation, normalizer=normalizer),
         clipped_tokens=masked_sum((clipped < unclipped).to(mask.dtype), mask),

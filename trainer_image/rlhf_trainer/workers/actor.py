@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from rlhf_api.own_code import defined_at
-from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient, RolloutCorrection
+from rlhf_api.spec.algorithms import OBJECTIVE_INPUTS, ActorCritic, PolicyGradient, RolloutCorrection
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
@@ -26,7 +29,7 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
 UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "rollout_log_probs", "advantages")
-FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", *PRETRAIN_FIELDS)
+FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
 
 
 class ActorWorker(GeneratingActor):
@@ -128,7 +131,7 @@ class ActorWorker(GeneratingActor):
             weights=self._rollout_weights(old, micro),
             aggregation=aggregation,
             normalizer=normalizer,
-            objective=self._own_objective if algorithm.objective else None,
+            objective=self._own_objective(micro) if algorithm.objective else None,
         )
         total = policy.loss
         if algorithm.entropy_coefficient:
@@ -149,15 +152,24 @@ class ActorWorker(GeneratingActor):
         recorder.mean("entropy", masked_sum(found.entropy.detach(), mask), tokens)
         return total, policy.max_ratio_deviation
 
-    def _own_objective(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """The algorithm's own objective of each token, [b, t] like both. UserCodeError for another shape."""
+    def _own_objective(self, micro: Fields) -> Callable[..., Tensor]:
+        """Return the algorithm's objective as a function of the four inputs of `policy_loss`.
+
+        The function raises UserCodeError if the objective's result has another shape than the mask.
+        """
         objective = self._algorithm.objective
         assert objective is not None
-        found = objective(ratio, advantages)
-        if not isinstance(found, Tensor) or found.shape != ratio.shape:
-            what = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise UserCodeError(f"objective gave {what}, expected one {list(ratio.shape)}{defined_at(objective)}")
-        return found
+        names = inspect.signature(objective).parameters
+
+        def checked(*inputs: Tensor) -> Tensor:
+            given = dict(zip(OBJECTIVE_INPUTS, (*inputs, micro.get("token_weights")), strict=True))
+            found, shape = objective(**{name: given[name] for name in names}), micro["response_mask"].shape
+            if not isinstance(found, Tensor) or found.shape != shape:
+                what = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+                raise UserCodeError(f"objective gave {what}, expected one {list(shape)}{defined_at(objective)}")
+            return found
+
+        return checked
 
     def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
         """Importance weights of the tokens, trainer over generator; None unless it is asked for or may be stale."""

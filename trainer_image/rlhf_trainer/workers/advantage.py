@@ -35,7 +35,9 @@ GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask", "gr
 READ_FOR = {
     "costs": ("token_costs",),
     "greedy": (*GREEDY_FIELDS, "valid"),
-    "scores": ("scores", "finished"),
+    "lengths": ("valid",),
+    "returns": ("valid",),
+    "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
 """What some inputs are made of, besides the fields that the rewards are."""
