@@ -21,6 +21,7 @@ import rlhf_api.spec.runtime
 import rlhf_api.spec.verifiers
 from rlhf_api.contract import Spec
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.rollout import Rollout
 from tests.repo.tree import ROOT
 
 MODULES = (
@@ -92,7 +93,9 @@ def read() -> set[str]:
     """What the product reads."""
     files = [path for part in ("crds", "operator", "trainer_image") for path in (ROOT / part).rglob("*.py")]
     definitions = "\n".join(path.read_text() for path in DEFINITIONS)
-    return all_read(definitions, [path.read_text() for path in files if path.resolve() not in DEFINITIONS])
+    found = all_read(definitions, [path.read_text() for path in files if path.resolve() not in DEFINITIONS])
+    by_annotation = {name for name, each in Rollout.sampling_restrictions().items() if each.parameter}
+    return found | (by_annotation if "sampling_parameters" in found else set())
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -213,13 +213,14 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(f"rollout.{size}Parallel", mapped | APART | divides, message, {"whole": whole})
 
 
-def _old_log_probs() -> Iterator[Rule]:
-    path, sampled = "training.oldLogProbs", Field("rollout.topP") == 1.0
+def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
+    path, by_generator = "training.oldLogProbs", Field("training.oldLogProbs") == "Generator"
     read = algorithm(lambda each: issubclass(each, PolicyGradient))
     yield Rule(path, (Field(path) == "Auto") | read, "is {value}, but {name} reads none")
-    sampled &= (Field("rollout.topK") == -1) & (Field("rollout.minResponseTokens") == 0)
-    by_generator = Field(path) == "Generator"
-    message = "is Generator, which gives them only with topP 1, topK -1 and minResponseTokens 0"
+    neutral = {to_camel(name): each.neutral for name, each in rollout.sampling_restrictions().items()}
+    sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
+    *words, last = (f"{name} {value:g}" for name, value in neutral.items())
+    message = f"is Generator, which gives them only with {', '.join(words)} and {last}"
     yield Rule(path, by_generator.implies(sampled), message)
     corrected = Field("algorithm.rolloutCorrection").given
     message = "compares them with the generator's, but training.oldLogProbs is Generator"

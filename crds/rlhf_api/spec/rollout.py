@@ -1,5 +1,6 @@
 """How responses are sampled, and the environments that episodes of several turns are played in."""
 
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
@@ -23,19 +24,39 @@ def stream_groups(rows: int) -> list[range]:
     return [range(*each) for each in pairwise([0, *ends])]
 
 
+@dataclass(frozen=True)
+class RestrictsSampling:
+    """Annotation of a field of `Rollout` that keeps tokens from being drawn.
+
+    With such a field the generator's log-probabilities are not the model's.
+    """
+
+    neutral: float
+    """Value that restricts nothing."""
+    parameter: str = ""
+    """Name of the value in vLLM's SamplingParams, for a field that greedy responses do without."""
+
+
 class Rollout(Spec):
     """How responses are sampled."""
 
     samples_per_prompt: Annotated[Count, Field(description="Responses sampled for each prompt.")] = 1
     temperature: Annotated[float, Field(gt=0, description="Sampling temperature.")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, description="Sample from this much probability mass.")] = 1.0
+    top_p: Annotated[
+        float,
+        Field(gt=0, le=1, description="Sample from this much probability mass."),
+        RestrictsSampling(1.0, "top_p"),
+    ] = 1.0
     top_k: Annotated[
         int,
         Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
         WHOLE,
         Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
+        RestrictsSampling(-1, "top_k"),
     ] = -1
-    min_response_tokens: Annotated[Whole, Field(description="No end token before this many tokens.")] = 0
+    min_response_tokens: Annotated[
+        Whole, Field(description="No end token before this many tokens."), RestrictsSampling(0)
+    ] = 0
     environment: Annotated[
         EntryPoint | None,
         Field(description="A class of your own that answers the model, turn by turn, and may reward it."),
@@ -103,3 +124,26 @@ class Rollout(Spec):
     def has_turns(self) -> bool:
         """Whether a response is an episode: the model's answers and, between them, those of an environment or tools."""
         return self.environment is not None or self.tools is not None
+
+    @classmethod
+    def sampling_restrictions(cls) -> dict[str, RestrictsSampling]:
+        """Return the annotation of each field that restricts sampling, by the field's name."""
+        return {
+            name: each
+            for name, field in cls.model_fields.items()
+            for each in field.metadata
+            if isinstance(each, RestrictsSampling)
+        }
+
+    @property
+    def samples_everything(self) -> bool:
+        """Whether responses are drawn from the model's whole distribution, at any temperature."""
+        return all(getattr(self, name) == each.neutral for name, each in self.sampling_restrictions().items())
+
+    def sampling_parameters(self, *, greedy: bool) -> dict[str, float]:
+        """Return the restrictions that vLLM knows, by its names; greedy responses have neutral ones."""
+        return {
+            each.parameter: each.neutral if greedy else getattr(self, name)
+            for name, each in self.sampling_restrictions().items()
+            if each.parameter
+        }

@@ -330,8 +330,7 @@ class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
     def _samples_everything(self) -> bool:
         """Whether responses are drawn from the policy as a whole; else their log-probabilities differ by design."""
         rollout = self.setting.job.spec.rollout
-        is_whole = rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_response_tokens == 0
-        return is_whole and not rollout.max_staleness
+        return rollout.samples_everything and not rollout.max_staleness
 
 
 def generating_model(setting: WorkerSetting) -> LanguageModel:
