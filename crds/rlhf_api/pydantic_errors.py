@@ -74,14 +74,18 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
             continue
         if part != "[key]":
             path.append(str(part))
-        owner = next((model for model in models if tag_of(model) == tag), models[0]) if models else None
-        field = _fields(owner).get(part) if owner else None
+        field = _fields(_tagged(models, tag)).get(part) if models else None
         if field and JsonValue in get_args(field.annotation):  # pydantic puts a type after each part of the value
             path += map(str, location[place + 1 :: 2])
             break
         if field:
             models, tag = _models_in(field.annotation), ""
     return ".".join(path) or "document", models, tag
+
+
+def _tagged(models: Models, tag: str) -> type[BaseModel]:
+    """Return the member of a union that a tag selects, or the first one."""
+    return next((model for model in models if tag_of(model) == tag), models[0])
 
 
 def _fields(model: type[BaseModel]) -> dict[int | str, Any]:
@@ -98,7 +102,7 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
     others = [tag_of(model) for model in candidates if tag_of(model) != tag and name in _fields(model)]
     if others:
         return f"unknown field for {tag}; it is for {choice(others)} only"
-    owner = next((model for model in candidates if tag_of(model) == tag), candidates[0])
+    owner = _tagged(candidates, tag)
     hint = getattr(owner, "hints", {}).get(name)
     return f"unknown field; {hint or suggestion(name, map(str, _fields(owner)))}"
 

@@ -205,14 +205,24 @@ def _of_container(container: Container, given: Mapping[str, Any], role: PodRole)
     if container.name not in own:
         return
     yield from (Problem(field, why) for field, why in OF_A_CONTAINER.items() if field in given)
+    yield from _name_problems(container)
+    if container.name == own[0]:
+        yield from _resource_problems(container, role)
+
+
+def _name_problems(container: Container) -> Iterator[Problem]:
+    """Name the folders and variables of a container that are the operator's."""
     for place, mount in enumerate(container.volume_mounts):
         if OWN_FOLDER.fullmatch(mount.mount_path):
             yield Problem(f"volumeMounts.{place}.mountPath", f'"{mount.mount_path}" {OWN}')
     for place, variable in enumerate(container.env):
         if OWN_VARIABLE.fullmatch(variable.name):
             yield Problem(f"env.{place}.name", f'"{variable.name}" {OWN}')
+
+
+def _resource_problems(container: Container, role: PodRole) -> Iterator[Problem]:
+    """Name the resources of the main container that fields of the spec set."""
     for kind, quantities in (("requests", container.resources.requests), ("limits", container.resources.limits)):
-        for resource in quantities if container.name == own[0] else ():
-            if OWN_RESOURCE.fullmatch(resource):
-                told = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"
-                yield Problem(f"resources.{kind}.{resource}", f"{OWN}; write {told}")
+        for resource in filter(OWN_RESOURCE.fullmatch, quantities):
+            field = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"
+            yield Problem(f"resources.{kind}.{resource}", f"{OWN}; write {field}")

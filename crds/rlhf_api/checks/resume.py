@@ -84,10 +84,9 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
         one, other = _by_name(one), _by_name(other)
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if one == other else [path]
-    names = [*one, *(name for name in other if name not in one)]
     return [
         found
-        for name in names
+        for name in dict.fromkeys((*one, *other))
         for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
     ]
 

@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import get_args
 
@@ -347,40 +347,52 @@ RULES = tuple(rule for part in PARTS for rule in part())
 
 
 def _taken(spec: JobSpec) -> Iterator[Problem]:
-    """Columns of the data that a row of what the job writes could not have beside its own."""
+    """Find columns of the data whose names the job's own output rows use."""
     if not isinstance(spec.algorithm, Writing):
         return
     sources = spec.data.train.sources("data.train")
     own = spec.algorithm.own
-    tools = {f"{path}.toolsKey": source.tools_key for path, source in sources.items() if source.tools_key in own}
+    taken = [(f"{path}.toolsKey", source.tools_key) for path, source in sources.items() if source.tools_key in own]
     if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
-        own -= {"prompt"}  # what is written under this name is that column
-    named = {name: path.removeprefix("spec.") for name, path in spec.verified(spec.data.train).items()}
-    for path, source in sources.items():
-        named |= dict.fromkeys(source.columns, f"{path}.columns")
-    for path, name in [*tools.items(), *((path, name) for name, path in named.items() if name in own)]:
-        yield Problem(path, f"{name} is a column of what {spec.algorithm.name} writes")
+        own -= {"prompt"}  # the output's `prompt` is that column
+    taken += [(path, name) for name, path in _columns_read(spec).items() if name in own]
+    yield from (Problem(path, f"{name} is a column of what {spec.algorithm.name} writes") for path, name in taken)
+
+
+def _columns_read(spec: JobSpec) -> dict[str, str]:
+    """Return the columns that verifiers and functions read of the training data: name -> field that names it."""
+    columns = {name: path.removeprefix("spec.") for name, path in spec.verified(spec.data.train).items()}
+    for path, source in spec.data.train.sources("data.train").items():
+        columns |= dict.fromkeys(source.columns, f"{path}.columns")
+    return columns
+
+
+NAMED_LISTS = (
+    "models.reward.sum",
+    "placement.pools",
+    "runPolicy.failureRules",
+    "runtime.env",
+    "evaluation.data.sets",
+    "evaluation.functions",
+    "evaluation.verifiers",
+)
+"""Lists whose entries have a name of their own."""
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:
-    """What is twice in a list that is a set, or a map by name, in the resource's schema and so needs no rule there."""
+    """Find repeated entries. The resource's schema refuses them itself: there these lists are sets, or maps by name."""
     for index, pool in enumerate(spec.placement.pools):
-        for role, count in Counter(pool.models).items():
-            if count > 1:
-                yield Problem(f"placement.pools.{index}.models", f"has the {role} more than once")
-    for url, count in Counter(url.rstrip("/") for url in spec.rollout.endpoints or ()).items():
-        if count > 1:
-            yield Problem("rollout.endpoints", f"has {url} more than once")
-    for path in (
-        "models.reward.sum",
-        "placement.pools",
-        "runPolicy.failureRules",
-        "runtime.env",
-        "evaluation.data.sets",
-        "evaluation.functions",
-        "evaluation.verifiers",
-    ):
+        for role in _repeated_values(pool.models):
+            yield Problem(f"placement.pools.{index}.models", f"has the {role} more than once")
+    for url in _repeated_values(url.rstrip("/") for url in spec.rollout.endpoints or ()):
+        yield Problem("rollout.endpoints", f"has {url} more than once")
+    for path in NAMED_LISTS:
         names = [entry.name for entry in Field(path).of({"spec": spec}) or ()]
         for index, name in enumerate(names):
             if name in names[:index]:
                 yield Problem(f"{path}.{index}.name", f'"{name}" is used twice')
+
+
+def _repeated_values(values: Iterable[str]) -> list[str]:
+    """Return the values that occur more than once."""
+    return [value for value, count in Counter(values).items() if count > 1]

@@ -138,19 +138,12 @@ def _given(value: Any) -> Any:
 
 
 def flat(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
-    """An object with the fields of all members, name -> schema.
+    """Return one object schema with the fields of all members of a union, name -> schema.
 
-    A member is told by the value of the discriminator; without one, it is named for the field that tells it.
+    The discriminator's value selects a member. Without a discriminator a field selects the member of its name.
     """
-    fields = list(dict.fromkeys(field for member in members.values() for field in member["properties"]))
-    owners = {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
-    properties = {
-        field: _merged({name: members[name]["properties"][field] for name in owned}) for field, owned in owners.items()
-    }
-    for field, owned in owners.items():
-        if len(owned) < len(members) and owned != [field]:
-            only = f"{'For' if discriminator else 'With'} {choice(owned)} only."
-            properties[field] = _with_words(properties[field], only)
+    owners = _owners(members)
+    properties = {field: _merged_field(field, owned, members, discriminator) for field, owned in owners.items()}
     schema: Schema = {"type": "object", "properties": properties}
     if discriminator:
         schema["required"] = [discriminator]
@@ -159,11 +152,28 @@ def flat(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
         tests = {name: f"self.{discriminator} == '{name}'" for name in members}
     else:
         tests = {name: f"has(self.{name})" for name in members}
-    needed = {
-        field: [name for name in owned if field in members[name].get("required", ())] for field, owned in owners.items()
-    }
-    schema["x-kubernetes-validations"] = _rules(owners, needed, tests, discriminator)
+    schema["x-kubernetes-validations"] = _rules(owners, _needing(members), tests, discriminator)
     return schema
+
+
+def _owners(members: Mapping[str, Schema]) -> dict[str, list[str]]:
+    """Return the members that have each field."""
+    fields = dict.fromkeys(field for member in members.values() for field in member["properties"])
+    return {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
+
+
+def _needing(members: Mapping[str, Schema]) -> dict[str, list[str]]:
+    """Return the members that require each field."""
+    fields = _owners(members)
+    return {field: [name for name, each in members.items() if field in each.get("required", ())] for field in fields}
+
+
+def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], discriminator: str | None) -> Schema:
+    """Return the schema of a field that the members in `owned` have, and say so where other members lack it."""
+    schema = _merged({name: members[name]["properties"][field] for name in owned})
+    if len(owned) == len(members) or owned == [field]:
+        return schema
+    return _with_words(schema, f"{'For' if discriminator else 'With'} {choice(owned)} only.")
 
 
 def _rules(
@@ -209,16 +219,19 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
             raise TypeError(f"one field, two types: {first} and {other}")
     if "enum" in first:
         schema["enum"] = list(dict.fromkeys(value for each in variants.values() for value in each["enum"]))
-    if "properties" in first:
-        for field in first["properties"]:
-            fields = {name: each["properties"][field] for name, each in variants.items()}
-            schema["properties"][field] = _merged(fields, keeps_default=True)
+    for field in first.get("properties", ()):
+        fields = {name: each["properties"][field] for name, each in variants.items()}
+        schema["properties"][field] = _merged(fields, keeps_default=True)
     defaults = {name: each["default"] for name, each in variants.items() if "default" in each}
-    same = len({json.dumps(default) for default in defaults.values()}) == 1
-    if (keeps_default and same) or not defaults:
+    return _with_defaults(schema, defaults, keeps_one=keeps_default)
+
+
+def _with_defaults(schema: Schema, defaults: Mapping[str, Any], *, keeps_one: bool) -> Schema:
+    """Return the schema with the members' defaults in its description; keeps_one: a default that all share stays."""
+    shares_one = len({json.dumps(default) for default in defaults.values()}) == 1
+    if not defaults or (keeps_one and shares_one):
         return schema
-    schema.pop("default", None)
-    usual = first.get("default")
+    usual = schema.pop("default", None)
     return schema if schema["type"] == "object" else _with_words(schema, _defaults(usual, defaults))
 
 

@@ -52,6 +52,11 @@ def _calls_of(step: Callable[..., None], models: Sequence[str]) -> tuple[Call, .
     return tuple(calls)
 
 
+def _updated(calls: Sequence[Call]) -> set[str]:
+    """Return the models of which a step calls an `update_...` method."""
+    return {model for model, method in calls if method.startswith("update_")}
+
+
 class Algorithm(Spec):
     """The options of an algorithm. What stands below `comparing` is read off the parameters and calls of `step`."""
 
@@ -106,10 +111,10 @@ class Algorithm(Spec):
     def has_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
         """Set what follows from the parameters of the step and from its calls."""
         cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
-        updated = {model for model, method in cls.calls if method.startswith("update_")}
-        roles: tuple[Role, ...] = tuple(role for role in get_args(PlacedRole) if role in cls.models)
+        updated = _updated(calls)
+        roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.models]
         cls.trained = tuple(role for role in roles if role in updated)
-        cls.frozen = tuple(role for role in roles if role not in updated)
+        cls.frozen = tuple(role for role in roles if role not in cls.trained)
         cls.makes = "model" if cls.trained else "data"
         called = {method for _, method in cls.calls}
         cls.offline = data != "prompts" and "generate_sequences" not in called
