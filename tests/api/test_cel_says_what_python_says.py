@@ -166,7 +166,7 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
     class HeirWithAnOption(REINFORCEPP):
         name: Literal["HeirWithAnOption"]  # type: ignore[assignment]
 
-    known = {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption, "PPO": rules.ALGORITHMS["PPO"]}
+    known = {"Heir": Heir, "HeirWithAnOption": HeirWithAnOption, "PPO": ALGORITHMS["PPO"]}
     for module in (rules, one_rule):
         monkeypatch.setattr(module, "ALGORITHMS", known)
     (rule,) = (rule for part in rules.PARTS for rule in part() if rule.path == "rollout.samplesPerPrompt")
