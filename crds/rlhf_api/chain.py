@@ -18,9 +18,9 @@ WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data
 
 
 def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
-    """The jobs, each after those it reads and otherwise as given. Raises SpecError for what cannot be read.
+    """Return the jobs in order, each after the jobs it reads and otherwise as given. Raises SpecError.
 
-    finished: jobs that are there already and may be read too, name -> algorithm.
+    finished: jobs of earlier runs that may be read too, name -> algorithm.
     """
     if problems := [*_repeated_names(jobs)]:
         raise SpecError(problems)
@@ -46,7 +46,7 @@ def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
 
 
 def _references(job: Job) -> dict[Role, str]:
-    """The name of the job that each model comes from, for those that come from one."""
+    """Return the job that each model comes from, by role, for models with a job:// URI."""
     given = job.spec.models.given().items()
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 
@@ -57,7 +57,7 @@ def inputs_of(job: Job) -> set[str]:
 
 
 def data_from_jobs(job: Job) -> dict[str, str]:
-    """The name of the job that wrote each data set, by the data set's field, for those that a job wrote."""
+    """Return the job that wrote each data set, by the data set's field, for data sets with a job:// URI."""
     spec = job.spec
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
@@ -94,7 +94,7 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
-    """The algorithms whose output can be this model; a scorer to be trained may start from a language model."""
+    """Return the algorithms whose output can be this model; a scorer to be trained may start from a language model."""
     if role in ("actor", "reference"):
         return ACTORS
     scorers = ("CostModel",) if role == "cost" else ("RewardModel",)

@@ -58,21 +58,21 @@ FORMS = {
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
     PROJECT: "a name without / \\ # ? % :",
 }
-"""What a user is told about each pattern."""
+"""Words for each pattern in error messages."""
 
 DEEPEST = 16
-"""How many mappings and lists of free JSON may be within each other."""
+"""Most levels of mappings and lists in free JSON."""
 LARGEST = 2**31 - 1
-"""The largest whole number of a field: the API server can multiply two of them without overflow."""
+"""Largest whole number of a field: the API server can multiply two of them without overflow."""
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 3.0 and 1e3 are whole."""
+    """Return a float that is whole as an int; JSON has one kind of number, so 3.0 and 1e3 are whole."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def shallow(value: object) -> object:
-    """Refuses what is nested too deeply; in a loop, since recursion would end in a RecursionError."""
+    """Refuse free JSON with more than `MAX_DEPTH` levels. A loop is used, since recursion could fail on deep input."""
     level = [value]
     for _ in range(DEEPEST + 1):
         containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
@@ -87,7 +87,7 @@ Whole = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
 Count = Annotated[int, Field(ge=1, le=LARGEST), WHOLE]
 NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]
 SlotCount = Annotated[int, Field(ge=1, le=1024), WHOLE]
-"""Of a node."""
+"""Slots of one node."""
 Name = Annotated[str, Field(pattern=DNS_LABEL, max_length=52)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=128)]
@@ -140,7 +140,7 @@ class Spec(BaseModel):
 
 
 def null_is_unset(*members: type[Spec]) -> BeforeValidator:
-    """For a union of types: a field that is null counts as unset, also if only another member has such a field."""
+    """Return a validator for a union of types: null fields count as unset, also fields of other members only."""
     fields = frozenset[str]().union(*map(_names, members))
     values = {tag_of(member): _null_is_a_value(member) for member in members}
 
@@ -152,7 +152,7 @@ def null_is_unset(*members: type[Spec]) -> BeforeValidator:
 
 
 def tag_of(model: type[BaseModel]) -> str:
-    """What selects a member of a union of models: its form, or the one value of its name; empty for any other model."""
+    """Return the value that selects a member of a union: its form, or the one value of its name; else empty."""
     if form := getattr(model, "form", ""):
         return str(form)
     name = model.model_fields.get("name")
@@ -164,7 +164,7 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
-    """The fields for which null is a value of its own, since unset means a default that is not null."""
+    """Return the fields in which null is a value, since their default is not null."""
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()
@@ -173,7 +173,7 @@ def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _without_nulls(document: Any, fields: Collection[str]) -> Any:
-    """A mapping without those of the fields that are null, as a cluster's API server keeps it."""
+    """Return a mapping without the given fields where they are null, as a cluster's API server keeps it."""
     if not isinstance(document, Mapping):
         return document
     return {name: value for name, value in document.items() if value is not None or name not in fields}

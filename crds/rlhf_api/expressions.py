@@ -18,10 +18,12 @@ from pydantic_core import CoreSchema, core_schema
 from rlhf_api.quantities import amount
 
 Values = Mapping[str, Any]
-"""What the paths of fields start at: `spec`, `each` (an entry of the list that a rule is about), `one` (an entry that
-`where` looks at) or `value` (of the one field that a Check is about)."""
+"""Starting points of field paths: `spec`, `each`, `one` or `value`.
+
+`each` is an entry of the list of a rule, `one` an entry that `where` tests, `value` the field of a Check.
+"""
 Places = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""The same for CEL: the name of each in a rule, and its structural schema."""
+"""Starting points in CEL: the name of each in a rule, and its structural schema."""
 WITHOUT_VALUES = (
     (r'^is "?\{[\w:]+\}"?, (?=more|fewer)', "is "),
     (r'^is "?\{[\w:]+\}"?[;,] (but |which )?', ""),
@@ -35,7 +37,7 @@ WITHOUT_VALUES = (
 
 
 def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expression]:
-    """A function that makes an expression of others and of constants, by its text in CEL and the same in Python."""
+    """Return a function that makes an expression of operands, by a CEL template and a Python function."""
 
     def operation(*operands: object) -> Expression:
         parts = [each if isinstance(each, Expression) else _constant(each) for each in operands]
@@ -114,7 +116,7 @@ class Field(Expression):
         return value
 
     def presence(self, places: Places) -> list[str]:
-        """CEL for each part of the path that a document may leave out: whether it is there."""
+        """Return a CEL test of presence for each part of the path that a document may leave out."""
         (name, schema), tests = places[self._root], []
         for part in self._parts:
             name = f"{name}.{part}"
@@ -125,14 +127,14 @@ class Field(Expression):
 
     @property
     def given(self) -> Expression:
-        """Whether it has a value."""
+        """Whether the field has a value."""
         return Expression(
             lambda values: self.of(values) is not None,
             lambda places: f"({' && '.join(self.presence(places)) or 'true'})",
         )
 
     def or_else(self, default: Expression | str | float) -> Expression:
-        """The value, or this one, for a default that the API server does not fill in."""
+        """Return the value, or `default` where it is unset and the API server fills in nothing."""
         other = default if isinstance(default, Expression) else _constant(default)
         return Expression(
             lambda values: other.of(values) if self.of(values) is None else self.of(values),
@@ -140,7 +142,7 @@ class Field(Expression):
         )
 
     def where(self, test: Expression) -> Expression:
-        """The entries of a list of which a test is true; it names them `one`."""
+        """Return the entries of a list that pass a test; the test names an entry `one`."""
 
         def cel(places: Places) -> str:
             entry = entries(places[self._root][1], ".".join(self._parts))
@@ -153,7 +155,7 @@ class Field(Expression):
 
 
 VALUE = Field("", "value")
-"""The value itself that a Check is about."""
+"""The value that a Check is about."""
 
 
 def entries(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -169,7 +171,7 @@ def holds(test: Expression, values: Values) -> bool:
 
 
 def as_cel(test: Expression, places: Places) -> str:
-    """The same in CEL."""
+    """Return the test in CEL; it is true where a field that the test needs is unset."""
     needed = dict.fromkeys(given for field in test.needs for given in field.presence(places))
     return " || ".join([*(f"!{given}" for given in needed), test.cel(places)])
 
@@ -188,7 +190,7 @@ def without_values(message: str) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """In the annotation of a field: what must be true of its VALUE, for pydantic and for the API server."""
+    """Annotation of a field with a test of its VALUE, for pydantic and for the API server."""
 
     test: Expression
     message: str

@@ -1,4 +1,4 @@
-"""From a manifest to jobs and back; `--set [NAME:]path=value` changes its documents before they are checked."""
+"""Manifests read into jobs and written back; `--set [NAME:]path=value` changes documents before the check."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +67,7 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
 
 
 class _NoSuchParentError(LookupError):
-    """The path leads through something that has no fields or no such entry."""
+    """Error for a path through a value without fields, or without this entry."""
 
 
 def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[st
 
 
 def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
-    """(what a problem calls it, name of the document or empty for all, path, value). Raises SpecError."""
+    """Return (label in messages, document's name or empty for all, path, value). Raises SpecError."""
     label = f"--set {text}"
     target, equals, value = text.partition("=")
     name, _, path = target.rpartition(":")

@@ -25,7 +25,7 @@ from rlhf_api.spec.job_spec import (
 from rlhf_api.spec.runtime import PodSize
 
 LONGEST_NAME = 40
-"""Of a job; what the operator derives from it has to fit into 63 characters."""
+"""Longest name of a job; names that the operator derives from it have to fit into 63 characters."""
 
 
 class Metadata(Spec):
@@ -47,10 +47,10 @@ class Job(Spec):
 
     @classmethod
     def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:
-        """The job that a document describes; `folder` is what relative file:// URIs are relative to.
+        """Return the job that a document describes; relative file:// URIs are relative to `folder`.
 
-        With a folder the class of an own algorithm is imported, too; without one `step` is all that is known of it.
-        Raises SpecError with every mistake, or OwnCodeError for what is wrong with the class.
+        With a folder the class of an own algorithm is imported, too; without one, `step` describes it. Raises SpecError
+        with every mistake, or OwnCodeError for a wrong class.
         """
         context: dict[str, Any] = {"step": step}
         if folder is not None:
@@ -79,7 +79,7 @@ class Job(Spec):
         return self.metadata.name
 
     def models(self) -> dict[Role, Model]:
-        """The models that the algorithm uses: trained ones have an optimizer, and the reference is filled in."""
+        """Return the models that the algorithm uses; trained ones have an optimizer, and the reference is filled in."""
         models = self.spec.models.given()
         if "actor" in models:
             models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
@@ -92,7 +92,7 @@ class Job(Spec):
 
     @property
     def has_reward(self) -> bool:
-        """Whether something scores the responses of an RL job: a reward, or an environment."""
+        """Whether the responses of an RL job get a score from a reward or an environment."""
         return self.spec.models.reward is not None or self.spec.rollout.environment is not None
 
     def trained(self) -> tuple[Role, ...]:
@@ -100,7 +100,7 @@ class Job(Spec):
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
     def residents(self) -> tuple[Role, ...]:
-        """What lives in pools: the models, and the generator where it has a pool of its own."""
+        """Return the roles that live in pools: the models, and a generator that has its own pool."""
         has_pool = self.generates_apart and not self.generates_elsewhere
         return (*self.models(), "rollout") if has_pool else tuple(self.models())
 
@@ -108,7 +108,7 @@ class Job(Spec):
     def generates_apart(self) -> bool:
         """Whether responses are generated in a pool of their own or elsewhere, not in the actor's.
 
-        With mode Auto if they are to be generated ahead, which an actor that trains meanwhile cannot do.
+        Mode Auto chooses a pool of their own for generation ahead, since a training actor cannot generate.
         """
         placement, stale = self.spec.placement, self.spec.rollout.max_staleness > 0
         by_hand = any("rollout" in pool.models for pool in placement.pools)
@@ -126,7 +126,7 @@ class Job(Spec):
 
     @property
     def saved(self) -> Role:
-        """The model that the job is for: the one that it trains, or that generates."""
+        """Role of the model that the job saves: the trained one, or the one that generates."""
         return (*self.spec.algorithm.trained, *self.spec.algorithm.frozen)[0]
 
     @property
@@ -148,9 +148,9 @@ class Job(Spec):
 
     @property
     def old_log_probs_by_update(self) -> bool:
-        """Whether the forward pass of a step's only update gives the old log-probabilities, which nothing else reads.
+        """Whether the old log-probabilities come from the forward pass of the step's only update.
 
-        Only a measurement, `kl/reference`, then waits for that pass.
+        Nothing else in the step reads them but the measurement `kl/reference`, which waits for that pass.
         """
         algorithm = self.spec.algorithm
         return (
@@ -168,9 +168,9 @@ class Job(Spec):
 
     @property
     def values_by_update(self) -> bool:
-        """Whether the forward pass of a step's only update gives the values of a critic in the actor's pool.
+        """Whether a critic's values come from the forward pass of the step's only update, in the actor's pool.
 
-        On another pool a pass of its own takes no time of the actor's, which would have to wait for the update.
+        In another pool the critic makes a pass of its own meanwhile, which takes no time of the actor's.
         """
         algorithm = self.spec.algorithm
         has_own = "critic" in algorithm.workers
@@ -190,7 +190,7 @@ class Job(Spec):
 
 
 def _source(model: Model) -> dict[str, object]:
-    """Where a model comes from."""
+    """Return the fields of a model that say where its weights come from."""
     return {name: getattr(model, name) for name in ("uri", "revision", "trust_remote_code", "shape")}
 
 

@@ -17,7 +17,7 @@ except ImportError:  # PyYAML was built without libyaml: the same text, four tim
     from yaml import SafeDumper  # type: ignore[assignment]
 
 MOST_VALUES = 100_000
-"""Of a document; a few lines with aliases of aliases would stand for any number."""
+"""Most values of a document; a few lines of nested aliases could stand for any number."""
 TAG = "tag:yaml.org,2002:"
 SCALARS = {
     "bool": (r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF", "yYnNtTfFoO"),
@@ -29,7 +29,7 @@ SCALARS = {
     ),
     "merge": (r"<<", "<"),
 }
-"""For each type the plain scalars that have it and their first characters; the first type that fits is taken."""
+"""Plain scalars of each type and their first characters; the first type that fits is taken."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(SafeDumper):
-    """Quotes what `_Loader` would not read as text."""
+    """YAML writer that quotes text that `_Loader` would read as another type."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -110,7 +110,7 @@ def read(text: str, source: str) -> list[Any]:
 
 
 def _values(part: object, counted: dict[int, float]) -> float:
-    """Values in a part of a document, an alias counted as what it stands for; infinite where that is around it."""
+    """Count the values in a part of a document with each alias expanded; an alias that contains itself is infinite."""
     if not isinstance(part, dict | list):
         return 1
     if id(part) not in counted:
@@ -122,7 +122,7 @@ def _values(part: object, counted: dict[int, float]) -> float:
 
 
 def _reason(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong, in a user's words for the slips that are made most."""
+    """Return the cause of a syntax error, in plain words for the frequent ones."""
     problem = str(error.problem)
     if "'\\t'" in problem:
         return "there is a tab, and only spaces indent"
@@ -134,5 +134,5 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
 
 
 def write(document: Any) -> str:
-    """One document that `read` reads back."""
+    """Return a document as YAML that `read` reads back."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -8,11 +8,11 @@ API_VERSION: Literal["rlhf.hybridflow.io/v1alpha1"] = "rlhf.hybridflow.io/v1alph
 KIND: Literal["RLHFJob"] = "RLHFJob"
 
 POOL_RESOURCE = "rlhf-pool-"
-"""With a pool's name, what Ray calls its slots on a cluster where each pool has pods of its own."""
+"""Prefix of Ray's resource for a pool's slots, on a cluster where each pool has pods of its own."""
 
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
-"""The models of a manifest."""
+"""Models that a manifest may name."""
 Resident = Literal[PlacedRole, "rollout"]
-"""What a pool may hold: models, or the generator alone, which has the weights of the actor in another pool."""
+"""Content of a pool: models, or a generator alone, whose weights come from the actor's pool."""
 Role = Literal[Resident, "cost_critic"]
-"""`cost_critic` stands in no manifest: it comes with the critic of SafeRLHF, and lives with it."""
+"""Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic and lives in its pool."""

@@ -1,7 +1,7 @@
-"""Code of the user's that a manifest names by an entry point, `module:name`: where it is looked for, and its lines.
+"""User code that a manifest names by an entry point, `module:name`: its search path, and its lines in messages.
 
-All of it is found in one way: what Python finds by itself (installed, in the image, on PYTHONPATH), then the folder of
-the manifest, then the current one.
+Modules are searched where Python finds them itself (installed, in the image, on PYTHONPATH), then in the manifest's
+folder, then in the current folder.
 """
 
 import inspect
@@ -17,25 +17,25 @@ from rlhf_api.exit_codes import ExitCode
 
 
 class OwnCodeError(Exception):
-    """Code that a manifest names is not there or does not work; one sentence with its file and line."""
+    """Error for user code that is missing or does not work; one sentence with its file and line."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USER_CODE
 
 
 def importable(folder: Path) -> None:
-    """Have Python look for modules in this folder and in the current one, after all other places."""
+    """Make Python search modules in this folder and in the current one, after all other places."""
     for each in (folder, Path()):
         if (path := str(each.resolve())) not in sys.path:
             sys.path.append(path)
 
 
 def package_of(module: str) -> str:
-    """The outermost package of a module."""
+    """Return the outermost package of a module."""
     return module.partition(".")[0]
 
 
 def line_of(error: BaseException, packages: Collection[str]) -> str:
-    """` (file:line)` of the innermost line of an error's traceback that is in one of the packages; else empty."""
+    """Return ` (file:line)` of the innermost traceback line that is in one of the packages; else empty."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -48,7 +48,7 @@ def line_of(error: BaseException, packages: Collection[str]) -> str:
 
 
 def defined_at(what: object) -> str:
-    """` (file:line)` of where a function or a class begins, ` (file)` of a module; empty for what has no source."""
+    """Return ` (file:line)` of the start of a function or class, ` (file)` of a module; empty without source."""
     found: Any = what
     with suppress(OSError, TypeError, ValueError):  # ValueError: what has every attribute wraps itself
         line = "" if isinstance(found, ModuleType) else f":{inspect.getsourcelines(found)[1]}"
@@ -57,7 +57,7 @@ def defined_at(what: object) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error as one line."""
     told: object = error
     if isinstance(error, SyntaxError) and error.filename:
         told = error.msg  # the text ends with the name of the file, without its folder

@@ -1,4 +1,4 @@
-"""Where `package://` addresses are on this machine's disk."""
+"""Paths of `package://` addresses on this machine."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ PACKAGE = "package://"
 
 
 def in_package(uri: str) -> Path:
-    """What `package://top_package/path` names, whether or not it exists.
+    """Return the path that `package://top_package/path` names, whether or not it exists.
 
-    No code of it runs. LookupError, with a sentence, where no such package is installed, or it is not unpacked.
+    No code of the package runs. Raises LookupError with a sentence if the package is not installed or not unpacked.
     """
     package, _, inside = uri.removeprefix(PACKAGE).partition("/")
     folders = [Path(each) for each in _folders(package)]

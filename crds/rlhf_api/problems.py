@@ -9,7 +9,7 @@ from typing import ClassVar
 from rlhf_api.exit_codes import ExitCode
 
 CREDENTIALS = re.compile(r"//[^/\s]*@")
-"""Of a URL: `//user:password@`."""
+"""Credentials in a URL: `//user:password@`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Problem:
         return printable(f"{self.path}: {self.message}")
 
     def within(self, prefix: str) -> "Problem":
-        """The same mistake with `prefix` in front of its path."""
+        """Return the problem with `prefix` before its path."""
         return Problem(prefix + self.path, self.message)
 
 
@@ -44,18 +44,18 @@ def choice(names: Iterable[str]) -> str:
 
 
 def suggestion(wrong: str, names: Iterable[str]) -> str:
-    """The known name nearest to `wrong` as a question, else all known names."""
+    """Return the known name nearest to `wrong` as a question, else all known names."""
     known = sorted(names)
     near = [name for name in known if name.lower() == wrong.lower()] or get_close_matches(wrong, known, n=1)
     return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"
 
 
 def printable(text: str) -> str:
-    """A text on one line, with spaces for what cannot be shown, such as halves of characters."""
+    """Return a text on one line, with spaces in place of unprintable characters."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def one_line(text: str, most: int) -> str:
-    """Words of others for a status: printable, without credentials of URLs, at most so many bytes."""
+    """Return a foreign text for a status: printable, without credentials of URLs, at most `most` bytes."""
     words = printable(text).split()
     return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")

@@ -16,7 +16,7 @@ NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?)([a-zA-Z]*)")
 
 
 def amount(quantity: str) -> Fraction:
-    """The number that a quantity stands for. Raises ValueError for what is none."""
+    """Return the number that a quantity stands for. Raises ValueError for other text."""
     found = NUMBER.fullmatch(quantity)
     if not found or found[2] not in UNITS:
         raise ValueError(f"{quantity!r} is no quantity")
@@ -24,7 +24,7 @@ def amount(quantity: str) -> Fraction:
 
 
 def times(quantity: str, factor: int) -> str:
-    """So many times a quantity, in the same unit."""
+    """Return a quantity multiplied by a factor, in the same unit."""
     found = NUMBER.fullmatch(quantity)
     if not found or found[2] not in UNITS:
         raise ValueError(f"{quantity!r} is no quantity")
@@ -33,10 +33,10 @@ def times(quantity: str, factor: int) -> str:
 
 
 def gibibytes(size: Fraction | float) -> str:
-    """Bytes as a quantity in Gi, rounded up."""
+    """Return bytes as a quantity in Gi, rounded up."""
     return f"{math.ceil(size / 1024**3)}Gi"
 
 
 def mebibytes(size: Fraction | int) -> str:
-    """Bytes as a quantity in Mi, rounded down; at least 1Mi."""
+    """Return bytes as a quantity in Mi, rounded down; at least 1Mi."""
     return f"{max(1, math.floor(size / 1024**2))}Mi"

@@ -1,4 +1,4 @@
-"""What a job reports about itself: `status.json` in a run folder, the status of the custom resource on a cluster.
+"""Status of a job: `status.json` in a run folder, and the status of the custom resource on a cluster.
 
 The trainer writes progress, metrics, checkpoint, output and lastFailure; the operator copies them and adds the rest.
 """
@@ -59,7 +59,7 @@ class Condition(Spec):
 
 
 class PhaseSeconds(Spec):
-    """What a phase of a step took."""
+    """Seconds of a phase of a step."""
 
     phase: Annotated[
         Literal["reshard", "generation", "scoring", "update"], Field(description="As time/<phase> in metrics.jsonl.")
@@ -68,7 +68,7 @@ class PhaseSeconds(Spec):
 
 
 class Pace(Spec):
-    """What a step takes: medians over the latest steps of an attempt, without its first two."""
+    """Pace of a job: medians over the latest steps of an attempt, without its first two."""
 
     step_seconds: Annotated[Seconds, Field(description="Duration of a step.")]
     response_tokens: Annotated[float | None, Field(ge=0, le=1e9, description="Mean length of its responses.")] = None
@@ -104,7 +104,7 @@ class Metric(Spec):
 
 
 class Output(Spec):
-    """What a finished job leaves behind."""
+    """Result of a finished job."""
 
     uri: Annotated[str, Field(description="Where the trained model is; pvc://claim/path on a cluster.")]
 
@@ -135,7 +135,7 @@ class Failure(Spec):
 
 
 class ReadShape(Spec):
-    """What was read of a model's config.json, once for each URI and revision."""
+    """Shape read from a model's config.json, once for each URI and revision."""
 
     uri: Annotated[str, Field(description="Where the model, or the one that a chain of jobs made it from, is.")]
     revision: Annotated[str | None, Field(description="Of an hf:// model.")] = None
@@ -179,7 +179,7 @@ class MappedSizes(Parallelism):
 
 
 class MappedPlacement(Spec):
-    """What the mapper answered for the current attempt; the trainer gets just this as a Manual placement."""
+    """Answer of the mapper for the current attempt; the trainer gets it as a Manual placement."""
 
     input_hash: Annotated[
         str, Field(description="Digest of what the answer depends on besides the nodes: the spec and its models.")
@@ -202,7 +202,7 @@ class MappedPlacement(Spec):
 
 
 class MeasuredPhase(PhaseSeconds):
-    """What a phase of a step took, beside what the mapper says of it."""
+    """Measured and predicted seconds of a phase of a step."""
 
     predicted_seconds: Annotated[
         float, Field(gt=0, le=1e9, description="For responses of the measured length, without any correction.")
@@ -210,7 +210,7 @@ class MeasuredPhase(PhaseSeconds):
 
 
 class Measured(Pace):
-    """The pace of an attempt beside predictions; it corrects those for jobs with the same models."""
+    """Pace of an attempt with its predictions; it corrects predictions for jobs with the same models."""
 
     step: Annotated[Step, Field(description="Steps finished then.")]
     models: Annotated[str, Field(description="Digest of the models' shapes and of how the mapper predicts.")] = ""
@@ -222,7 +222,7 @@ class Measured(Pace):
 
 
 class ReservedAmount(Spec):
-    """So much of one resource."""
+    """Amount of one resource."""
 
     resource: Annotated[str, Field(description="cpu, memory, ephemeral-storage, or a device such as nvidia.com/gpu.")]
     amount: Annotated[int, Field(ge=0, description="In thousandths of CPUs, bytes, numbers of devices.")]
@@ -238,7 +238,7 @@ class Reserved(Spec):
 
     @property
     def amounts(self) -> Counter[str]:
-        """By resource."""
+        """Amounts by resource."""
         return Counter({each.resource: each.amount for each in self.requests})
 
 

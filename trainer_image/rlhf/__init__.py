@@ -83,13 +83,14 @@ __all__ = [
 ]
 
 Manifest: TypeAlias = str | PathLike[str] | Job | Mapping[str, Any] | Sequence[Job | Mapping[str, Any]]
-"""The path of a file, or jobs: as `load` gives them, or as mappings with the keys of a manifest."""
+"""Path of a file, or jobs: as `load` returns them, or as mappings with the keys of a manifest."""
 
 
 def load(manifest: Manifest, *, sets: Sequence[str] = ()) -> list[Job]:
-    """The jobs of a manifest, each after those it reads; sets: as `--set`, such as "ppo:training.totalSteps=5".
+    """Return the jobs of a manifest, each after the jobs it reads.
 
-    Raises SpecError with every mistake, and OwnCodeError for an own algorithm that is not there or not right.
+    sets: as `--set`, such as "ppo:training.totalSteps=5".
+    Raises SpecError with every mistake, and OwnCodeError for an own algorithm that is missing or wrong.
     """
     return load_manifest(_source(manifest), sets)
 
@@ -102,10 +103,10 @@ def run(
     restart: bool = False,
     address: str | None = None,
 ) -> Run:
-    """Run the jobs of a manifest as `rlhf run` does, in the main thread, and read what they leave.
+    """Run the jobs of a manifest as `rlhf run` does, in the main thread, and read the run folder.
 
-    output: the run folder, by default runs/<name of the file or of the last job>; in it a run goes on where it stopped
-    unless `restart`. address: of a Ray; by default RAY_ADDRESS, or one of its own. Raises SpecError, OwnCodeError or
+    output: the run folder, by default runs/<name of the file or of the last job>; a run that is in it continues unless
+    `restart`. address: of a Ray cluster; by default RAY_ADDRESS, or a new one. Raises SpecError, OwnCodeError or
     TrainerError, each with its `exit_code`.
     """
     from rlhf_trainer.outputs.listeners import OutputOptions
@@ -125,7 +126,7 @@ def plan(
     gpus_per_node: int | None = None,
     gpu: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Where the models of each job would live, by its name, as `rlhf plan --json` says it.
+    """Return the placement of each job's models by job name, as `rlhf plan --json` does.
 
     nodes, gpus_per_node, gpu: of a cluster; by default this machine. output: the run folder whose finished jobs
     `job://` may name. Raises SpecError, OwnCodeError, and TrainerError for a model whose shape cannot be read.
@@ -139,15 +140,15 @@ def plan(
 
 
 def load_run(folder: str | PathLike[str]) -> Run:
-    """What is in a run folder, of a run that goes on too: `run["job"].metrics()` is a pandas DataFrame.
+    """Read a run folder, also of an unfinished run: `run["job"].metrics()` is a pandas DataFrame.
 
-    Raises TrainerError if it is none.
+    Raises TrainerError if the folder is no run folder.
     """
     return read_run(Path(folder))
 
 
 def _source(manifest: Manifest) -> Path | str:
-    """A file, or the text of a manifest."""
+    """Return the path of a manifest's file, or its text."""
     if isinstance(manifest, str | PathLike):
         return Path(manifest)
     jobs = [manifest] if isinstance(manifest, Job | Mapping) else manifest

@@ -1,4 +1,4 @@
-"""The part of the public API that imports torch and Ray: the workers that one's own extend, and what runs them.
+"""Public API that imports torch and Ray: worker classes to extend, and the classes that run them.
 
 A worker is what one rank of a model does. Its methods that are marked by `rlhf.register` are the calls of a step.
 """

@@ -1,4 +1,4 @@
-"""Rules of what runs in pods besides models: code of the user's, and variables of its environment."""
+"""Rules for user code, and for environment variables of the pods."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from rlhf_api.spec.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
-"""Of every evaluation with responses."""
+"""Measures of every evaluation with responses."""
 ENVIRONMENT, TOOLS = (Field(path).given for path in ("rollout.environment", "rollout.tools"))
 SAMPLES = Field("rollout.samplesPerPrompt")
 
 
 def user_code() -> Iterator[Rule]:
-    """A call of user code ends before the workers count as hung; a model has no such time."""
+    """Rules for user code: a call must end before the workers count as hung. Models have no such time."""
     with_code: dict[str, type[BaseModel]] = {
         "entrypoint": RewardFunction,
         "verifier": RewardVerifier,

@@ -1,4 +1,4 @@
-"""Pod templates that are laid over the operator's: what may stand in them, and what the operator reads of them."""
+"""Pod templates that are merged into the operator's pods: allowed fields, and fields that the operator reads."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ PodRole = Literal["controller", "worker"]
 CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = MappingProxyType(
     {"controller": ("ray-head", "driver-log"), "worker": ("ray-worker",)}
 )
-"""The operator's own; Ray's comes first."""
+"""Containers of the operator, by kind of pod; Ray's container comes first."""
 KEYS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "containers": "name",
@@ -30,7 +30,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "hostAliases": "ip",
     }
 )
-"""Lists whose entries are merged by a key; the entries of other lists of objects are added, and plain ones replace."""
+"""Lists whose entries are merged by a key. Entries of other lists of objects are added; plain lists are replaced."""
 OWN = "is the operator's"
 OF_THE_POD: Final = MappingProxyType(
     {
@@ -53,7 +53,7 @@ OF_A_CONTAINER: Final = MappingProxyType(
         **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
     }
 )
-"""The same of the operator's own containers."""
+"""Fields of the operator's own containers that a template cannot set, and why."""
 OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+|rlhf-(ca|models)")
 OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")
 OWN_LABEL = re.compile(r"(rlhf\.hybridflow\.io|ray\.io|kueue\.x-k8s\.io)/.*|app\.kubernetes\.io/managed-by")
@@ -62,13 +62,13 @@ OWN_RESOURCE = re.compile(r"cpu|memory|.*/gpu|nvidia\.com/mig-.*")
 
 
 class Part(Spec):
-    """What the operator reads of an object; all else in it goes on to Kubernetes as it is."""
+    """Fields of an object that the operator reads; all other fields go on to Kubernetes unchanged."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Requirement(Part):
-    """Of a label of nodes, or of their names."""
+    """Requirement on a label of nodes, or on their names."""
 
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
@@ -76,26 +76,26 @@ class Requirement(Part):
 
 
 class NodeTerm(Part):
-    """A node suits that meets all of these."""
+    """Requirements that a node must all meet."""
 
     match_expressions: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
     match_fields: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
 
 
 class NodeTerms(Part):
-    """A node suits that suits one of them."""
+    """Terms of which a node must meet at least one."""
 
     node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(strict=False)]
 
 
 class NodeAffinity(Part):
-    """Which nodes a pod may go to."""
+    """Nodes that a pod may run on."""
 
     required: Annotated[NodeTerms | None, Field(alias="requiredDuringSchedulingIgnoredDuringExecution")] = None
 
 
 class Affinity(Part):
-    """Of a pod."""
+    """Affinity of a pod."""
 
     node_affinity: NodeAffinity = NodeAffinity()
 
@@ -122,14 +122,14 @@ class Mount(Part):
 
 
 class ContainerResources(Part):
-    """Of a container."""
+    """Resources of a container."""
 
     requests: dict[str, Any] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)
 
 
 class Container(Named):
-    """Of a pod."""
+    """Container of a pod."""
 
     env: Annotated[tuple[Named, ...], Field(strict=False)] = ()
     volume_mounts: Annotated[tuple[Mount, ...], Field(strict=False)] = ()
@@ -137,7 +137,7 @@ class Container(Named):
 
 
 class PodSpec(Part):
-    """What says where a pod may go, and what is in it."""
+    """Scheduling and content of a pod."""
 
     node_selector: Labels = Field(default_factory=dict)
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = ()
@@ -150,21 +150,21 @@ class PodSpec(Part):
 
 
 class Metadata(Spec):
-    """What a template may say of a pod besides its spec."""
+    """Labels and annotations of a pod template."""
 
     labels: Labels = Field(default_factory=dict)
     annotations: dict[LabelKey, str] = Field(default_factory=dict)
 
 
 class Whole(Spec):
-    """A template."""
+    """Pod template."""
 
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
 
 
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
-    """What cannot stand in a template; the paths begin in it."""
+    """Return the problems of a template; the paths begin in the template."""
     try:
         read = Whole.model_validate(template, by_alias=True, by_name=False)
     except ValidationError as found:
@@ -188,7 +188,7 @@ def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Proble
 
 
 def _without_keys(value: Any, path: str) -> Iterator[Problem]:
-    """Entries of lists that are merged by a key, and have none."""
+    """Yield a problem for each entry without its key in a list that is merged by key."""
     children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     key = KEYS.get(path.rpartition(".")[2]) if isinstance(value, list) else None
     for name, each in children:
@@ -198,7 +198,7 @@ def _without_keys(value: Any, path: str) -> Iterator[Problem]:
 
 
 def _of_container(container: Container, given: Mapping[str, Any], role: PodRole) -> Iterator[Problem]:
-    """What cannot be said of a container of the operator's."""
+    """Yield the problems of a container of a template."""
     own, others = CONTAINERS[role], {name for names in CONTAINERS.values() for name in names} - {*CONTAINERS[role]}
     if container.name in others:
         yield Problem("name", f'"{container.name}" is in other pods; the operator\'s here: {", ".join(own)}')

@@ -51,15 +51,15 @@ MAY_CHANGE = (
         for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "maxUnreadShare")
     ),
 )
-"""Fields that say where and when, not what: the numbers of the run stay the same, up to rounding.
+"""Fields that do not change the numbers of a run, up to rounding, with all fields below them.
 
-With all that is below them; `*` is any one name or place in a list.
+They say where and when a job runs. `*` is any name, or any place in a list.
 """
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
-    """A problem for each field that makes `after` another experiment than `before`; both are resolved documents.
+    """Return a problem for each field that makes `after` another experiment than `before`; both are resolved documents.
 
     The length may change where no learning rate depends on it (every schedule is Constant).
     """
@@ -70,16 +70,16 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 
 
 def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
-    """A hash of the experiment: the same for two resolved documents that differ only in what may change.
+    """Return a hash of the experiment; fields that may change do not count.
 
-    inputs: the identities of the jobs that it reads, by name.
+    inputs: the identities of the jobs that this job reads, by name.
     """
     values = {field: value for field, value in leaves(document) if not may_change(field)}
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 
 
 def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two documents differ; lists of different lengths differ as a whole."""
+    """Return the paths at which two documents differ; lists of different lengths differ as a whole."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         one, other = _by_name(one), _by_name(other)
     if not (isinstance(one, dict) and isinstance(other, dict)):
@@ -92,22 +92,22 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def _by_name(value: Any) -> Any:
-    """A list as a mapping from place to entry; anything else as it is."""
+    """Return a list as a mapping from place to entry, and other values unchanged."""
     return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list) else value
 
 
 def may_change(path: str) -> bool:
-    """Whether a job stays the same experiment when this changes, with all that is below it."""
+    """Whether a change of this field, or of fields below it, leaves the job the same experiment."""
     return any(each.count(".") <= path.count(".") and alike(each, path) for each in MAY_CHANGE)
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two paths are the same as far as both go."""
+    """Whether the shorter path is a prefix of the longer one (`*` matches any name)."""
     return all(a == b or "*" in (a, b) for a, b in zip(one.split("."), other.split("."), strict=False))
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """(path, value) of every value in a document that is no mapping and no list, or an empty one."""
+    """Return (path, value) of every scalar, empty mapping and empty list in a document."""
     entries = _by_name(value)
     if not (entries and isinstance(entries, dict)):
         return [(path, value)]

@@ -1,4 +1,4 @@
-"""One rule that spans several fields of a spec, and what rules say of its algorithm."""
+"""Rules over several fields of a spec, and tests of its algorithm."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from rlhf_api.spec.job_spec import JobSpec
 
 @dataclass(frozen=True)
 class Rule:
-    """What must be true of a spec or, where the path has `[]`, of each entry of a list; else the path is wrong.
+    """Test of a spec or, where the path has `[]`, of each entry of a list; the path is wrong where it fails.
 
     The message may name {value} (at the path), {name} (of the algorithm) and the `values` of the rule.
     """
@@ -31,7 +31,7 @@ class Rule:
         return Field(entries) if repeated else None
 
     def problems(self, spec: JobSpec) -> Iterator[Problem]:
-        """One for each place where the rule is broken."""
+        """Yield a problem for each place where the rule is broken."""
         for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
             known = {"spec": spec, "each": each}
             if not holds(self.test, known):
@@ -41,7 +41,7 @@ class Rule:
 
 
 class _Step(Field):
-    """The algorithm, where its class is known; the API server does not know that of a job's own."""
+    """The algorithm, where its class is known; the API server knows no class of an own algorithm."""
 
     def _value(self, values: Values) -> Algorithm | None:
         found = values["spec"].algorithm

@@ -29,14 +29,14 @@ def broken(spec: JobSpec) -> list[Problem]:
 
 
 def _in_manifest(problem: Problem, spec: JobSpec) -> Problem:
-    """With its path in the manifest, where the options of an own algorithm stand apart."""
+    """Return the problem with its path in the manifest: an own algorithm's options lie under `algorithm.options`."""
     first, _, rest = problem.path.partition(".")
     is_option = spec.algorithm.is_own and first == "algorithm"
     return Problem(f"algorithm.options.{rest}", problem.message) if is_option else problem
 
 
 def used_roles(spec: JobSpec) -> tuple[Role, ...]:
-    """The roles of the models that the algorithm trains, then of those it only reads."""
+    """Return the roles of the models that the algorithm trains, then of the models that it only reads."""
     roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
     no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.environment is not None
     is_left_out = {
@@ -118,7 +118,7 @@ def _models() -> Iterator[Rule]:
 
 
 def _only_read(path: str, role: str) -> Iterator[Rule]:
-    """A model that is not trained does not say how to train."""
+    """Rules for a model that is not trained: options of training are refused."""
     read, untrained = algorithm(lambda each: role in each.frozen), f"{{name}} does not train the {role}"
     for part in ("optimizer", "lora"):
         yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").given), untrained)
@@ -238,7 +238,7 @@ def _compares() -> Expression:
 
 
 def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
-    """Whether an object says nothing but what its defaults say."""
+    """Whether every field of an object has its default."""
     fields = ((Field(f"{path}.{info.alias}"), info.default) for info in model.model_fields.values())
     return reduce(operator.and_, (~each.given if default is None else each == default for each, default in fields))
 
@@ -304,7 +304,7 @@ def _placement() -> Iterator[Rule]:
 
 
 def _apart() -> Iterator[Rule]:
-    """Of responses that are generated in a pool of their own, or elsewhere."""
+    """Rules for responses that are generated in a pool of their own, or elsewhere."""
     yield Rule(
         "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
     )

@@ -109,7 +109,7 @@ def root() -> Schema:
 
 
 def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
-    """(path, validation) of a rule: at the entries of a list if it reads nothing else, otherwise at the spec."""
+    """Return (path, validation) of a rule: at the list's entries if the rule reads nothing else, else at the spec."""
     at, in_list, field = rule.path.partition("[]")
     message, places = without_values(rule.message), {"spec": ("self", spec)}
     if not in_list:
@@ -133,14 +133,14 @@ def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
 
 
 def _rules_of_changes(spec: Schema) -> Iterator[tuple[str, dict[str, str]]]:
-    """(path, validation) for everything that an update may not change in a spec of this schema."""
+    """Yield (path, validation) for each part of a spec that an update may not change."""
     yield from _experiment(spec, "spec")
     yield "spec.checkpoint", validation(_same("storage"), "cannot be moved; make a new job", "storage")
     yield from (("spec", rule) for rule in [*_paused(), *_lengths()])
 
 
 def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """One validation for each field of an object that may not change, also of the objects in it."""
+    """Yield a validation for each field that may not change, also in objects below."""
     needed = schema.get("required", [])
     for field, each in schema["properties"].items():
         below = f"{path}.{field}"
@@ -182,12 +182,12 @@ def _paused() -> Iterator[dict[str, str]]:
 
 
 def _same(field: str) -> str:
-    """CEL: an optional field is in neither, or is the same in both."""
+    """Return CEL that is true if an optional field is unset in both objects, or equal in both."""
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field}))"
 
 
 def _lengths() -> Iterator[dict[str, str]]:
-    """The length may change where no learning rate depends on it."""
+    """Yield rules that let the length change only where no learning rate depends on it."""
     scheduled = " || ".join(
         f"has(self.models.{role}) && has(self.models.{role}.optimizer) && "
         f"self.models.{role}.optimizer.schedule != 'Constant'"

@@ -29,15 +29,15 @@ KEYS = MappingProxyType(
         "verifiers": "name",
     }
 )
-"""The lists whose entries have a key, and its field; any other list is one value (atomic)."""
+"""Lists whose entries have a key, by the key's field; any other list is one value (atomic)."""
 SETS = ("models", "endpoints")
-"""Lists in which a value is at most once."""
+"""Lists without repeated values."""
 KEPT = (
     *("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
     "x-kubernetes-validations",
 )
 PLAIN = ("description", "default", "properties", "enum", "x-kubernetes-validations")
-"""Keys in which the schemas that several members have for one field may differ."""
+"""Keys that may differ between the schemas that several members have for one field."""
 JSON_VALUE = {"$ref": "#/$defs/JsonValue"}
 BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
@@ -53,7 +53,7 @@ class _Converter:
         self._definitions = definitions
 
     def convert(self, node: Schema, name: str = "") -> Schema:
-        """A node of pydantic's JSON schema as a structural one; name: that of its field."""
+        """Return a node of pydantic's JSON schema as a structural one; name: of its field."""
         if "anyOf" in node:
             return self._optional(node, name)
         if "$ref" in node:
@@ -78,7 +78,7 @@ class _Converter:
         return schema | _default(node)
 
     def _optional(self, node: Schema, name: str) -> Schema:
-        """The schema of a field that may be null; only null that differs from unset makes it `nullable`."""
+        """Return the schema of a field that may be null; it is `nullable` only if null differs from unset."""
         (inner,) = (each for each in node["anyOf"] if each.get("type") != "null")
         schema = self.convert(inner, name) | _described(node)
         given = _default(node)
@@ -182,7 +182,10 @@ def _rules(
     tests: Mapping[str, str],
     discriminator: str | None,
 ) -> list[Schema]:
-    """owners: which members may have a field; needed: which must; tests: whether an object is a member."""
+    """Return the rules that say which members may have a field (owners), and which must (needed).
+
+    tests: CEL by member, true for an object of this member.
+    """
     rules = [] if discriminator else [_exactly_one(tests)]
     for field, owned in owners.items():
         chosen = [tests[name] for name in owned]
@@ -201,7 +204,7 @@ def _exactly_one(tests: Mapping[str, str]) -> Schema:
 
 
 def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
-    """Objects by the one field that each needs and no other has."""
+    """Return each object by the one field that it requires and no other object has."""
     named: dict[str, Schema] = {}
     for member in members:
         others = {field for other in members if other is not member for field in other["properties"]}
@@ -211,7 +214,7 @@ def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
 
 
 def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> Schema:
-    """One schema for a field of several members; a default that others would get too is only described."""
+    """Return one schema for a field of several members; a default that not all members share is only described."""
     first, *others = variants.values()
     schema = deepcopy(first)
     for other in others:

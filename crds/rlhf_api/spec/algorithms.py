@@ -1,7 +1,7 @@
-"""What the algorithms have in common: options that several share, and what follows from the listing of a step.
+"""Options that several algorithms share, and properties that follow from the calls of a step.
 
-An algorithm is a class in a file of its own, `rlhf_trainer/algorithms/<name>.py`: its options, whose defaults are those
-of its paper, its `step`, and its `advantage`. `algorithm_table` finds these files. None of it needs torch.
+An algorithm is a class in a file of its own, `rlhf_trainer/algorithms/<name>.py`: its options with the paper's
+defaults, its `step`, and its `advantage`. `algorithm_table` finds these files. They need no torch.
 """
 
 import inspect
@@ -20,22 +20,22 @@ Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
 MIN_MULTIPLIER = 1e-6
-"""The logarithm of a smaller one would soon be that of 0."""
+"""Smallest multiplier. A smaller one would have a logarithm near that of 0."""
 OWN = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
-"""Names in a row that a job writes of a response."""
+"""Columns that a job of `Writing` fills in the row of a response."""
 OWN_OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
-"""The name of an algorithm that is not of this package."""
+"""Name in a manifest of an algorithm from outside this package."""
 ROWS = ("prompts", "completions", "pairs", "safety_pairs")
-"""What data may give; the first parameter of a step is one of them."""
+"""Kinds of data rows; the first parameter of a step names one of them."""
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
 """Names that the parameters of an `objective` may have."""
 Call = tuple[str, str]
-"""(a model, its method): the model by the name of the step's parameter."""
+"""(model, method): the model by the name of the step's parameter."""
 
 
 class _Recorded:
-    """Stands for a model, whose calls are written down, or for a batch."""
+    """Stand-in for a model that records its calls, or for a batch."""
 
     def __init__(self, name: str, calls: list[Call]) -> None:
         self._name, self._calls = name, calls
@@ -46,7 +46,7 @@ class _Recorded:
 
 
 def _calls_of(step: Callable[..., None], models: Sequence[str]) -> tuple[Call, ...]:
-    """The calls of one step in their order, those on models that may be left out included."""
+    """Return the calls of one step in order, also calls of optional models."""
     calls: list[Call] = []
     step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
     return tuple(calls)
@@ -58,39 +58,39 @@ def _updated(calls: Sequence[Call]) -> set[str]:
 
 
 class Algorithm(Spec):
-    """The options of an algorithm. What stands below `comparing` is read off the parameters and calls of `step`."""
+    """Options of an algorithm. The attributes from `data` on are read off the parameters and calls of `step`."""
 
     paper: ClassVar[str]
-    """Where it is written down: `arXiv:NUMBER`, and the place in it."""
+    """Source of the algorithm: `arXiv:NUMBER`, and the section."""
     step: ClassVar[Callable[..., None]]
     """One iteration: a static method that takes the data and, by the names of its parameters, the models."""
     comparing: ClassVar[Mapping[str, str] | None] = None
-    """Options with which it learns from how the responses to one prompt differ: {} is any, None is never."""
+    """Option values with which the algorithm compares the responses to a prompt; {} is always, None is never."""
     may_lack_reward: ClassVar[bool] = False
-    """Whether a job may have no reward though the step asks for one."""
+    """Whether a job may have no reward although the step has that parameter."""
     workers: ClassVar[Mapping[str, type]] = {}
-    """Workers of its own by the names of the step's parameters; the others are those of the parameters' protocols."""
+    """Own worker classes by parameter of the step; other parameters get the worker of their protocol."""
 
     data: ClassVar[str]
-    """What the data's rows are: prompts, completions, pairs or safety_pairs."""
+    """Kind of the data's rows: prompts, completions, pairs or safety_pairs."""
     models: ClassVar[list[str]]
-    """The models that the step is called with, and what else works on its batch."""
+    """Parameters of the step after the first: models, and workers such as `advantage`."""
     calls: ClassVar[tuple[Call, ...]]
-    """What one step calls, in its order."""
+    """Calls of one step, in order."""
     offline: ClassVar[bool]
-    """Learns from the data alone; nothing is generated."""
+    """Whether the algorithm learns from the data alone and generates nothing."""
     trained: ClassVar[tuple[Role, ...]]
     """Roles that a manifest names and the step updates; the first is the model that the job is for."""
     frozen: ClassVar[tuple[Role, ...]]
     """Roles that are read and not trained; `reference` may be left out."""
     chooses_pairs: ClassVar[bool]
-    """Makes a pair of the responses to a prompt, which so have to be on one rank."""
+    """Whether the step makes pairs of the responses to a prompt. All responses to a prompt are then on one rank."""
     makes: ClassVar[Literal["model", "data"]]
-    """What is left of a job: the model that it has trained, or a data set."""
+    """Result of a job: a trained model, or a data set."""
 
     name: str
     _entrypoint: str = ""
-    """Where a manifest's own algorithm was found; empty for those of this package."""
+    """Entry point of a manifest's own algorithm; empty for algorithms of this package."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -109,7 +109,7 @@ class Algorithm(Spec):
 
     @classmethod
     def has_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
-        """Set what follows from the parameters of the step and from its calls."""
+        """Set the attributes that follow from the step's parameters and calls."""
         cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
         updated = _updated(calls)
         roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.models]
@@ -122,11 +122,11 @@ class Algorithm(Spec):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of a manifest's own, outside this package."""
+        """Whether the algorithm comes from outside this package."""
         return bool(self._entrypoint)
 
     def found_at(self, entrypoint: str) -> Self:
-        """This one as that of a manifest which names it so."""
+        """Return self, with the entry point that the manifest gave."""
         self._entrypoint = entrypoint
         return self
 
@@ -140,7 +140,7 @@ class Algorithm(Spec):
 
     @property
     def compares_responses(self) -> bool:
-        """Whether it learns from how the responses to one prompt differ, and so needs several."""
+        """Whether the algorithm compares the responses to a prompt, and so needs several."""
         return self.comparing is not None and all(getattr(self, name) == each for name, each in self.comparing.items())
 
     @property
@@ -155,18 +155,18 @@ class Algorithm(Spec):
 
     @property
     def has_cost_critic(self) -> bool:
-        """Whether there is a critic of the costs, which stands in no manifest."""
+        """Whether the algorithm has a critic of the costs, which no manifest names."""
         return False
 
 
 class Preference(Algorithm):
-    """What algorithms have in common whose actor learns from pairs of responses."""
+    """Base of algorithms whose actor learns from pairs of responses."""
 
     beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
 
 
 class Writing(Algorithm):
-    """What algorithms have in common that train nothing and write responses as a data set."""
+    """Base of algorithms that train nothing and write responses as a data set."""
 
     comparing, may_lack_reward = {"rows": "Pairs"}, True
 
@@ -183,7 +183,7 @@ class Writing(Algorithm):
 
     @property
     def own(self) -> frozenset[str]:
-        """What it writes of a response or a pair itself; a row also has columns of the data."""
+        """Columns that the job fills itself; a row also has columns of the data."""
         return OWN_OF_PAIRS if self.rows == "Pairs" else OWN
 
 
@@ -230,7 +230,7 @@ class OverlongPenalty(Spec):
 
 
 class RewardShaping(Spec):
-    """What happens to a reward before the advantages see it."""
+    """Changes to a reward before the advantages use it."""
 
     normalization: Annotated[
         Literal["None", "Running"],
@@ -256,12 +256,12 @@ class RolloutCorrection(Spec):
 
 
 class PolicyGradient(Algorithm):
-    """What all algorithms have in common whose actor learns from the advantages of its own responses."""
+    """Base of algorithms whose actor learns from the advantages of its own responses."""
 
     advantage: ClassVar[Callable[..., Any]]
-    """Advantages by the paper, a pure method of tensors: `workers/advantage.py` gives what its parameters name."""
+    """Advantage of the paper, a pure method of tensors; `workers/advantage.py` supplies its parameters by name."""
     estimates: ClassVar[tuple[str, ...]] = ("advantages",)
-    """The fields that `advantage` gives, as a mapping if they are several."""
+    """Fields that `advantage` gives; several are returned as a mapping."""
 
     objective: ClassVar[Callable[..., Any] | None] = None
     """Objective of each token, [B, T], to be maximised instead of PPO's clipped one; None is the clipped one.
@@ -319,7 +319,7 @@ class PolicyGradient(Algorithm):
 
 
 class ActorCritic(PolicyGradient):
-    """What PPO and its kin have in common."""
+    """Base of PPO and of other algorithms with a critic."""
 
     discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
     gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
@@ -343,7 +343,7 @@ class Lagrange(Spec):
 
 
 class Constrained(ActorCritic):
-    """What actor-critic algorithms have in common that keep the mean cost of the responses below a limit."""
+    """Base of actor-critic algorithms that keep the mean cost of responses below a limit."""
 
     cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
     lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()

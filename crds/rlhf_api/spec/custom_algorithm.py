@@ -32,11 +32,11 @@ FIELD, OPTIONS = "spec.algorithm.entrypoint", "spec.algorithm.options"
 
 
 def _unknown(prompts: Any) -> None:
-    """Stands for the step of a class that was not looked for."""
+    """Step of a class that was not imported."""
 
 
 class Custom(Algorithm):
-    """A manifest's own algorithm where its class is not known, as in the operator: nothing is said of its step."""
+    """Own algorithm of a manifest in a process that cannot import its class, such as the operator."""
 
     paper, step = "", staticmethod(_unknown)
     name: Annotated[Literal["Custom"], Field(description="A class of your own, outside this package.")]
@@ -56,7 +56,7 @@ class Custom(Algorithm):
 
     @model_serializer(mode="wrap")
     def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the options of a base, as one that was `described` has them."""
+        """Leave out the options of a base class, which a described algorithm has."""
         fields: dict[str, Any] = write(self)
         return {name: fields[name] for name in Custom.model_fields if name in fields}
 
@@ -65,7 +65,7 @@ Custom.makes, Custom.offline = "model", False
 
 
 class ReadStep(Spec):
-    """What a pod of the job, whose image has it, says of the class of an own algorithm."""
+    """Properties of an own algorithm's class, as a pod with the job's image reads them."""
 
     base: Annotated[Literal["ActorCritic", "PolicyGradient", "Algorithm"], Field(description="What it extends.")]
     data: Annotated[Literal["prompts", "completions", "pairs", "safety_pairs"], Field(description="What its rows are.")]
@@ -100,7 +100,7 @@ BASES: Mapping[str, type[Algorithm]] = {
 
 
 def read(algorithm: Algorithm) -> ReadStep:
-    """What a pod says of an algorithm."""
+    """Return the properties of an algorithm that a pod reports."""
     base = next(name for name, base in BASES.items() if isinstance(algorithm, base))
     return ReadStep.model_validate(
         {
@@ -116,7 +116,7 @@ def read(algorithm: Algorithm) -> ReadStep:
 
 
 def described(given: Custom, step: ReadStep) -> Algorithm:
-    """The algorithm as far as a pod has read it, where its class is not."""
+    """Return an algorithm with the properties that a pod has read, without its class."""
     fields = given.model_dump(by_alias=True)
     return _described_by(step).model_validate(fields, by_alias=True, by_name=False)
 
@@ -135,7 +135,7 @@ def _described_by(step: ReadStep) -> type[Algorithm]:
 
 
 def loaded(given: Custom) -> Algorithm:
-    """The user's algorithm with its options. OwnCodeError, or SpecError with the paths of wrong options."""
+    """Return the user's algorithm with its options. Raises OwnCodeError, or SpecError for wrong options."""
     found = algorithm_class(given.entrypoint)
     if "name" in given.options:
         raise SpecError([Problem(f"{OPTIONS}.name", "is taken; choose another name")])
@@ -154,12 +154,12 @@ def loaded(given: Custom) -> Algorithm:
 
 
 def _in_options(problem: Problem) -> Problem:
-    """What is wrong with an option; a validator of the whole class names none."""
+    """Return the problem with its path in the manifest; a validator of the whole class names no option."""
     return Problem(OPTIONS if problem.path == "document" else f"{OPTIONS}.{problem.path}", problem.message)
 
 
 def algorithm_class(entrypoint: str) -> type[Algorithm]:
-    """The class that an entry point names. OwnCodeError if there is none, or it is no algorithm."""
+    """Import the class that an entry point names. Raises OwnCodeError for a missing class or another one."""
     module, _, name = _address(entrypoint).partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -179,7 +179,7 @@ def algorithm_class(entrypoint: str) -> type[Algorithm]:
 
 
 def own_packages() -> set[str]:
-    """The packages of the own algorithms that this process has imported, and of their workers."""
+    """Return the packages of own algorithms, and of their workers, that this process has imported."""
     found = [Algorithm]
     for each in found:
         found += each.__subclasses__()
@@ -188,18 +188,18 @@ def own_packages() -> set[str]:
 
 
 def own_line(error: BaseException, function: Callable[..., Any] | None = None) -> str:
-    """` (file:line)` in the user's code: where it raised an error, or else where the function that failed begins."""
+    """Return ` (file:line)` of the line of user code that raised an error, or of the failed function's start."""
     return line_of(error, own_packages()) or (own_place(function) if function else "")
 
 
 def own_place(function: Callable[..., Any]) -> str:
-    """` (file:line)` of where a function or class of the user's begins; empty for those of this package."""
+    """Return ` (file:line)` of the start of a user's function or class; empty for those of this package."""
     inner = inspect.unwrap(function)
     return defined_at(inner) if package_of(str(getattr(inner, "__module__", ""))) in own_packages() else ""
 
 
 def _address(entrypoint: str) -> str:
-    """`module:name` of an entry point that may be the name of an installed one."""
+    """Return an entry point as `module:name`; the given text may be the name of an installed one."""
     if ":" in entrypoint:
         return entrypoint
     installed = {each.name: each.value for each in entry_points(group=GROUP)}

@@ -1,4 +1,4 @@
-"""What a job reads: data sets, the names of their columns, and how much of a row a model sees."""
+"""Data of a job: data sets, the names of their columns, and how much of a row a model sees."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
@@ -10,7 +10,7 @@ from rlhf_api.spec.functions import Column, EntryPoint
 
 
 class Stored(Spec):
-    """Where a data set lies."""
+    """Address of a stored data set."""
 
     uri: Annotated[
         DataUri, Field(description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/.")
@@ -52,7 +52,7 @@ class Rows(Spec):
 
     @property
     def address(self) -> str:
-        """What names them: a URI, or an entry point."""
+        """Address of the rows: a URI, or an entry point."""
         raise NotImplementedError
 
     def sources(self, path: str) -> "dict[str, Rows]":
@@ -60,7 +60,7 @@ class Rows(Spec):
         return {path: self}
 
     def changed(self, change: "SourceChange") -> "Rows":
-        """The same with each data set changed."""
+        """Return these rows changed."""
         return change(self)
 
 
@@ -75,7 +75,7 @@ class DataSource(Rows, Stored):
 
 
 class OwnRows(Rows, EntryPoint):
-    """What a function of the user's returns, and the names of its columns."""
+    """Rows that a function of the user's returns, and the names of their columns."""
 
     form: ClassVar = "rows of your own"
 
@@ -101,7 +101,7 @@ class SeveralSources(Spec):
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def changed(self, change: "SourceChange") -> Self:
-        """The same with each data set changed."""
+        """Return these sources with each data set changed."""
         return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
 
 
@@ -122,7 +122,7 @@ class NamedSource(DataSource):
 
 
 class DataSets(SeveralSources):
-    """Several data sets, of which each is measured."""
+    """Several data sets, each measured by itself."""
 
     form, key = "several data sets", "sets"
 
@@ -136,7 +136,7 @@ AnyData = Rows | DataMix | DataSets
 
 
 def _form_by(several: type[SeveralSources]) -> Callable[[object], str]:
-    """Tells which form of data it is given, by the key that only it has."""
+    """Return a function that finds the form of given data by the key that only this form has."""
 
     def form(data: object) -> str:
         if not isinstance(data, Mapping):
@@ -164,7 +164,7 @@ HeldOutData = Annotated[
 
 
 class Data(Spec):
-    """What a job reads and how much of it a model sees."""
+    """Rows of a job, and how much of a row a model sees."""
 
     train: Annotated[
         TrainData,

@@ -1,4 +1,4 @@
-"""What a job measures on held-out rows, before, during and after training."""
+"""Measures on held-out rows before, during and after training."""
 
 from typing import Annotated
 
@@ -17,13 +17,13 @@ class EvaluationFunction(Function):
 
 
 class EvaluationVerifier(RewardVerifier):
-    """A verifier that judges a response; one passes with a score of 1."""
+    """A verifier that judges a response; a response passes with a score of 1."""
 
     name: Annotated[Identifier, Field(description="Name of the metric.")]
 
 
 class Evaluation(Spec):
-    """What is measured before, during and after training."""
+    """Measures before, during and after training."""
 
     data: Annotated[
         HeldOutData, Field(description="The rows to measure on: of a data set (uri), or of several (sets).")

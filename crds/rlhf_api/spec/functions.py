@@ -1,4 +1,4 @@
-"""What a user may say of code of their own: a function, or a service that scores responses."""
+"""User code in a spec: functions, and services that score responses."""
 
 from typing import Annotated, ClassVar
 
@@ -23,7 +23,7 @@ Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every f
 
 
 class EntryPoint(Spec):
-    """Code of the user's, and what it is given."""
+    """User code, and the arguments that it gets."""
 
     entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")]
     arguments: Annotated[

@@ -1,4 +1,4 @@
-"""What a user may ask of one job; rules that span several fields are in `rules`."""
+"""Spec of one job; `rules` has the rules that span several fields."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -37,9 +37,9 @@ from rlhf_api.spec.runtime import Runtime
 from rlhf_api.spec.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
-"""Tokens of a forward pass where a manifest says nothing; on CPU of a model with hidden states of 64 or less."""
+"""Tokens of a forward pass unless a manifest sets them; on CPU, of a model with hidden states of 64 or less."""
 CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS = 2**20, 2048
-"""Of a forward pass on CPU, whose caches are small: tokens times the size of their hidden states, and fewest tokens."""
+"""Bounds of a forward pass on CPU, whose caches are small: tokens times hidden size, and fewest tokens."""
 
 
 class Optimizer(Spec):
@@ -112,11 +112,11 @@ CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | Reward
     "url": RewardService,
     "judge": RewardJudge,
 }
-"""Rewards that are no model and no sum, by the key that only they have."""
+"""Rewards other than models and sums, by the key that only each form has."""
 
 
 def _form(reward: object) -> str:
-    """Which form of a reward this is, by the key that only that form has; anything else is taken for a model."""
+    """Return the form of a reward by the key that only this form has; other rewards are models."""
     if not isinstance(reward, Mapping):
         return str(getattr(reward, "form", Model.form))
     forms = {"sum": RewardSum, **CODE}
@@ -166,7 +166,7 @@ class RewardTerm(Spec):
 
 
 class RewardSum(Spec):
-    """A reward that is a weighted sum of others, of which one may be a model."""
+    """Weighted sum of rewards, at most one of them a model."""
 
     form: ClassVar = "a sum"
 
@@ -203,7 +203,7 @@ class Models(Spec):
     ] = None
 
     def given(self) -> dict[Role, Model]:
-        """The models that are written in the spec, by role; a reward that is no model is none of them."""
+        """Return the models that the spec names, by role; a reward of another form is left out."""
         roles: dict[Role, Model | None] = {
             "actor": self.actor,
             "critic": self.critic,
@@ -309,7 +309,7 @@ class Resources(Spec):
 
 
 class Checkpoint(Spec):
-    """When the state of training is saved; the last step, and one in which a signal comes, always are."""
+    """Schedule of checkpoints; the last step, and a step with a stop signal, are always saved."""
 
     every_steps: Annotated[Count | None, Field(description="Save each time so many steps are done.")] = None
     every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
@@ -330,12 +330,12 @@ class Checkpoint(Spec):
 
     @property
     def kept(self) -> int:
-        """How many are kept, at most."""
+        """Most checkpoints that are kept."""
         return self.keep_last + (self.keep_best is not None)
 
 
 class JobSpec(Spec):
-    """What one job runs."""
+    """Spec of one job."""
 
     algorithm: Annotated[AnyAlgorithm, Field(description="What to run.")]
     models: Annotated[Models, Field(description="The models it runs on.")]
@@ -353,12 +353,15 @@ class JobSpec(Spec):
     runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()
 
     def columns(self, data: AnyData) -> tuple[str, ...]:
-        """The further columns of prompts that data sets give: those that they name, and those of the verifiers."""
+        """Return the further columns of prompts, named by data sets or read by verifiers and judges."""
         named = [column for source in data.sources("").values() for column in source.columns]
         return tuple(dict.fromkeys([*named, *self.verified(data)]))
 
     def verified(self, data: AnyData) -> dict[str, str]:
-        """Those that verifiers and judges read, of the reward and of evaluation in its own rows: column -> field."""
+        """Return the columns that verifiers and judges read: column -> field that names it.
+
+        Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
+        """
         found: dict[str, str] = {}
         for field, part in self.models.rewards().items():
             reader = getattr(part, "verifier", None) or getattr(part, "judge", None)

@@ -1,4 +1,4 @@
-"""What a user may say of a judge: a language model behind an OpenAI-compatible endpoint, asked about responses."""
+"""Judges of responses: language models behind an OpenAI-compatible endpoint."""
 
 import re
 from typing import Annotated, Any, ClassVar
@@ -10,12 +10,12 @@ from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
 GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)
-"""Names in a template that are no columns."""
+"""Placeholders of a template that are no columns."""
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 COMPARES = r"\{response_a\}"
 """A template that compares two responses."""
 OWN_FIELDS = ("model", "messages", "stream", "n")
-"""Of a request; the trainer writes them."""
+"""Fields of a request that the trainer writes."""
 
 
 def _asks_one_thing(template: str) -> str:
@@ -92,17 +92,17 @@ class Judge(Spec):
 
     @property
     def compares(self) -> bool:
-        """Whether it is asked which of two responses is better."""
+        """Whether the judge compares two responses."""
         return re.search(COMPARES, self.prompt) is not None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the data that it reads."""
+        """Columns of the data that the judge reads."""
         named = [name for name in PLACEHOLDER.findall(self.prompt) if name not in GIVEN]
         return tuple(dict.fromkeys([*named, *([self.reference_key] if self.reference_key else [])]))
 
     def asked(self, **texts: Any) -> str:
-        """The template with these texts in it, each as it stands."""
+        """Return the prompt with the given texts in place of its placeholders."""
         return PLACEHOLDER.sub(lambda match: str(texts[match[1]]), self.prompt)
 
 

@@ -1,4 +1,4 @@
-"""What a user may ask of a low-rank adapter."""
+"""Low-rank adapters of models."""
 
 from typing import Annotated
 

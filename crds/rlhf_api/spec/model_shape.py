@@ -1,4 +1,4 @@
-"""The shape of a model: the few numbers of its config.json from which its size and its FLOPs follow."""
+"""Shape of a model: the numbers of its config.json that determine its size and FLOPs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from rlhf_api.problems import choice
 def _known(
     family: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, **more: Any
 ) -> Mapping[str, Any]:
-    """What config.json says of a model, in its words; `more`: head_dim and tie_word_embeddings."""
+    """Return a model's config.json under its own names; more: head_dim and tie_word_embeddings."""
     return {
         "model_type": family,
         "hidden_size": hidden,
@@ -61,7 +61,7 @@ KnownModel = Annotated[
 
 
 class Shape(Spec):
-    """Numbers by their names in config.json, in camelCase, or a known model; beside its name they replace its own."""
+    """Numbers by their names in config.json, in camelCase, or a known model's name, which other numbers override."""
 
     name: Annotated[KnownModel | None, Field(description="A known model, such as llama-3-8b.")] = None
     model_type: Annotated[

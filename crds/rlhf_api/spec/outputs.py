@@ -1,4 +1,4 @@
-"""Where a job's measurements go, besides its run folder."""
+"""Destinations of a job's measurements besides its run folder."""
 
 from typing import Annotated, Literal
 
@@ -32,7 +32,7 @@ class MLflow(Spec):
 
 
 class Outputs(Spec):
-    """Who is told what metrics.jsonl holds; secrets come from the environment only."""
+    """Receivers of the lines of metrics.jsonl; secrets come from the environment only."""
 
     tensorboard: Annotated[bool, Field(description="Write event files to DIR/tensorboard/<job>.")] = False
     wandb: Annotated[WandB | None, Field(description="Tell Weights & Biases.")] = None

@@ -1,7 +1,7 @@
-"""How a model is cut over the ranks of its pool: p-t-d in training, p_g-t_g-d_g in generation (HybridFlow, section 5).
+"""Parallel sizes of a model: p-t-d in training, p_g-t_g-d_g in generation (HybridFlow, section 5).
 
-`ParallelSizes` is what the mapper decides, the status shows and the trainer builds. A manifest may leave sizes unset;
-what it asks for is a `Parallelism`.
+`ParallelSizes` is what the mapper decides, the status shows and the trainer builds. `Parallelism` is the request in a
+manifest, which may leave sizes unset.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Axis = Literal["data", "pipeline", "tensor", "micro", "generation_pipeline", "ge
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
-    """The sizes of one model, all known.
+    """Sizes of one model, all known.
 
-    Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. Each replica generates as
-    d_g = p t / (p_g t_g) micro data-parallel ones, whose ranks are picked at intervals, so that a rank's training
-    shard lies in its generation shard.
+    Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. For generation each
+    replica becomes d_g = p t / (p_g t_g) micro data-parallel replicas. Their ranks are picked at intervals, so a rank's
+    training shard lies in its generation shard.
     """
 
     data: int
@@ -50,7 +50,7 @@ class ParallelSizes:
     def shards(self) -> int:
         """Data-parallel ranks that share one copy of the weights (FSDP); rank i of the data axis has shard i mod this.
 
-        ValueError if `replicas` does not divide d.
+        Raises ValueError if `replicas` does not divide d.
         """
         if self.data % self.replicas:
             raise ValueError(f"the replicas of {self!r} do not divide its data-parallel ranks")
@@ -67,7 +67,7 @@ class ParallelSizes:
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """The place of a rank on every axis; (data, pipeline, tensor) and the other three with data are unique."""
+        """Return the place of a rank on every axis; (data, pipeline, tensor) is unique, as is data with the others."""
         tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
         stages, shards = self._micro()
         return {
@@ -102,7 +102,7 @@ class Parallelism(Spec):
     ] = 1
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
-        """These sizes on a pool of so many slots: where d is unset it is what p and t leave of them, 1 or more."""
+        """Return the sizes on a pool of `slots` slots; an unset d is the slots that p and t leave, at least 1."""
         return ParallelSizes(
             data=self.data or max(1, slots // (self.pipeline * self.tensor)),
             pipeline=self.pipeline,

@@ -1,4 +1,4 @@
-"""Which models share which slots: `placement` of a spec."""
+"""Placement of models on pools of slots: `placement` of a spec."""
 
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ class Pool(Spec):
 
 
 class Placement(Spec):
-    """Which models share which slots."""
+    """Placement of models on pools of slots."""
 
     mode: Annotated[Literal["Auto", "Manual"], Field(description="Auto lets the mapper decide.")] = "Auto"
     pools: Annotated[

@@ -11,15 +11,15 @@ from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
-"""With `stream`, of a rank's rows: how many are in each group, in the order in which they end.
+"""Shares of a rank's rows in the groups of `stream`, in the order in which the groups end.
 
-Where lengths are skewed half of the rows end early. Each group takes a pass of its own, which costs time besides that
-of its tokens; the last one is all that is left when generation has ended.
+Where lengths are skewed, half of the rows end early. Each group takes a pass of its own, which costs time besides its
+tokens. Only the last group is left when generation ends.
 """
 
 
 def stream_groups(rows: int) -> list[range]:
-    """The groups of so many rows, in the order in which they end."""
+    """Return the groups of `rows` rows, in the order in which they end."""
     ends = [int(rows * share) for share in accumulate(STREAM_SHARES)]
     return [range(*each) for each in pairwise([0, *ends])]
 

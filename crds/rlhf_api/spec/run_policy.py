@@ -1,4 +1,4 @@
-"""What happens when a job fails, takes too long, is done or is deleted; only the operator reads it."""
+"""Policy for failures, deadlines and deletion of a job; only the operator reads it."""
 
 from typing import Annotated, Literal
 
@@ -36,7 +36,7 @@ same with a mapping made anew, on the nodes of that time. Ignore: as Restart, no
 
 
 class FailureRule(Spec):
-    """What to do about some failures; a rule matches where all that it names matches."""
+    """Action for the failures that meet all conditions of a rule."""
 
     name: Annotated[Name, Field(description="Name of the rule, shown in status.lastFailure.rule.")]
     action: Annotated[
@@ -96,7 +96,7 @@ class RunPolicy(Spec):
 
 
 class Storage(Spec):
-    """What becomes of the claim that was made for a job."""
+    """Retention of the claim that was made for a job."""
 
     retain: Annotated[
         Literal["Always", "OnFailure", "Never"],

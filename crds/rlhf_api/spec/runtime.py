@@ -1,4 +1,4 @@
-"""What the pods of a job are made of; only the operator reads it."""
+"""Pods of a job: image, environment and sizes; only the operator reads them."""
 
 from types import MappingProxyType
 from typing import Annotated, ClassVar

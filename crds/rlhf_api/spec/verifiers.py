@@ -1,4 +1,4 @@
-"""What a user may say of a verifier: a reward that compares a response with an answer, or holds it to a form."""
+"""Verifiers: rewards that compare a response with an answer, or check its form."""
 
 import re
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ AnswerKey = Annotated[Text, Field(description="Column of the right answer, or of
 
 
 class Verifier(Spec):
-    """What verifiers have in common: a finished response gets a score from 0 to 1, one that was cut off gets 0."""
+    """Base of verifiers: a finished response scores from 0 to 1, a response that was cut off scores 0."""
 
     name: str
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the data that it reads."""
+        """Columns of the data that the verifier reads."""
         return ()
 
 
@@ -117,11 +117,11 @@ class Code(Verifier):
 
 
 ANSWERS = "text, a number or a list of these"
-"""What stands in the column of the right answers, or of tests."""
+"""Types allowed in a column of right answers, or of tests."""
 
 
 def are_answers(value: object) -> bool:
-    """Whether a value is such a one, and not empty."""
+    """Whether a value is an answer, or a list of answers, and not empty."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(each, str | int | float) and each == each and each != "" for each in values or [""])
 

@@ -1,4 +1,4 @@
-"""One file an algorithm: its options, its step and its advantage, as its paper has them; none knows a runtime.
+"""Algorithms, one file each: options, step and advantage as the paper has them; no file knows a runtime.
 
 The files import without torch: `rlhf_api.spec.algorithm_table` makes the table of algorithms from them.
 """

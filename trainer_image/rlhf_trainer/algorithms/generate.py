@@ -17,7 +17,7 @@ class Generate(Writing):
 
     @staticmethod
     def step(prompts: B, *, actor: Generator[B], reward: Reward[B], responses: Responses[B]) -> None:
-        """Write the rows of some prompts; each stands in as many rows as it gets responses."""
+        """Write the rows of a batch of prompts; each prompt has as many rows as it gets responses."""
         batch = actor.generate_sequences(prompts)
         batch = reward.compute_reward(batch)
         responses.write(batch)

@@ -1,6 +1,6 @@
-"""What an algorithm may ask of each model; `B` is a batch, of references (controller) or of tensors (torchrun).
+"""Protocols of the models in a step; `B` is a batch, of references (controller) or of tensors (torchrun).
 
-A parameter of a step is a model, by its name; its protocol says which worker runs it (`run/assembly.py`).
+The name of a step's parameter is the model's role, and its protocol selects the worker (`run/assembly.py`).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Whiten: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Rows(Protocol):
-    """What an algorithm may do with a batch."""
+    """Operations of an algorithm on a batch."""
 
     def with_prefixed(self, **others: Self) -> Self: ...
 
@@ -57,7 +57,7 @@ class Critic(Protocol[B]):
 
 
 class CostCritic(Critic[B], Protocol[B]):
-    """Values what is still to come of the cost."""
+    """Critic that values the remaining cost."""
 
 
 class Reference(Protocol[B]):
@@ -91,7 +91,7 @@ class Cost(Protocol[B]):
 
 
 class Responses(Protocol[B_contra]):
-    """The data set that a job makes."""
+    """Writer of the data set that a job makes."""
 
     def write(self, batch: B_contra) -> Any: ...
 
@@ -103,7 +103,7 @@ class Advantage(Protocol[B]):
 
 
 class CriticsAdvantage(Advantage[B], Protocol[B]):
-    """Beside critics, which learn from the rewards of tokens."""
+    """Advantage of algorithms with a critic: also adds token_rewards [B, T], from which critics learn."""
 
     def compute_rewards(self, batch: B) -> B: ...
 
@@ -135,7 +135,7 @@ class CostInTraining(Protocol[B_contra]):
 def sample_and_learn(
     prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
 ) -> None:
-    """An iteration without a critic, as several papers have it; a prompt is in as many rows as it gets responses."""
+    """One iteration without a critic, the step of several algorithms; a prompt has as many rows as responses."""
     batch = actor.generate_sequences(prompts)
     batch = actor.compute_log_prob(batch)
     batch = reference.compute_log_prob(batch)

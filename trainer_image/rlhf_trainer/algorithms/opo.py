@@ -25,7 +25,7 @@ class OPO(PolicyGradient):
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(self, returns: Tensor, lengths: Tensor, *, group_size: int) -> Tensor:
-        """The return of each response less the mean of its prompt's, weighed by lengths: [N] (section 3.2)."""
+        """Return each response's return less its prompt's mean, weighted by lengths: [N] (section 3.2)."""
         groups, weights = returns.reshape(-1, group_size), lengths.reshape(-1, group_size)
         weighed = (weights * groups).nansum(dim=1, keepdim=True)
         baseline = weighed / weights.nansum(dim=1, keepdim=True).clamp(min=1.0)

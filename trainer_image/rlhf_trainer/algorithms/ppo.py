@@ -22,13 +22,13 @@ class PPO(ActorCritic):
         reward: Reward[B],
         advantage: CriticsAdvantage[B],
     ) -> None:
-        """One iteration. Every call returns at once and waits, where the models live, for the fields it reads.
+        """One iteration. Every call returns at once; the worker waits for the fields that the call reads.
 
-        The critic learns from rewards, so it need not wait for the advantages: where it makes one update a step beside
-        the actor, that finds the values for them, and `compute_values` finds none.
+        The critic learns from rewards, so its update need not wait for advantages. A critic that makes one update a
+        step beside the actor finds the values in that update; then `compute_values` finds none.
 
-        PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along, whose
-        loss `compute_loss` reports and `update_actor` adds to its own.
+        PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along.
+        `compute_loss` reports their loss, and `update_actor` adds it to its own.
         """
         batch = actor.generate_sequences(prompts)
         batch = actor.compute_log_prob(batch)

@@ -34,9 +34,9 @@ class ReMax(PolicyGradient):
         actor.update_actor(batch)
 
     def advantage(self, rewards: Tensor, greedy: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Rewards from each token on less the score of the greedy response, which is `greedy` [B]: [B, T].
+        """Return the sums of rewards from each token on, less the greedy response's score `greedy` [B]: [B, T].
 
-        The response_mask [B, T] leaves out what there is no greedy score for.
+        The response_mask [B, T] leaves out responses without a greedy score.
         """
         from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
 

@@ -20,7 +20,7 @@ class RLOO(PolicyGradient):
     )
 
     def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:
-        """The return of each response less the mean of the others of its prompt that have one: [N]."""
+        """Return each response's return less the mean of its prompt's other returns, [N]; NaN returns do not count."""
         groups = returns.reshape(-1, group_size)
         count = groups.isfinite().sum(dim=1, keepdim=True)
         others = (groups.nansum(dim=1, keepdim=True) - groups) / (count - 1).clamp(min=1)

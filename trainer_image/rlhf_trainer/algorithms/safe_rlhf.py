@@ -50,7 +50,7 @@ class SafeRLHF(Constrained):
         advantage: CriticsAdvantage[B],
         cost_critic: CostCritic[B] | None = None,
     ) -> None:
-        """One iteration: PPO's, and what costs; without a cost critic the critic values reward less cost."""
+        """One iteration of PPO with costs; without a cost critic the critic values reward less cost."""
         critics = [critic, cost_critic] if cost_critic else [critic]
         batch = actor.generate_sequences(prompts)
         batch = actor.compute_log_prob(batch)
@@ -77,9 +77,10 @@ class SafeRLHF(Constrained):
         whitened: Whiten,
         cost_values: Tensor | None = None,
     ) -> Tensor:
-        """GAE of reward and of cost, weighed by the multiplier, [B, T].
+        """Return the GAE of reward and of cost, weighed by the multiplier, [B, T].
 
-        Without a cost critic, whose values are cost_values, the rewards hold the costs already: one critic values both.
+        cost_values are the cost critic's. Without a cost critic the rewards hold the costs already: one critic values
+        both.
         """
         from rlhf_trainer.ops.advantages import gae
 

@@ -1,4 +1,4 @@
-"""From scores to advantages: shaped scores, rewards per token, generalized advantage estimation."""
+"""Advantages from scores: shaped scores, rewards per token, generalized advantage estimation."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_trainer.ops.masks import WHITEN_EPS, keep, last_token
 
 SIGNAL = 1e-6
-"""Responses whose scores differ by less teach nothing."""
+"""Least difference of scores from which an algorithm learns."""
 
 
 def gae(
@@ -68,10 +68,10 @@ def shape_scores(
     clip: float | None,
     missing_end_penalty: float,
 ) -> Float[Tensor, " B"]:
-    """Scores as they enter the rewards: (scores - mean) / (std + 1e-8), limited to [-clip, clip], less the penalty.
+    """Return shaped scores: (scores - mean) / (std + 1e-8), limited to [-clip, clip], less the penalty.
 
-    The penalty is for responses that did not end with end-of-text (`ended` is 0); it comes after the clip, so that it
-    always counts. clip None limits nothing.
+    The penalty is for responses without end-of-text (`ended` is 0). It comes after the clip, so it always counts. clip
+    None limits nothing.
     """
     shaped = (scores - mean) / (std + WHITEN_EPS)
     if clip is not None:
@@ -82,9 +82,10 @@ def shape_scores(
 def overlong_penalty(
     lengths: Float[Tensor, " B"], *, max_tokens: int, buffer_tokens: int, coefficient: float
 ) -> Float[Tensor, " B"]:
-    """DAPO's soft penalty, to be subtracted from the score (arXiv:2503.14476, eq. 13).
+    """Return DAPO's soft penalty, to be subtracted from the score (arXiv:2503.14476, eq. 13).
 
-    0 up to max_tokens - buffer_tokens, then a straight line up to `coefficient` at max_tokens. lengths: in tokens.
+    It is 0 up to max_tokens - buffer_tokens, then a straight line up to `coefficient` at max_tokens. lengths: in
+    tokens.
     """
     return coefficient * ((lengths - (max_tokens - buffer_tokens)) / buffer_tokens).clamp(0.0, 1.0)
 
@@ -95,14 +96,14 @@ def rewards_to_go(rewards: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> 
 
 
 def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """One number a response, on each of its tokens."""
+    """Return one number of each response, on each of its tokens."""
     return keep(x[:, None].expand_as(mask), mask)
 
 
 def has_signal(scores: Float[Tensor, " N"], counted: Bool[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
-    """Whether the scores of a response's group, side by side, differ (DAPO, arXiv:2503.14476, eq. 11); no NaN does.
+    """Return whether the scores of each response's group differ (DAPO, arXiv:2503.14476, eq. 11); NaN never differs.
 
-    A response that is not counted differs from none.
+    Groups lie side by side. A response that is not counted differs from no other.
     """
     highest = scores.masked_fill(~counted, -torch.inf).reshape(-1, group_size).amax(dim=1)
     lowest = scores.masked_fill(~counted, torch.inf).reshape(-1, group_size).amin(dim=1)

@@ -1,4 +1,4 @@
-"""From a loss of each token to one number: how tokens and responses of different lengths weigh against each other."""
+"""Aggregation of token losses to one number, with the weights of tokens and of responses."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -27,9 +27,9 @@ def aggregate(
 
 
 def weight_of(mask: Float[Tensor, "B T"], *, aggregation: Aggregation, max_tokens: int) -> Float[Tensor, ""]:
-    """What a batch counts for: its tokens, its responses (rows with a token), or responses * `max_tokens`.
+    """Return the weight of a batch: its tokens, its responses (rows with a token), or responses * `max_tokens`.
 
-    The weights of ranks and micro-batches add up to the global batch's.
+    The weights of ranks and micro-batches add up to the global batch's weight.
     """
     if aggregation == "TokenMean":
         return mask.sum()

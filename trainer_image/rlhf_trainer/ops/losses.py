@@ -19,7 +19,7 @@ from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """PPO's clipped loss and how far the actor has moved from the one that wrote the responses."""
+    """PPO's clipped loss, and how far the actor has moved from the policy that wrote the responses."""
 
     loss: Float[Tensor, ""]
     """The loss, with gradient."""
@@ -74,7 +74,7 @@ def policy_loss(
 def rollout_weights(
     ratio: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mode: CorrectionMode, cap: float
 ) -> Float[Tensor, "B T"]:
-    """Importance weights for tokens drawn from the generator and learnt from by the trainer; 0 outside the mask.
+    """Return importance weights of tokens that the generator drew and the trainer learns from; 0 outside the mask.
 
     ratio: trainer's / generator's probability of each token. Truncate: min(ratio, cap) (Yao et al., "Your efficient RL
     framework secretly brings you off-policy RL training", 2025). Mask: ratio within 1 / cap .. cap, else 0 (IcePop).
@@ -156,9 +156,9 @@ def sign_loss(
     *,
     num_pairs: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """How well the sign of a cost says whether a response is safe (Safe RLHF, arXiv:2310.12773, section 3.2).
+    """Return the loss of a cost's sign as a prediction of safety (Safe RLHF, arXiv:2310.12773, section 3.2).
 
-    -sum(weight * log(sigmoid(s * cost))) / num_pairs, with s = -1 for a safe response (safe 1) and 1 for another.
+    -sum(weight * log(sigmoid(s * cost))) / num_pairs, with s = -1 for a safe response (safe 1) and 1 for an unsafe one.
     """
     signed = keep(torch.where(safe > 0, -costs, costs), weight)
     return -(weight * logsigmoid(signed)).sum() / num_pairs

@@ -1,4 +1,4 @@
-"""Sums and means over the masked tokens; what lies outside a mask (padding, prompts) never counts, NaN included.
+"""Sums and means over masked tokens; values outside a mask (padding, prompts) never count, NaN included.
 
 A mask is 1.0 where a token counts and 0.0 elsewhere.
 """

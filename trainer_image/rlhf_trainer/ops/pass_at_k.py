@@ -4,10 +4,10 @@ import math
 
 
 def pass_at(size: int, *, samples: int, passed: int) -> float:
-    """The chance that one of `size` responses passes, of `samples` of which so many have: 1 - C(n - c, k) / C(n, k)."""
+    """Return the chance that one of `size` responses passes, given `passed` of `samples`: 1 - C(n - c, k) / C(n, k)."""
     return 1 - math.comb(samples - passed, size) / math.comb(samples, size)
 
 
 def sizes_of(samples: int) -> list[int]:
-    """k = 2, 4, ... up to `samples`, and that itself."""
+    """Return k = 2, 4, ... up to `samples`, and `samples`."""
     return sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})

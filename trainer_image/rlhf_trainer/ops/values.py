@@ -1,4 +1,4 @@
-"""From a value head's output to the values of states."""
+"""State values from the output of a value head."""
 
 from jaxtyping import Float
 from torch import Tensor
