@@ -120,10 +120,16 @@ def test_an_own_environment_answers_and_rewards(project: Path) -> None:
     assert [row["reward"] for row in kept] == pytest.approx([sum(turn["reward"] for turn in each) for each in turns])
 
 
-def test_the_page_shows_the_files() -> None:
+def test_the_page_shows_or_names_each_file() -> None:
     shown = dict(re.findall(r'^```\w+ title="(\S+)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
+    assert shown.keys() == {"better_half.py", "from_python.py"}
     assert shown == {name: FILES[name] for name in shown}
-    assert FILES.keys() - shown.keys() == {"test_project.py"}
+    assert [name for name in FILES if name not in PAGE] == ["test_project.py"]
+
+
+def test_the_worker_on_the_page_is_in_its_file() -> None:
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert shown in FILES["curious.py"]
 
 
 @pytest.mark.slow
