@@ -28,7 +28,7 @@ KINDS = {
     "ray::SlotProcess": "slot",
     "ray::IDLE": "worker that Ray starts in advance",
     "vllm.model_executor.models.registry": "vLLM's look at a model's class",
-    "rlhf_trainer.rewards.guard": "a user's function",
+    "rlhf_trainer.rewards.function": "a user's function",
 }
 """Part of a command line -> what the process is; any other but the driver is Ray's."""
 

@@ -41,7 +41,7 @@ KINDS = {
     "SlotProcess": "rank",
     "gcs_server": "Ray's GCS",
     "raylet/raylet": "raylet",
-    "rlhf_trainer.rewards.guard": "reward",
+    "rlhf_trainer.rewards.function": "reward",
 }
 """Part of a command line -> what the process is; any other but the driver is an agent of Ray's."""
 UNITS = {"MB": 1e6, "handles": 1, "threads": 1}

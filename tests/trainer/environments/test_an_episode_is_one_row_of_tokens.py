@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.rewards.supervision import Failure
 from rlhf_trainer.workers.episodes import Episode, Limits, Play
 from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
 from tests.trainer.tiny import EXAMPLE_MODEL

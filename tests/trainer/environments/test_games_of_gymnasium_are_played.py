@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Text
 
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.rewards.supervision import Failure
 from tests.trainer.environments.test_whatever_an_environment_does_ends_its_episode_only import PATIENT, asked
 
 HERE = "tests.trainer.environments.test_games_of_gymnasium_are_played"

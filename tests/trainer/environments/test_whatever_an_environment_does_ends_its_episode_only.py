@@ -15,7 +15,7 @@ import pytest
 
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.rewards.supervision import Failure
 from tests.trainer.environments import user_environments
 from tests.trainer.rewards.test_whatever_a_function_does_is_one_sentence import started_since
 

@@ -13,8 +13,8 @@ import pytest
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import UserFunction
-from rlhf_trainer.rewards.limited import Limits, judged
 from rlhf_trainer.rewards.sample import Sample, Score
+from rlhf_trainer.rewards.supervision import Limits, judge_in_children
 from rlhf_trainer.workers.scoring import code_of
 
 Table = Sequence[tuple[Any, str, float]]
@@ -306,7 +306,7 @@ def test_a_response_has_no_more_time_than_its_call() -> None:
         time.sleep(60)
         return 1.0
 
-    assert judged(slow, [0, 1], limits, until=time.monotonic() + 0.2) == [None, None]
+    assert judge_in_children(slow, [0, 1], limits, until=time.monotonic() + 0.2) == [None, None]
 
 
 def test_a_schema_that_is_none_is_told() -> None:

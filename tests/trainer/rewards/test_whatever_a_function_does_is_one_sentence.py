@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards import function as function_module
+from rlhf_trainer.rewards import supervision
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample, Score
 from tests.trainer.rewards import user_functions
@@ -180,7 +180,7 @@ def test_a_function_that_is_not_there_is_told_before_the_first_call(entrypoint: 
 
 
 def test_a_function_that_shuts_its_connection_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_module, "GUARD_SECONDS", 0.5)
+    monkeypatch.setattr(supervision, "GUARD_SECONDS", 0.5)
     assert sentence("shuts_its_sockets", WITH_ONE_BAD) == f"closed its connection to the trainer; {OFFENDER}"
 
 

@@ -1,68 +1,85 @@
-"""The episodes of a rank as the trainer sees them: they answer in any order, each under a time limit."""
+"""Episodes with an environment of the user's: they answer in any order, each under a time limit.
+
+`Environments` is the trainer's end. A guarded process runs this module (`python -m`, so imports at its top are quick):
+it imports the user's modules once, and forks a process for each episode, with a socket of its own. So an episode that
+crashes or hangs ends alone, and the content of a module is in memory once.
+"""
 
 from __future__ import annotations
 
+import asyncio  # here, as rlhf_api.own_code, and not in each episode's process: tens of milliseconds
+import inspect
+import json
+import os
+import random
 import selectors
+import signal
 import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.function import GUARD_SECONDS, IMPORT_SECONDS, Failure, FunctionProcess, how_ended
-from rlhf_trainer.rewards.guard import receive, send
+from rlhf_trainer.rewards.function import description_of, import_all, kind_of, number_of, place_of
+from rlhf_trainer.rewards.supervision import (
+    GUARD_SECONDS,
+    Failure,
+    UserProcess,
+    end_with_parent,
+    ending_of,
+    guard,
+    receive,
+    send,
+)
 
-SERVER = "rlhf_trainer.environments.server"
 POLL_SECONDS = 0.001
-"""The shortest time in which a late episode is looked for."""
+"""Shortest wait for an episode that is late."""
 
 
 @dataclass
-class Asked:
-    """An episode that is under way."""
+class RunningEpisode:
+    """An episode as the trainer sees it."""
 
     channel: socket.socket
     until: float | None = None
-    """When its answer is late; None: nothing is asked."""
+    """Time limit of its answer; None: no request is pending."""
 
 
 class Environments:
     """Episodes of `module:Class`; its process starts at once and imports the module while the trainer goes on."""
 
     def __init__(self, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
-        """entrypoints: of the class, and of what its module needs besides; seconds: the longest time of an answer.
+        """entrypoints: of the class, then of functions that it calls; seconds: limit of an answer.
 
         path: the field of the manifest, for messages.
         """
-        self._entrypoints, self._arguments = ",".join(entrypoints), dict(arguments)
-        self._seconds, self._path = seconds, path
-        self._process: FunctionProcess | None = FunctionProcess(self._entrypoints, program=SERVER)
-        self._is_imported = False
+        names = ",".join(entrypoints)
+        self._arguments, self._seconds, self._path = dict(arguments), seconds, path
+        self._process = UserProcess("rlhf_trainer.environments.environments", names, subject=f"{names} ")
         self._selector = selectors.DefaultSelector()
-        self._episodes: dict[int, Asked] = {}
+        self._episodes: dict[int, RunningEpisode] = {}
         self._failed: list[tuple[int, Failure]] = []
-        """Episodes that could not be asked."""
+        """Episodes that have failed before their request was sent."""
 
     def ready(self) -> None:
         """Wait until the modules are imported; UserCodeError if they cannot be."""
-        if problem := self._import():
-            raise UserCodeError(f"{self._path}: {problem}")
+        if failure := self._process.await_import():
+            from rlhf_trainer.errors import UserCodeError  # pydantic: seconds that no episode needs
+
+            raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Start an episode's process, under a number that no other has now; seed: of its random numbers."""
-        problem, (ours, theirs) = self._import(), socket.socketpair()
+        """Start an episode's process under an unused number; seed: of its random numbers."""
+        ours, theirs = socket.socketpair()
         with theirs:
-            try:
-                if self._process:
-                    self._process.hand({"begin": number, "seed": seed, "arguments": self._arguments}, theirs)
-            except OSError:
-                problem = self._ended()
-        if problem:
+            failure = self._process.hand({"begin": number, "seed": seed, "arguments": self._arguments}, theirs)
+        if failure:
             ours.close()
-            self._failed.append((number, Failure(problem)))
-            return
-        self._episodes[number] = Asked(ours)
+            self._failed.append((number, failure))
+        else:
+            self._episodes[number] = RunningEpisode(ours)
 
     def ask(self, number: int, method: str, given: Any) -> None:
         """Call a method of an episode; its answer comes by `answers`."""
@@ -78,94 +95,206 @@ class Environments:
             self._failed.append((number, self._failure_of(number)))
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
-        """(number, its answer or a Failure) of each episode that has answered, failed, or is late.
+        """(number, answer or Failure) of each episode that has answered, failed, or is late.
 
-        seconds: how long to wait until there is one, if something is asked.
+        seconds: longest wait for the first of them, if a request is pending.
         """
         found: list[tuple[int, Any]] = []
         found, self._failed = [*self._failed], []
-        late = [each.until for each in self._episodes.values() if each.until is not None]
-        longest = max(POLL_SECONDS, min(late) - time.monotonic()) if late and not found else 0
+        limits = [each.until for each in self._episodes.values() if each.until is not None]
+        longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
             found.append((key.data, self._read(key.data)))
         now = time.monotonic()
         for number in [number for number, each in self._episodes.items() if each.until and each.until <= now]:
-            found.append((number, self._late()))
-            self._settle(self._episodes[number])
+            found.append((number, self._lateness()))
+            self._drop_request(self._episodes[number])
         return found
 
     def end(self, number: int) -> str:
-        """End an episode's process and what it has started; how it ended, if it had before."""
+        """End an episode's process and its descendants; returns how it ended, if it had before."""
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
-        self._settle(episode)
+        self._drop_request(episode)
         episode.channel.close()
-        if self._process is None:
+        if not self._process.is_running:
             return ""
-        try:
-            return how_ended(self._process.exchange({"end": number}, seconds=GUARD_SECONDS)["code"])
-        except (OSError, EOFError):
-            return self._ended()
+        answer = self._process.call({"end": number}, seconds=GUARD_SECONDS)
+        return answer.what if isinstance(answer, Failure) else ending_of(answer["code"])
 
     def close(self) -> None:
-        """End the process, all episodes, and all that they have started."""
+        """End the process, all episodes, and all their descendants."""
         for episode in self._episodes.values():
-            self._settle(episode)
+            self._drop_request(episode)
             episode.channel.close()
         self._episodes.clear()
-        self._close_process()
+        self._process.close()
 
-    def _close_process(self) -> None:
-        if self._process:
-            self._process.close()
-        self._process, self._is_imported = None, False
-
-    def _settle(self, episode: Asked) -> None:
-        """Nothing is asked of it; so what its process does is seen when it is asked again."""
+    def _drop_request(self, episode: RunningEpisode) -> None:
+        """Stop waiting for this episode. A crash of its process shows at the next request."""
         episode.until = None
         if episode.channel in self._selector.get_map():
             self._selector.unregister(episode.channel)
 
-    def _import(self) -> str:
-        """What is wrong with the modules; empty once they are imported. Another process starts if there is none."""
-        if self._is_imported:
-            return ""
-        self._process = self._process or FunctionProcess(self._entrypoints, program=SERVER)
-        try:
-            problem = str(self._process.exchange(None, seconds=IMPORT_SECONDS)["problem"])
-        except TimeoutError:
-            problem = f"{self._entrypoints} did not finish its import within {IMPORT_SECONDS:g} s"
-        except (OSError, EOFError):
-            problem = self._ended()
-        self._is_imported = not problem
-        if problem:
-            self._close_process()  # episodes that are asked still fail by their sockets
-        return problem
-
     def _read(self, number: int) -> Any:
-        """An answer that has begun to come."""
+        """Read an answer that has begun to come."""
         episode = self._episodes[number]
         left = (episode.until or 0.0) - time.monotonic()
-        self._settle(episode)
+        self._drop_request(episode)
         try:
             episode.channel.settimeout(max(left, POLL_SECONDS))
             answer = receive(episode.channel)
         except TimeoutError:
-            return self._late()
+            return self._lateness()
         except (OSError, EOFError):
             return self._failure_of(number)
         return Failure(answer["problem"]) if "problem" in answer else answer["answer"]
 
-    def _late(self) -> Failure:
+    def _lateness(self) -> Failure:
         return Failure(f"did not answer within {self._seconds:g} s")
 
     def _failure_of(self, number: int) -> Failure:
-        """Of an episode whose process has closed its socket."""
+        """Failure of an episode whose process has closed its socket."""
         return Failure(self.end(number) or "ended")
 
-    def _ended(self) -> str:
-        """How the process of all episodes ended; the next one to begin starts another."""
-        assert self._process is not None
-        ended = self._process.ended()
-        self._close_process()
-        return ended
+
+class WrongAnswerError(Exception):
+    """An environment gave a value of a wrong kind; the text goes on after its name."""
+
+
+def serve(channel: socket.socket, entrypoints: str) -> None:
+    """Import the modules, report a failure, and begin and end episodes until the trainer hangs up.
+
+    Commands are {"begin": number, "seed": of random numbers, "arguments": of the class}, with the episode's socket, and
+    {"end": number}. The answer to the latter is {"code": exit code of the episode's process}.
+    """
+    import rlhf_api.own_code  # noqa: F401 sentences on failures need it; a fork has it already
+
+    found, problem = import_all(entrypoints)
+    send(channel, {"problem": problem})
+    episodes: dict[int, int] = {}
+    with suppress(EOFError):
+        while True:
+            command = receive(channel)
+            if "end" in command:
+                send(channel, {"code": _end(episodes.pop(command["end"]))})
+            else:
+                episodes[command["begin"]] = _begin(channel, found[0], command)
+
+
+def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> int:
+    """Fork an episode's process, in a group of its own, on the socket that comes after the command."""
+    _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
+    with socket.socket(fileno=handle) as theirs:
+        process = os.fork()
+        if process == 0:
+            channel.close()
+            end_with_parent()
+            _seed(command["seed"])
+            _play(theirs, make, command["arguments"])
+    with suppress(OSError):  # the child does it too, whichever is first
+        os.setpgid(process, process)
+    return process
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators that a fork would continue in every episode with the same numbers."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _end(process: int) -> int:
+    """Kill an episode's process and its process group; returns its exit code, if it had ended before."""
+    with suppress(OSError):
+        os.killpg(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    code = 1
+    try:
+        with suppress(EOFError, OSError):
+            _answer_all(channel, EpisodeServer(make, arguments))
+        code = 0
+    finally:  # else this process would go on as the one that has forked it
+        os._exit(code)
+
+
+def _answer_all(channel: socket.socket, episode: EpisodeServer) -> None:
+    mine = os.getpid()
+    while True:
+        answer = episode.answer(receive(channel))
+        if os.getpid() != mine:  # the environment forked and returned in both processes
+            return
+        send(channel, answer)
+
+
+class EpisodeServer:
+    """An object of the user's class, made at the first call; its methods may be coroutines."""
+
+    def __init__(self, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        self._make, self._arguments = make, arguments
+        self._environment: Any = None
+        self._loop: Any = None
+
+    def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """The environment's answer to {method: argument}, or its problem."""
+        ((method, given),) = call.items()
+        called, function = "__init__", self._make
+        try:
+            if self._environment is None:
+                self._environment = self._make(**self._arguments)
+            called, function = method, getattr(type(self._environment), method, self._make)
+            found = self._awaited(getattr(self._environment, method)(given))
+            return {"answer": ANSWERS[method](found)}
+        except WrongAnswerError as error:
+            return {"problem": f"{method} gave {error}{place_of(function)}"}
+        except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
+            return {"problem": f"{called} raised {description_of(error, function)}"}
+
+    def _awaited(self, found: Any) -> Any:
+        if not inspect.isawaitable(found):
+            return found
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(found)
+
+
+def _step(found: Any) -> tuple[Any, float, bool]:
+    """(observation, reward, whether the episode is over) of what `step` returned."""
+    if not isinstance(found, tuple | list) or len(found) != 3:
+        raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
+    observation, reward, done = found
+    try:
+        number = number_of(reward)
+    except ValueError as error:
+        raise WrongAnswerError(f"as reward {error}") from None
+    if number is None:
+        raise WrongAnswerError("as reward None, expected a number")
+    if not done and observation is None:
+        raise WrongAnswerError("no observation, but the episode is not done")
+    return (None if done else _messages(observation)), number, bool(done)
+
+
+def _messages(found: Any) -> Any:
+    """A text, messages with their role and content, or None."""
+    are_messages = isinstance(found, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+        for each in found
+    )
+    if not (found is None or (isinstance(found, str) and found) or (are_messages and found)):
+        raise WrongAnswerError(f"{kind_of(found)}, expected a text, or messages of role and content, both texts")
+    json.dumps(found)
+    return found
+
+
+ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step, "schemas": lambda found: found}
+"""A method of an environment -> a check of its result, which returns it as JSON values."""
+
+
+if __name__ == "__main__":
+    guard(serve)

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.rewards.supervision import Failure
 
 TOOLS = "rlhf_trainer.environments.tools:Tools"
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf_trainer.rewards.guard import imported, place_of
+from rlhf_trainer.rewards.function import imported, place_of
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 """How models write a call: {"name": ..., "arguments": {...}} as JSON within these tags."""

@@ -1,38 +1,47 @@
-"""A user's function, called in a process of its own under a time limit; any failure becomes one sentence."""
+"""Functions of the user's, each called in a guarded process under a time limit; a failure becomes one sentence.
+
+`UserFunction` is the trainer's end. The process runs this module (`python -m`), so imports at its top are quick.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
-import signal
 import socket
-import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.guard import receive, send
-from rlhf_trainer.rewards.sample import Sample, Score
+from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
+from rlhf_trainer.rewards.supervision import Failure, UserProcess, guard, receive, send
 
-IMPORT_SECONDS = 300.0
-"""How long the function's module may take to be imported."""
-GUARD_SECONDS = 10.0
-"""How long the guard may take to kill what the function has started."""
+ALWAYS_GIVEN = ("prompts", "responses", "finished")
+"""Parameters of every function (`rlhf_api.spec.functions`, whose import takes longer than this process has)."""
 SEARCH_LIMITS = 3
-"""The search for the offending sample may take so many time limits."""
-SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
-"""Number of a signal -> its name for messages; most real-time signals have none."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What a function did instead of answering, and to which of the samples, if that is known."""
-
-    what: str
-    index: int | None = None
+"""Time limits that the search for the sample at fault may take."""
+MAX_SHOWN = 300
+"""Characters of an error's text in a message."""
+SCORE = "score"
+"""The score among the parts of a response; a function without it means the sum of its parts."""
+MAX_PARTS = 16
+"""Named parts of all responses; each is two metrics."""
+OWN_FILES = (
+    "<",
+    importlib.__file__,
+    *(str(Path(__file__).parents[1] / each) for each in ("rewards/function.py", "rewards/supervision", "environments")),
+    str(Path(os.__file__).parent / "asyncio"),
+    str(Path(sysconfig.get_path("purelib")) / "transformers"),
+)
+"""Prefixes of file names in a traceback that are not the user's."""
 
 
 class UserFunction:
@@ -52,42 +61,41 @@ class UserFunction:
         path: str,
         called: str = "",
     ) -> None:
-        """`path`: the function's field in the manifest, for messages; called: by another name than its entrypoint.
+        """`path`: the function's field in the manifest, for messages; called: its name there, if not its entry point.
 
-        seconds: the longest that a call may take; deadline: the longest that `scores` may take with its search.
+        seconds: limit of a call; deadline: limit of `scores` with its search.
         """
-        self._entrypoint, self._arguments = entrypoint, dict(arguments)
-        self._name = f"{path}: {called or entrypoint}"
+        self._name, self._arguments = f"{path}: {called or entrypoint}", dict(arguments)
         self._seconds, self._deadline = seconds, deadline
-        self._process: FunctionProcess | None = FunctionProcess(entrypoint)
-        self._is_imported = False
+        self._process = UserProcess("rlhf_trainer.rewards.function", entrypoint)
 
     def ready(self) -> None:
         """Wait until the module is imported; UserCodeError if it cannot be."""
-        if failure := self._import():
-            raise UserCodeError(f"{self._name} {failure.what}")
+        if failure := self._process.await_import():
+            raise self._error(failure.what)
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """A score for each sample. UserCodeError, with the offending sample, for everything else it may do."""
+        """Return a score for each sample. UserCodeError, with the sample at fault, for any other answer."""
         if not samples:
             return []
         until = time.monotonic() + self._deadline
         answer = self._ask(samples)
         if isinstance(answer, Failure):
-            failure, which = self._find_sample(answer, samples, until=until)
+            failure, sample = self._find_sample(answer, samples, until=until)
             self.close()
-            raise UserCodeError(f"{self._name} {failure.what}; {which}")
+            raise self._error(f"{failure.what}; {sample}")
         return answer
 
     def close(self) -> None:
-        """End the function's process and all that it has started."""
-        if self._process:
-            self._process.close()
-        self._process, self._is_imported = None, False
+        """End the function's process and all its descendants."""
+        self._process.close()
+
+    def _error(self, sentence: str) -> Exception:
+        from rlhf_trainer.errors import UserCodeError  # pydantic: seconds that the function's process does not need
+
+        return UserCodeError(f"{self._name} {sentence}")
 
     def _ask(self, samples: Sequence[Sample]) -> list[Score] | Failure:
-        if failure := self._import():
-            return failure
         call = {
             "prompts": [sample.prompt for sample in samples],
             "responses": [sample.response for sample in samples],
@@ -95,39 +103,19 @@ class UserFunction:
             "columns": {name: [sample.columns[name] for sample in samples] for name in samples[0].columns},
             "arguments": self._arguments,
         }
-        return self._exchange(call, seconds=self._seconds, doing="return")
-
-    def _import(self) -> Failure | None:
-        """Make sure that there is a process that has imported the function; start another if it has ended."""
-        if self._is_imported:
-            return None
-        self._process = self._process or FunctionProcess(self._entrypoint)
-        answer = self._exchange(None, seconds=IMPORT_SECONDS, doing="finish its import")
-        self._is_imported = not isinstance(answer, Failure)
-        return answer if isinstance(answer, Failure) else None
-
-    def _exchange(self, call: Any, *, seconds: float, doing: str) -> list[Score] | Failure:
-        """Send a call, if there is one, and wait for the answer; a process that gives none is killed."""
-        assert self._process is not None
-        try:
-            answer = self._process.exchange(call, seconds=seconds)
-        except TimeoutError:
-            self.close()
-            return Failure(f"did not {doing} within {seconds:g} s")
-        except (OSError, EOFError):
-            ended = self._process.ended()
-            self.close()
-            return Failure(ended)
+        answer = self._process.call(call, seconds=self._seconds)
+        if isinstance(answer, Failure):
+            return answer
         if problem := answer.get("problem"):
             return Failure(problem, answer.get("index"))
-        return [Score(*score) for score in answer.get("scores", [])]
+        return [Score(*score) for score in answer["scores"]]
 
     def _find_sample(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
-        """The failure and its sample, known or found by calling the function on each sample alone, until `until`."""
+        """Return the failure and its sample: the known one, or the first that fails alone before `until`."""
         if failure.index is not None or len(samples) == 1:
             return failure, f"the sample is {samples[failure.index or 0]}"
         first = f"the first of the {len(samples)} is {samples[0]}"
-        self._import()  # starting another process does not count for the search
+        self._process.await_import()  # starting another process does not count for the search
         last_start = min(until - self._seconds, time.monotonic() + SEARCH_LIMITS * self._seconds)
         for sample in samples:
             if time.monotonic() >= last_start:
@@ -137,64 +125,152 @@ class UserFunction:
         return failure, f"no sample does it by itself, {first}"
 
 
-def how_ended(code: int) -> str:
-    """How a process ended, by its exit code, for a message."""
-    if code < 0:
-        return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
-    return f"ended its process with exit code {code}"
+def serve(channel: socket.socket, entrypoint: str) -> None:
+    """Import the function, report a failure, and answer calls until the trainer hangs up.
+
+    An answer is {"scores": [(score, parts), ...]}, or {"problem": sentence, "index": index of the sample, if known}.
+    """
+    (function,), problem = import_all(entrypoint)
+    send(channel, {"problem": problem.removeprefix(f"{entrypoint} ")})
+    mine = os.getpid()
+    with suppress(EOFError):
+        while True:
+            answer = _answer(function, receive(channel))
+            if os.getpid() != mine:  # the function forked and returned in both processes
+                return
+            send(channel, answer)
 
 
-class FunctionProcess:
-    """The process of a function, behind its guard."""
-
-    def __init__(self, entrypoint: str, *, program: str = "rlhf_trainer.rewards.guard") -> None:
-        """program: the module that guards it, and says what it serves."""
-        self._channel, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "CUDA_VISIBLE_DEVICES": "",  # the trainer needs all memory of its GPUs
-        }
-        with theirs:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-m", program, str(theirs.fileno()), entrypoint],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-
-    def exchange(self, call: Any, *, seconds: float) -> dict[str, Any]:
-        """Send a call, if there is one, and receive an answer, each within `seconds`; else TimeoutError.
-
-        OSError or EOFError when the process has ended.
-        """
-        self._channel.settimeout(seconds)
-        if call is not None:
-            send(self._channel, call)
-        answer: dict[str, Any] = receive(self._channel)
-        return answer
-
-    def hand(self, value: Any, theirs: socket.socket) -> None:
-        """Send a value, and with it an open socket; OSError when the process has ended."""
-        send(self._channel, value)
-        socket.send_fds(self._channel, [b"\0"], [theirs.fileno()])
-
-    def ended(self) -> str:
-        """How the process ended, for a message."""
+def import_all(entrypoints: str) -> tuple[list[Any], str]:
+    """Return the objects of entry points that are separated by commas, and why the first bad one cannot be imported."""
+    found, problem = [], ""
+    for each in entrypoints.split(","):
         try:
-            return how_ended(self._guard.wait(GUARD_SECONDS))
-        except subprocess.TimeoutExpired:
-            return "closed its connection to the trainer"
+            found.append(imported(each))
+        except BaseException as error:  # noqa: BLE001 whatever the user's module does
+            module: ModuleType | None = sys.modules.get(each.partition(":")[0])
+            problem = problem or f"{each} cannot be imported: {description_of(error, module)}"
+            found.append(None)
+    return found, problem
 
-    def close(self) -> None:
-        """End the process: the guard kills it when its socket is closed."""
-        self._channel.close()
+
+def imported(entrypoint: str) -> Callable[..., Any]:
+    """Import an entry point's callable; TypeError if it is none."""
+    module, _, name = entrypoint.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"it is {kind_of(function)}, not a function")
+    return function
+
+
+def _answer(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        answer = _call(function, call)
+    except BaseException as error:  # noqa: BLE001 SystemExit as well: whatever the user's code raises
+        return {"problem": f"raised {description_of(error, function)}"}
+    return {**answer, "problem": f"{answer['problem']}{place_of(function)}"} if "problem" in answer else answer
+
+
+def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):  # a function in C may not show its parameters
+        parameters = inspect.signature(function).parameters
+    given = {**_columns_for(parameters, call["columns"]), **call["arguments"]}
+    required = [
+        name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
+    if missing := [name for name in required if name not in given]:
+        return {"problem": f"needs {missing[0]}, which is no column that the data names and no argument", "index": 0}
+    returned = function(call["prompts"], call["responses"], call["finished"], **given)
+    return _checked(returned, count=len(call["prompts"]))
+
+
+def _columns_for(parameters: Mapping[str, inspect.Parameter], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that a function has parameters for, without names that are given by position already."""
+    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+    others = {name: values for name, values in columns.items() if name in by_position or name not in ALWAYS_GIVEN}
+    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return others
+    return {name: values for name, values in others.items() if name in parameters}
+
+
+def _checked(returned: Any, *, count: int) -> dict[str, Any]:
+    """Return the answer for a function's result: `count` scores in order, or what is wrong with the result."""
+    if isinstance(returned, str | bytes | Mapping | AbstractSet) or not isinstance(returned, Iterable):
+        return {"problem": f"returned {kind_of(returned)}, expected a list with a number for each response"}
+    values = list(islice(returned, count + 1))
+    if len(values) != count:
+        found = f"{len(values)} values" if len(values) < count else f"more than {count} values"
+        return {"problem": f"returned {found} for {count} responses"}
+    scores = []
+    for index, value in enumerate(values):
         try:
-            self._guard.wait(GUARD_SECONDS)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._guard.pid, signal.SIGKILL)
-            self._guard.wait()
+            scores.append(_score(value))
+        except ValueError as error:
+            return {"problem": f"returned {error}", "index": index}
+    if len({name for _, parts in scores for name in parts}) > MAX_PARTS:
+        return {"problem": f"returned more than {MAX_PARTS} different parts", "index": 0}
+    return {"scores": scores}
+
+
+def _score(value: Any) -> tuple[float | None, dict[str, float | None]]:
+    """The score of a response and its named parts; ValueError for a value that is no score."""
+    if not isinstance(value, Mapping):
+        return number_of(value), {}
+    if names := [name for name in value if not (isinstance(name, str) and name.isidentifier())]:
+        raise ValueError(f"a part named {str(names[0])[:MAX_SHOWN]!r}, expected letters, digits and '_'")
+    parts = {name: number_of(part) for name, part in value.items()}
+    if SCORE in parts:
+        return parts.pop(SCORE), parts
+    there = [part for part in parts.values() if part is not None]
+    return number_of(sum(there)) if there else None, parts
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, for a message."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def number_of(value: Any) -> float | None:
+    """A number of any library as a float; ValueError for anything that is no number, or not finite as float32."""
+    if value is None:
+        return None
+    number = None
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last one is a tensor's
+        number = None if isinstance(value, str | bytes) else float(value)
+    if number is None:
+        raise ValueError(f"{kind_of(value)}, expected a number")
+    if not is_score(number):
+        raise ValueError(f"{number}, expected {EXPECTED}")
+    return number
+
+
+def description_of(error: BaseException, failed: object) -> str:
+    """An error in one line: its class, its text, and the innermost line of its traceback in a file of the user's.
+
+    failed: the object that was called; without such a line the place where it begins is shown.
+    """
+    said: object = error
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder
+        said, frames = error.msg, [*frames, (error.filename, error.lineno)]
+    text = ""
+    with suppress(Exception):  # an error of the user's may have no text
+        text = " ".join(str(said).split())[:MAX_SHOWN]
+    theirs = [frame for frame in frames if not frame[0].startswith(OWN_FILES)]
+    where = " ({}:{})".format(*theirs[-1]) if theirs else place_of(failed)
+    described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+    return described.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
+
+
+def place_of(what: object) -> str:
+    """` (file:line)` where a function or class of the user's begins, ` (file)` of a module; empty for our own."""
+    if str(getattr(what, "__module__", None)).startswith("rlhf_trainer."):
+        return ""
+    from rlhf_api.own_code import defined_at  # its import takes longer than this process has, if all goes well
+
+    return defined_at(what)
+
+
+if __name__ == "__main__":
+    guard(serve)

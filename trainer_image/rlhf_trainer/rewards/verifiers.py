@@ -27,8 +27,7 @@ from rlhf_api.spec.verifiers import (
     Verifier,
     are_answers,
 )
-from rlhf_trainer.rewards.closed import close_this_process, require_can_close
-from rlhf_trainer.rewards.limited import MEBIBYTE, Limits, judged
+from rlhf_trainer.rewards.supervision import MEBIBYTE, Limits, judge_in_children, require_sandbox
 
 OPTIONS: Final = "verifier()"
 
@@ -60,12 +59,12 @@ def score(
     wanted = [(*each, place) for place, each in enumerate(zip(responses, expected, strict=True)) if finished[place]]
     items = [(response, wants) for response, wants, _ in wanted]
     if isinstance(chosen, Code):
-        require_can_close()
-        limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, prepare=close_this_process)
+        require_sandbox()
+        limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
     else:
         limits = USUAL_LIMITS
     judge = JUDGES[type(chosen)](chosen)
-    found = judged(lambda item: judge(*item), items, limits, until=until)
+    found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
     scores: list[Score] = [0.0] * len(responses)
     for (_response, wants, place), number in zip(wanted, found, strict=True):
         scores[place] = number if number is None or not isinstance(chosen, Code) else _of_tests(number, len(wants))

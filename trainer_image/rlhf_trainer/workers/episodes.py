@@ -20,7 +20,7 @@ from rlhf_trainer.environments.of_job import environments_of, subject_of
 from rlhf_trainer.errors import DataError, UserCodeError
 from rlhf_trainer.generation.vllm_engine import Response, response_seed
 from rlhf_trainer.protocols import THREE_D_ALL_MICRO_DP
-from rlhf_trainer.rewards.function import Failure
+from rlhf_trainer.rewards.supervision import Failure
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, register
