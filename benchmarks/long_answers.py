@@ -34,7 +34,7 @@ from rich.table import Table
 from work import PROMPT_TOKENS, RESPONSES, SIZES, host, make_models, ratio, spread
 
 from rlhf_api.job import Job
-from rlhf_trainer.training import balance, distributed, head
+from rlhf_trainer.training import batching, distributed, head
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
@@ -46,7 +46,9 @@ DEFAULT = "as it is"
 WITHOUT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     DEFAULT: nullcontext,
     "padded": nullcontext,
-    "not dealt": lambda: patch.object(balance, "deal", lambda costs: [[at] * len(own) for at, own in enumerate(costs)]),
+    "not dealt": lambda: patch.object(
+        batching, "assign_bundles", lambda costs: [[at] * len(own) for at, own in enumerate(costs)]
+    ),
     "logits at once": lambda: patch.object(head, "LOGITS_AT_ONCE", 2**60),
 }
 

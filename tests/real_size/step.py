@@ -20,7 +20,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine import exchange, hybrid_engine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.state import MOMENT
+from rlhf_trainer.training.saving import MOMENT
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker

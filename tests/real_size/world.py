@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rlhf_trainer.stored_tensors import LocalFile
-from rlhf_trainer.training import accumulation, distributed, sharding
+from rlhf_trainer.training import distributed, optimizer, sharding
 from tests.real_size.fake_gpu import fake_gpu
 from tests.real_size.live_bytes import GPU, HOST, LiveBytes
 from tests.real_size.shapes import GPU_BYTES
@@ -39,7 +39,7 @@ def rank_of_world(ranks: int, live: LiveBytes, *, rank: int = 0) -> Iterator[Non
         with (
             fake_gpu(live),
             patch.object(sharding, "fully_shard", _sharded),
-            patch.object(accumulation, "device_memory", lambda: GPU_BYTES),
+            patch.object(optimizer, "device_memory", lambda: GPU_BYTES),
             patch.object(LocalFile, "read", _read),
             torch.autograd.set_multithreading_enabled(False),
         ):

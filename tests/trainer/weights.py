@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_trainer.stored_tensors import read_into
 from rlhf_trainer.tensor_slice import TensorSlice
+from rlhf_trainer.training.saving import saved_weights
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
-from rlhf_trainer.training.state import saved_weights
 
 
 def full_weights(model: ShardedModel) -> dict[str, Tensor]:

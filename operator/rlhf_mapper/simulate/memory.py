@@ -23,7 +23,7 @@ ONE_UNIT = 32 * 2**20
 LOGITS_AT_ONCE = 2**26
 """The most logits of a chunk on a rank (`rlhf_trainer.training.head`)."""
 WHOLE_GRADIENTS = 0.1
-"""Of a GPU's memory, what whole gradients may take beyond their shards (`rlhf_trainer.training.accumulation`)."""
+"""Of a GPU's memory, what whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
 """A reshard holds so many buckets, of so many bytes or that part of the weights (`rlhf_trainer.hybrid_engine`)."""
 

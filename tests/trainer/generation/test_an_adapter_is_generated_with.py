@@ -11,7 +11,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, texts
 from tests.trainer.generation.models import prompts, save_config

@@ -18,7 +18,7 @@ from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.loading import load_tokenizer
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from tests.trainer.hybrid_engine.baselines import assembled
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny

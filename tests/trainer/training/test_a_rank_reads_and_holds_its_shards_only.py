@@ -21,9 +21,8 @@ from rlhf_trainer.stored_tensors import write_piece
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.optimizer import ShardedAdamW
-from rlhf_trainer.training.save import _put_together, save_model
+from rlhf_trainer.training.saving import TrainerState, _put_together, save_model
 from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
-from rlhf_trainer.training.state import TrainerState
 from tests.real_size.live_bytes import LiveBytes
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
@@ -189,9 +188,9 @@ def save_everywhere(folder: str, output: str, layout: ParallelSizes) -> tuple[in
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
-        patch.setattr("rlhf_trainer.training.save.write_piece", write)
-        patch.setattr("rlhf_trainer.training.save._put_together", put_together)
-        patch.setattr("rlhf_trainer.training.save.FILE_SIZE", "100KB")
+        patch.setattr("rlhf_trainer.training.saving.write_piece", write)
+        patch.setattr("rlhf_trainer.training.saving._put_together", put_together)
+        patch.setattr("rlhf_trainer.training.saving.FILE_SIZE", "100KB")
         model = load(folder, "language model", layout)
         tokenizer = load_tokenizer(folder, trust_remote_code=False, revision=None)
         with memory:

@@ -18,10 +18,10 @@ from rlhf_api.spec.job_spec import Model, Optimizer
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError, TrainerError
+from rlhf_trainer.training.adapters import add_adapter, without_adapter
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer
-from rlhf_trainer.training.lora import add_adapter, without_adapter
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields

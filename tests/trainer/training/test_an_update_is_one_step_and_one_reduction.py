@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_trainer.training import accumulation, sharding
-from rlhf_trainer.training.clipping import clip_gradients
+from rlhf_trainer.training import optimizer, sharding
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.optimizer import clip_gradients
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
@@ -102,7 +102,7 @@ Learnt = tuple[Counter[str], list[float], dict[str, Tensor]]
 
 def learnt(folder: str, layout: ParallelSizes, token_budget: int, memory_share: float, one_unit: int = 0) -> Learnt:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accumulation, "MEMORY_SHARE", memory_share)
+        patch.setattr(optimizer, "MEMORY_SHARE", memory_share)
         patch.setattr(sharding, "ONE_UNIT", one_unit)
         trainer = trainer_of(folder, layout, token_budget=token_budget)
     norms = [update(trainer, 1)]
@@ -161,9 +161,9 @@ def reductions(folder: str, device: torch.device) -> int:
     model = load_scorer(folder, seed=0, trust_remote_code=False, revision=None, path="")
     shards = sum(4 * parameter.numel() for parameter in model.parameters()) // 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accumulation, "MEMORY_SHARE", 1.5)
-        patch.setattr(accumulation, "device_memory", lambda: shards)
-        patch.setattr(accumulation, "device_here", lambda: device)
+        patch.setattr(optimizer, "MEMORY_SHARE", 1.5)
+        patch.setattr(optimizer, "device_memory", lambda: shards)
+        patch.setattr(optimizer, "device_here", lambda: device)
         patch.setattr(sharding, "ONE_UNIT", 0)
         trainer = trainer_of(folder, ParallelSizes(data=2), token_budget=1)
     operations = Operations()

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.training.balance import RowCosts
+from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import inner

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training.loading import load_tokenizer
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from tests.trainer.families import FAMILIES, TENSOR
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs

@@ -17,9 +17,8 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.hybrid_engine.layout import describe, generation_shards
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
-from rlhf_trainer.training.save import save_model
-from rlhf_trainer.training.sharding import shard
-from rlhf_trainer.training.tensor_parallel import impossible_sizes
+from rlhf_trainer.training.saving import save_model
+from rlhf_trainer.training.sharding import impossible_sizes, shard
 from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.families import FAMILIES, NOT_GENERATING, NOT_SCORING, PIPELINE, TENSOR
 from tests.trainer.ranks import run_kept_ranks

@@ -58,7 +58,11 @@ def readings() -> Iterator[Readings]:
     seen = Readings()
     with (
         patch.multiple(Tensor, cpu=seen.counted(Tensor.cpu), tolist=seen.counted(Tensor.tolist)),
-        patch.multiple(ModelRunner, split=seen.not_counted(ModelRunner.split), deal=seen.not_counted(ModelRunner.deal)),
+        patch.multiple(
+            ModelRunner,
+            split=seen.not_counted(ModelRunner.split),
+            assign_rows=seen.not_counted(ModelRunner.assign_rows),
+        ),
         seen,
     ):
         yield seen

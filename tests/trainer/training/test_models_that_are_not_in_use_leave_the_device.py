@@ -13,7 +13,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_tokenizer
 from rlhf_trainer.training.offload import bytes_held
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Fields

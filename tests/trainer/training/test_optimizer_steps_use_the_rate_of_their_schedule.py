@@ -13,7 +13,7 @@ from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.schedule import learning_rate
+from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields

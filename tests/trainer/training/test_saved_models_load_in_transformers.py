@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
-from rlhf_trainer.training.save import save_model
+from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.ranks import run_kept_ranks

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from rlhf_trainer.training.balance import RowCosts
+from rlhf_trainer.training.batching import RowCosts
 from tests.trainer.tiny import tiny_config
 
 HEADS_BY_WIDTH = 64

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.spec.job_spec import Training
-from rlhf_trainer.training.micro_batches import micro_batches
-from rlhf_trainer.training.mini_batches import assign_mini_batches, mini_batches
+from rlhf_trainer.training.batching import assign_mini_batches, micro_batches, mini_batches
 from rlhf_trainer.types import Batch
 
 LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlhf_trainer.training.bundles import Bundles
+from rlhf_trainer.training.batching import Bundles
 from rlhf_trainer.training.model_input import ModelInput, Text
 
 PROMPTS: tuple[list[int], ...] = ([7, 8, 9], [7, 8, 9], [7, 8, 5], [7, 8, 9], [7, 8], [], [])

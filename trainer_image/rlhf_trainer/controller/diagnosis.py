@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlhf_trainer.errors import CommunicationError
 
-WAITING = ("/torch/distributed/", "/rlhf_trainer/training/state.py")
+WAITING = ("/torch/distributed/", "/rlhf_trainer/training/saving.py")
 """A rank whose innermost frames are in these files waits for others: in a collective, or for a checkpoint's end."""
 INNERMOST = 4
 """Frames from the end of a stack that are searched for WAITING: a collective's wrappers lie above it."""

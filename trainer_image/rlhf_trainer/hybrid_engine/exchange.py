@@ -19,7 +19,7 @@ from rlhf_trainer.hybrid_engine.buckets import Part, Step, loads, numel, steps
 from rlhf_trainer.hybrid_engine.delta import Changes, Waiting
 from rlhf_trainer.hybrid_engine.reshard_plan import ReshardPlan
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
-from rlhf_trainer.training.lora import AdaptedShard
+from rlhf_trainer.training.adapters import AdaptedShard
 
 
 @dataclass

@@ -20,8 +20,8 @@ from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.adapters import with_adapters
 from rlhf_trainer.training.distributed import device_here, join_group
-from rlhf_trainer.training.lora import with_adapters
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 BUCKET_BYTES = 16 * 2**20, 512 * 2**20

@@ -17,7 +17,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice
-from rlhf_trainer.training.tensor_parallel import plan_of
+from rlhf_trainer.training.sharding import plan_of
 
 LayerPosition = int | Literal["first", "last"]
 """Number of a decoder layer; "first" is the embedding, "last" the final norm and the head."""

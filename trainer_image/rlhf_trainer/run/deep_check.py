@@ -38,7 +38,7 @@ from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
-from rlhf_trainer.training.schedule import learning_rate
+from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker, PromptData
 from rlhf_trainer.workers.endpoints import servers_of

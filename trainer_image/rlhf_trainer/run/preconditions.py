@@ -59,7 +59,7 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         if pipeline == tensor == 1:
             continue
         from rlhf_trainer.training.loading import load_config  # seconds that other sizes do not need
-        from rlhf_trainer.training.tensor_parallel import impossible_sizes
+        from rlhf_trainer.training.sharding import impossible_sizes
 
         model, folder = models["actor" if role == "rollout" else role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)

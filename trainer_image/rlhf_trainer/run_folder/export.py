@@ -16,12 +16,11 @@ from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.run_folder.folder import JOB_FILE, understood
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import TensorSource
-from rlhf_trainer.training.adapter_files import CONFIG as ADAPTER_CONFIG
-from rlhf_trainer.training.adapter_files import adapter_of, merged_weights, write_adapter
+from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
+from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
+from rlhf_trainer.training.loading import as_stored
 from rlhf_trainer.training.models import Adapter
-from rlhf_trainer.training.save import CONFIG_FOLDER, atomic_folder, write_weights
-from rlhf_trainer.training.stacks import as_stored
-from rlhf_trainer.training.state import saved_weights
+from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
 
 
 def export(uri: str, folder: Path, *, merges: bool) -> None:

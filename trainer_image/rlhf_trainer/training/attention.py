@@ -18,22 +18,21 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.model_input import Documents
 
 NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
-"""`training.attention` -> the name of its function among those of transformers, which takes all that say "flash" for
-functions of its own."""
+"""`training.attention` -> name of its attention function in transformers, where names with "flash" are reserved."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
-"""The `layer_types` of config.json that keep texts apart; convolutions and recurrent layers do not."""
+"""The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
 FLASH_CAPABILITY = (8, 0)
-"""The oldest GPUs that FlashAttention runs on: Ampere."""
+"""Minimum compute capability for FlashAttention: Ampere."""
 
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Says that keys and values have fewer heads than queries; torch 2.11 has no word for it and allows it always."""
+"""Option for keys and values with fewer heads than queries; torch 2.11 lacks the option and always allows them."""
 
 
 def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Have a model attend within documents, by the kernels of `training.attention`.
+    """Make a model attend within documents, by the kernels of `training.attention`.
 
     Auto is Flash where the GPU and the compute type allow it, else SDPA. Raises ConfigError if the model's code does
-    not let its attention be chosen, and where Flash is asked for and cannot run. No GPU has confirmed Flash.
+    not let its attention be chosen, and for Flash where it cannot run. No GPU has confirmed Flash.
     """
     if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
         raise ConfigError(
@@ -69,10 +68,10 @@ def _by_sdpa(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """[1, heads, N, size], of key and value perhaps fewer heads -> [1, N, heads, size].
+    """Attend by torch's SDPA: [1, heads, N, size], key and value with perhaps fewer heads -> [1, N, heads, size].
 
-    Neighbouring documents that are equally long go together. sliding_window: how many tokens a token sees at most,
-    itself included. softcap: scores are bounded by it, as by Gemma 2, which no kernel of torch's SDPA does.
+    Neighbouring documents of equal lengths are one call. sliding_window: most tokens that a token sees, itself
+    included. softcap: bound of the scores, as in Gemma 2; no kernel of torch's SDPA has it.
     """
     key, value = (_seen(each, documents) for each in (key, value))
     alike = [(len(list(run)), *sizes) for sizes, run in groupby(zip(documents.lengths, documents.seen, strict=True))]
@@ -99,7 +98,7 @@ def _by_sdpa(
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, softcap: float, scaling: float
 ) -> Tensor:
-    """[B, heads, own, size], of keys and values [B, fewer heads, seen, size] -> [B, own, heads, size]."""
+    """Attend with bounded scores: [B, heads, own, size], keys [B, kv heads, seen, size] -> [B, own, heads, size]."""
     assert mask is not None, "a causal square has one too"
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
     scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap))
@@ -108,9 +107,9 @@ def _softcapped(
 
 
 def _seen(given: Tensor, documents: Documents) -> Tensor:
-    """Keys or values [1, heads, N, size] -> [1, heads, sum of seen, size], those that each document sees.
+    """Gather the keys or values that each document sees: [1, heads, N, size] -> [1, heads, sum of seen, size].
 
-    As an embedding, whose backward pass is faster on CPU than that of index_select.
+    An embedding does it, as its backward pass is faster on CPU than that of index_select.
     """
     if documents.seen_tokens is None:
         return given
@@ -131,9 +130,9 @@ def _by_flash(
     sliding_window: int | None = None,
     **___: Any,
 ) -> tuple[Tensor, None]:
-    """The same in one call of torch's FlashAttention for variable lengths.
+    """Attend like `_by_sdpa`, in one call of torch's FlashAttention for variable lengths.
 
-    Where a document sees more than its own tokens, FlashAttention 2 takes its queries for the last of them.
+    A document may see more tokens than its own; FlashAttention 2 then takes its queries for the last of these tokens.
     """
     key, value = (_seen(each, documents) for each in (key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))

@@ -1,4 +1,4 @@
-"""Joins torch.distributed by torchrun's environment variables; this rank's shards, and a few collectives."""
+"""torch.distributed: joining a world, a few collectives, and the process groups of a model's p-t-d axes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import _dist2
+from torch.distributed import _dist2, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+
+from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 
 _timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
@@ -35,9 +38,9 @@ def start(device: Device, timeout_seconds: float) -> int:
 def join_group(
     address: str, port: int, rank: int, size: int, timeout_seconds: float
 ) -> tuple[dist.ProcessGroup, TCPStore]:
-    """Join a group whose ranks are in several worlds, and its store. Rank 0 is on the machine and has the port.
+    """Join a process group over several worlds, and its store; address, port: on the machine of rank 0.
 
-    Torch's collectives take it as `group`, but do not know it by the ranks of any world.
+    Torch's collectives take the group as `group`, but do not know the ranks of any world in it.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
@@ -46,7 +49,7 @@ def join_group(
 
 
 def collective_timeout() -> timedelta | None:
-    """How long a collective may take; None before `start`. Torch takes it as an argument of each new group."""
+    """Time limit of a collective, an argument of each new group; None before `start`."""
     return _timeout
 
 
@@ -56,7 +59,7 @@ def device_here() -> torch.device:
 
 
 def device_memory() -> int:
-    """Bytes of memory of this rank's device; on CPU this rank's share of the machine's, as if all ranks were there."""
+    """Bytes of memory of this rank's device; on CPU the machine's memory / ranks, as if all ranks were on it."""
     device = device_here()
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
@@ -84,9 +87,110 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
 
 
 def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """All ranks' rows put together, float64 [B]; `values` are this rank's, the first of which is row `start`."""
+    """The rows of all ranks, float64 [B]; values: those of this rank, start: number of the first of these."""
     total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())
     rows[start : start + len(values)] = values
     dist.all_reduce(rows, group=group)
     return rows.cpu()
+
+
+REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
+DATA = "data"
+"""Name of replicas and shards as one axis."""
+
+
+class ModelMesh:
+    """Process groups of a layout; making it is a collective of all ranks of the pool.
+
+    Data-parallel ranks are `replicas` copies of FSDP shards (HSDP). An axis of length 1 has no group.
+    """
+
+    def __init__(self, layout: ParallelSizes) -> None:
+        self.layout = layout
+        sizes = {REPLICATE: layout.replicas, SHARD: layout.shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+        self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        if layout.replicas > 1:
+            self._mesh[REPLICATE, SHARD]._flatten(DATA)  # noqa: SLF001 there is no public name
+        if (timeout := collective_timeout()) is not None:
+            for name in (*kept, *((DATA,) if layout.replicas > 1 else ())):
+                distributed_c10d._set_pg_timeout(timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
+        self._coordinates = layout.coordinates(dist.get_rank())
+
+    def coordinate(self, axis: Axis) -> int:
+        """This rank's index on an axis."""
+        return self._coordinates[axis]
+
+    @property
+    def data_axes(self) -> DeviceMesh:
+        """Axes over which FSDP2 shards: the shards, and with replicas (HSDP) the copies before them."""
+        return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
+
+    @property
+    def tensor_axis(self) -> DeviceMesh:
+        """Axis of this rank's tensor-parallel ranks; KeyError if t is 1."""
+        return self._mesh[TENSOR]
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup:
+        """Ranks of this rank's pipeline; KeyError if p is 1."""
+        return self._mesh[PIPELINE].get_group()
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.coordinate("pipeline") == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.coordinate("pipeline") == self.layout.pipeline - 1
+
+    @property
+    def _data_group(self) -> dist.ProcessGroup:
+        return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
+
+    def sum(self, values: Sequence[float | Tensor]) -> list[float]:
+        """Each value summed over the ranks that hold different rows."""
+        return sum_over_ranks(values, self._data_group)
+
+    def largest(self, value: int) -> int:
+        """The largest value of the ranks that hold different rows."""
+        return largest_over_ranks(value, self._data_group)
+
+    def rows_of_all(self, values: Tensor, start: int) -> Tensor:
+        """The rows of the whole batch, float64 [B]; see `rows_of_all_ranks`."""
+        return rows_of_all_ranks(values, start, self._data_group)
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's index among the ranks that hold different rows."""
+        return dist.get_rank(self._data_group)
+
+    def of_all(self, values: Tensor) -> Tensor:
+        """The values [n] of each rank that holds different rows: [ranks, n], on the CPU."""
+        given = values.to(device_here())
+        every = given.new_empty(self.layout.data * len(given))
+        dist.all_gather_into_tensor(every, given, group=self._data_group)
+        return every.view(self.layout.data, len(given)).cpu()
+
+    def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Exchange rows [B, ...] between the ranks that hold different rows; returns the received rows.
+
+        sent, received: numbers of neighbouring rows, by rank. The result is on the device of `rows`.
+        """
+        given = rows.to(device_here())
+        arrived = given.new_empty((sum(received), *given.shape[1:]))
+        dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self._data_group)
+        return arrived.to(rows.device)
+
+    def from_last_stage(self, values: Tensor) -> Tensor:
+        """Broadcast the last stage's values to all stages; the other stages pass any tensor of that shape."""
+        if self.layout.pipeline == 1:
+            return values
+        given = (values if self.is_last_stage else torch.zeros_like(values)).to(device_here())
+        dist.all_reduce(given, group=self.pipeline_group)
+        return given.to(values.device)
+
+    def sum_over_all(self, value: Tensor) -> float:
+        """A value summed over all ranks of the model."""
+        return sum_over_ranks([value])[0]

@@ -1,4 +1,4 @@
-"""Makes models on the meta device, and remembers how their weights are drawn, so that a rank draws its shards only."""
+"""Models on the meta device, and a record of how their weights are drawn, so that a rank keeps only its shards."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Write:
 
     operation: Any
     view: tuple[tuple[int, ...], tuple[int, ...], int]
-    """Shape, strides and offset of what it writes to."""
+    """Shape, strides and offset of the view."""
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     generator: Tensor | None
-    """State of the CPU's generator before it; None for one that draws nothing."""
+    """State of the CPU's generator before the operation; None if it draws nothing."""
 
 
 @dataclass(frozen=True)
 class DrawnTensor:
-    """A parameter as the model's own initialisation draws it: again by each rank, whole, and cut."""
+    """A parameter as the model's own initialisation draws it; each rank draws all of it again and cuts its part."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,9 +48,9 @@ class DrawnTensor:
 
 
 class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, models are made with weights on the meta device, and with real buffers (rotary frequencies).
+    """Mode in which models are made with weights on the meta device and real buffers (rotary frequencies).
 
-    Only `torch.empty` gives meta tensors: one that is made from values (a norm of ones) is real.
+    Only `torch.empty` gives meta tensors: a tensor made from values (a norm of ones) is real.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Drawing(OnMeta):  # type: ignore[no-untyped-call]
-    """Also remembers how each of those tensors is drawn, in the order and by the generator of a model made in memory.
+    """`OnMeta` that also records how each weight is drawn, in the order and by the generator of a model made in memory.
 
-    So that generator ends in the same state too; one tensor at a time is drawn and dropped.
+    Each tensor is drawn and dropped, so the generator ends in the same state too.
     """
 
     def __init__(self) -> None:

@@ -13,31 +13,31 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 LOGITS_AT_ONCE = 2**26
-"""The most logits of a chunk on a rank: 256 MiB in float32, of which two copies are alive at a time."""
+"""Limit of the logits of a chunk on a rank: 256 MiB in float32; two copies are alive at a time."""
 
 
 class Likelihood(NamedTuple):
-    """Of the tokens that are read; float32, nats."""
+    """Log-probabilities and entropies of the tokens that are read: float32, nats."""
 
     log_probs: Tensor
     entropy: Tensor
-    """Of the distribution that each token was drawn from; 0 unless it is asked for."""
+    """Entropy of the distribution of each token; 0 unless requested."""
 
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """The tokens of the vocabulary whose logits this rank computes."""
+    """Part of the vocabulary whose logits this rank computes."""
 
     first: int = 0
     group: dist.ProcessGroup | None = None
-    """The ranks that share the vocabulary; None: this rank has all of it."""
+    """Ranks that share the vocabulary; None: this rank has all of it."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Values summed over the group, in place."""
+        """Sum values over the group, in place."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
-        """The largest values of the group, in place."""
+        """Reduce values to the largest of the group, in place."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
@@ -75,7 +75,7 @@ def likelihood(
 
 
 class _Likelihood(torch.autograd.Function):
-    """With x the logits / temperature, p = softmax(x) and H its entropy:
+    """Log-probabilities and entropies. Let x be the logits / temperature, p = softmax(x) and H the entropy of p:
 
     log p_i = x_i - logsumexp(x);  d log p_i / d x_j = [i = j] - p_j;  d H / d x_j = -p_j (log p_j + H)
     """
@@ -154,7 +154,7 @@ def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor, softcap:
 
 
 def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, Tensor]:
-    """(column [n, 1] of each token in this rank's logits, 0 if it is not here; whether it is here: bool [n])."""
+    """(column [n, 1] of each token in this rank's logits, 0 for a token of another rank; bool [n], false for such)."""
     column = tokens - part.first
     is_here = (column >= 0) & (column < width)
     return torch.where(is_here, column, 0)[:, None], is_here

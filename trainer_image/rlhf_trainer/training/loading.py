@@ -1,11 +1,16 @@
-"""Tokenizer, config and weights of a model folder; weights are found here, and read by `shard`."""
+"""Tokenizer, config and weights of a model folder; weights are located here, and read by `shard`.
+
+A mixture of experts has parameters that transformers stacks from many tensors of a file.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,19 +27,25 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from rlhf_trainer.errors import ConfigError, DataError
-from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor
+from rlhf_trainer.stored_tensors import Layer, LocalFile, Piece, StoredTensor, TensorSource
+from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.drawing import Drawing, OnMeta
 from rlhf_trainer.training.models import LanguageModel, Scorer
-from rlhf_trainer.training.stacks import place_in_stack
 
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-"""Files that can run code when they are loaded, so they are never loaded."""
+"""Files that can run code when they are loaded; they are never loaded."""
 
 
 def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:
@@ -69,7 +80,7 @@ def has_weights(folder: str) -> bool:
 
 
 def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> LanguageModel | Scorer:
-    """A model of config.json alone on the meta device; raises what its loading would, whatever its weights are."""
+    """Make a model from config.json alone on the meta device; raises the errors of loading it, but for its weights."""
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     with OnMeta():
@@ -84,8 +95,8 @@ def load_language_model(
 ) -> LanguageModel:
     """A causal language model, float32 on the meta device; `shard` fills the shards of a rank.
 
-    A folder without weights is initialised from `seed` where the caller allows it, and is a DataError elsewhere.
-    ConfigError for a model whose buffers are not computed when it is made.
+    A folder without weights is initialised from `seed` if `may_initialise`, and is a DataError otherwise.
+    ConfigError for a model whose class does not compute its buffers when it is made.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     torch.manual_seed(seed)
@@ -116,9 +127,9 @@ def load_scorer(
 ) -> Scorer:
     """A scorer, float32 on the meta device, from a reward model or, with a head drawn from `seed`, a language model.
 
-    `shard` fills the shards of a rank. label: which of several outputs is the score, of a model that is not trained.
-    Raises ConfigError, naming `path` in the manifest, for a model with several of which none is chosen, and for a
-    language model where no head may be added; DataError for a folder without weights.
+    `shard` fills the shards of a rank. label: index of the score among several outputs, of a model that is not trained.
+    Raises ConfigError, naming `path` in the manifest, for several outputs without a label, and for a language model if
+    not `may_add_head`; DataError for a folder without weights.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
@@ -161,7 +172,7 @@ def _require_score_head(model: Any, path: str) -> None:
 
 
 def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:
-    """A model of a config in float32; within `OnMeta` it takes no memory."""
+    """Make a model of a config in float32; within `OnMeta` it takes no memory."""
     code = {"code_revision": revision} if trust_remote_code and hasattr(config, "auto_map") else {}
     with _one_sentence(folder):
         model = factory.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code, **code)
@@ -173,7 +184,7 @@ def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code
 def _unread(
     factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None
 ) -> tuple[Any, dict[str, StoredTensor]]:
-    """A model on the meta device and where its parameters are stored; its config names the type they are stored in."""
+    """A model on the meta device, and its stored parameters; its config then names the type of the stored ones."""
     source_dtype = config.dtype
     if getattr(config, "quantization_config", None):
         raise DataError(
@@ -191,9 +202,9 @@ def _unread(
 def stored_model(
     folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None
 ) -> dict[str, StoredTensor]:
-    """Where the parameters of a causal language model or a scorer are stored; DataError if the folder is none.
+    """The stored parameters of a causal language model or scorer, by name; DataError if the folder holds none.
 
-    A scorer that was made of a language model lacks its head.
+    The head of a scorer that is made of a language model is not among them.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     if scores:
@@ -204,11 +215,11 @@ def stored_model(
 
 
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
-    """Where the parameters of a model are in the files of its folder, by their names in the model.
+    """The stored parameters of a model in the files of its folder, by their names in the model.
 
-    Files of a local folder are opened at once, so that every rank sees what is wrong; those of the hub when a rank
-    needs them, which downloads them. OSError or SafetensorError where a file is missing or damaged; ValueError where
-    the model's class makes its parameters of other tensors.
+    Files of a local folder are opened at once, so that every rank sees a damaged one. Files of the hub are downloaded
+    and opened when a rank needs them. OSError or SafetensorError for a missing or damaged file; ValueError where the
+    model's class makes its parameters of other tensors.
     """
     find = partial(cached_file, folder, revision=revision)
     index = find(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
@@ -259,7 +270,7 @@ def _require_all(
 
 
 def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], folder: str) -> None:
-    """DataError unless the weights have the parameter's shape; of a stack, each of its parts, and all are there."""
+    """DataError unless the weights have the parameter's shape; a stack must have all parts, each of its shape."""
     for piece in weights.pieces:
         stored, own = piece.file.shape(piece.name), piece.place.shape[1:] if piece.place else shape
         if stored != own:
@@ -270,7 +281,7 @@ def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], fol
 
 
 def _loaded(factory: Any, folder: str, **options: Any) -> Any:
-    """`from_pretrained`; its errors become DataErrors of one sentence."""
+    """Call `from_pretrained`; its errors become DataErrors of one sentence."""
     with _one_sentence(folder):
         return factory.from_pretrained(folder, **options)
 
@@ -285,3 +296,64 @@ def _one_sentence(folder: str) -> Iterator[None]:
             raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error
+
+
+Shape = tuple[int, ...]
+
+
+def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: str, stack: Shape) -> TensorSlice | None:
+    """The place of a file's tensor in a stack [experts, rows, columns]; None if the tensor is combined in another way.
+
+    pattern: the source pattern of a converter that the tensor's name matches, with `*` for the number of the expert.
+    The parts of one expert lie one below the other, in equal heights.
+    """
+    (converter,) = (each for each in converters if pattern in each.source_patterns)
+    if not _stacks(converter) or len(stack) != 3:
+        return None
+    found = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), name)
+    assert found, "the converter chose the pattern by this name"
+    return _place(int(found[1]), converter.source_patterns.index(pattern), len(converter.source_patterns), stack)
+
+
+def as_stored(model_type: str, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors of a model's files, by their names there, from its parameters: stacks are cut into their parts."""
+    conversions = get_checkpoint_conversion_mapping(model_type) or []
+    converters = [each for each in conversions if isinstance(each, WeightConverter) and _stacks(each)]
+    if not converters:
+        return dict(sources)
+    renamings = [each.reverse_transform() for each in conversions if isinstance(each, WeightRenaming)]
+    return {
+        _renamed(renamings, name): tensor
+        for parameter, source in sources.items()
+        for name, tensor in _unstacked(converters, parameter, source)
+    }
+
+
+def _unstacked(
+    converters: Sequence[WeightConverter], name: str, source: TensorSource
+) -> Iterator[tuple[str, TensorSource]]:
+    converter = next((each for each in converters if name.endswith(each.target_patterns[0])), None)
+    if converter is None:
+        yield name, source
+        return
+    (target,), patterns = converter.target_patterns, converter.source_patterns
+    for expert, (index, pattern) in product(range(source.shape[0]), enumerate(patterns)):
+        own = name.removesuffix(target) + pattern.replace("*", str(expert))
+        yield own, Layer(source, _place(expert, index, len(patterns), source.shape))
+
+
+def _stacks(converter: WeightConverter) -> bool:
+    """Whether a converter stacks experts, and before that perhaps the matrices of each expert below each other."""
+    kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
+    return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
+
+
+def _place(expert: int, index: int, count: int, stack: Shape) -> TensorSlice:
+    height = stack[1] // count
+    return TensorSlice((expert, index * height, 0), (expert + 1, (index + 1) * height, stack[2]))
+
+
+def _renamed(renamings: Sequence[WeightRenaming], name: str) -> str:
+    for renaming in renamings:
+        name = renaming.rename_source_key(name)[0]
+    return name

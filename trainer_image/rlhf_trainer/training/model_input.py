@@ -1,4 +1,4 @@
-"""What a model reads of a micro-batch, and which of its tokens are read: made on the host, so that shapes are known."""
+"""Input of a model for a micro-batch: packed texts, made on the host, so that shapes are known without a wait."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from torch.nn.functional import pad
 
 from rlhf_trainer.types import Fields, concatenate
 
-LEAST_SHARE = 16
-"""A prompt of less than one part in so many of its row's tokens is not shared: a first token that all texts have would
-tie all of them together, and ranks could not be dealt about as much."""
+SHARE_DIVISOR = 16
+"""A prompt shorter than 1 / 16 of its row is not shared. Otherwise a first token that all texts have would put all
+texts in one bundle, and load balancing could move nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Texts that a model reads, and of which tokens a loss reads the log-probabilities."""
+    """Texts that a model reads, and the tokens whose log-probabilities a loss reads."""
 
     tokens: Tensor
     """int64 [b, T], padded on the right."""
     lengths: Tensor
-    """int64 [b]: tokens of each row that are no padding."""
+    """int64 [b]: tokens of each row without padding."""
     prompts: Tensor | None = None
-    """int64 [b]: tokens of each row's prompt, fewer than of the row; rows with one prompt compute it once. None: each
-    row is computed whole."""
+    """int64 [b]: tokens of each row's prompt, fewer than of the row; rows with the same prompt compute it once. None:
+    each row is computed whole."""
     read: Tensor | None = None
-    """[b, T]: above 0 where a language model's log-probability is wanted; a scorer scores every token."""
+    """[b, T]: above 0 where a language model's log-probability is needed; a scorer scores every token."""
     temperature: float = 1.0
-    """By which logits are divided."""
+    """Divisor of the logits."""
     entropy: bool = False
-    """Whether the entropies of the tokens that are read are wanted too."""
+    """Whether the entropies of these tokens are needed too."""
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same there. The host does not wait for a GPU, which copies from pinned memory; no GPU has confirmed it."""
+    """Copy a tensor to a device: from pinned memory to a GPU, so the host does not wait; no GPU has confirmed it."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class FieldsOnDevice(Mapping[str, Tensor]):
-    """The fields of a micro-batch, each copied to the device when it is first read."""
+    """Fields of a micro-batch, each copied to the device when it is first read."""
 
     def __init__(self, on_host: Fields, device: torch.device) -> None:
         self._on_host, self._device = on_host, device
@@ -65,56 +65,56 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the documents lie that are packed side by side; of another one each sees the prompt that it shares only."""
+    """Places of documents packed side by side; a document sees its own tokens and the prompt that it shares."""
 
     lengths: tuple[int, ...]
     """Tokens of each document, in their order; together all N."""
     starts: Tensor
     """int32 [documents + 1]: 0, the end of the first, .., N."""
     seen: tuple[int, ...]
-    """Tokens that the last one of each document sees: its prompt, where another document has it, and its own."""
+    """Tokens that the last token of each document sees: a prompt stored with another document, and the own tokens."""
     seen_starts: Tensor
-    """int32 [documents + 1]: 0, the end of those that the first document sees, .., their sum."""
+    """int32 [documents + 1]: 0 and the running sums of `seen`."""
     seen_tokens: Tensor | None
-    """int64 [sum of seen]: which of the N these are, document by document; None: each sees its own tokens alone."""
+    """int64 [sum of seen]: indices of the seen tokens among the N, by document; None: each sees only its own tokens."""
 
     @classmethod
     def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
-        """From the tokens of each document and those that its last token sees: int64 [2, documents]."""
+        """Make places from sizes int64 [2, documents]: tokens of each document, and tokens that its last token sees."""
         lengths, seen = (tuple(each) for each in sizes.tolist())
         starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
         return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """A copy with its tensors on a device."""
         return replace(self, **_on_device(self, device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
-    """The texts of a micro-batch packed to one row of N tokens without their padding; n tokens of them are read.
+    """Texts of a micro-batch, packed to one row of N tokens without their padding; a loss reads n of the tokens.
 
-    The prompt of rows that share one is packed once, with the first of them, whose keys and values the others see. What
-    belongs to tokens is put back at its place in rows of T tokens, one text below the other.
+    A shared prompt is packed once, with the first of its rows; the other rows see its keys and values. `unpacked` puts
+    values of tokens back at their places in rows of T tokens, one text below the other.
     """
 
     tokens: Tensor
     """int64 [1, N]."""
     positions: Tensor
-    """int64 [1, N]: of each token in its text."""
+    """int64 [1, N]: position of each token in its text."""
     documents: Documents
     shape: tuple[int, int]
     """(rows, T)."""
     padding: int
-    """How many of the N, at their end, are of no text."""
+    """Tokens at the end of the N that belong to no text."""
     whole: Tensor
-    """int64 [m]: which of the rows * T tokens are no padding."""
+    """int64 [m]: indices of the tokens without padding among the rows * T."""
     packed: Tensor
-    """int64 [m]: which of the N each of these is; tokens of a shared prompt are one."""
+    """int64 [m]: index of each of these among the N; rows that share a prompt have the same indices in it."""
     places: Tensor
-    """int64 [n]: which of the rows * T tokens are read."""
+    """int64 [n]: indices of the tokens that are read among the rows * T."""
     before: Tensor
-    """int64 [n]: which of the N is before each token that is read."""
+    """int64 [n]: index among the N of the token before each token that is read."""
     targets: Tensor
     """int64 [n]: the tokens that are read."""
     temperature: Tensor
@@ -123,9 +123,9 @@ class ModelInput:
 
     @classmethod
     def of(cls, texts: Sequence[Text], *, at_least: int = 1) -> Self:
-        """Packed to at least so many tokens: what is missing is a document of zeros, which nothing reads.
+        """Pack texts to at least `at_least` tokens; a document of zeros, which nothing reads, fills the rest.
 
-        The first token of a text, which nothing predicts, is not read. Rows that share the prompt of another come last.
+        The first token of a text is not read, as nothing predicts it. Rows that share the prompt of another come last.
         """
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
@@ -169,29 +169,29 @@ class ModelInput:
         )
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """A copy with its tensors on a device."""
         return replace(self, documents=self.documents.to(device), **_on_device(self, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Zeros [rows, T] with these values at those places."""
+        """Zeros [rows, T] with values at some places."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
 
 
 def prompt_sizes(text: Text) -> Tensor:
-    """int64 [b]: tokens of each row's prompt that other rows may share; 0 where that saves next to nothing."""
+    """Tokens of each row's prompt that other rows may share, int64 [b]; 0 for a prompt that is too short to share."""
     if text.prompts is None:
         return torch.zeros_like(text.lengths)
-    return torch.where(text.prompts * LEAST_SHARE < text.lengths, 0, text.prompts)
+    return torch.where(text.prompts * SHARE_DIVISOR < text.lengths, 0, text.prompts)
 
 
 def prompt_keys(text: Text) -> list[bytes]:
-    """A value for the prompt of each row, equal where prompts are; empty where there is none to share."""
+    """Key of each row's prompt: equal for equal prompts, empty if there is none to share."""
     return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), prompt_sizes(text).tolist(), strict=True)]
 
 
 def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """(the first row with the prompt of each row, tokens that it takes from there), over the rows of all texts."""
+    """(first row with the same prompt, tokens shared with that row) of each row of all texts."""
     found: dict[bytes, int] = {}
     keys = chain.from_iterable(map(prompt_keys, texts))
     rows = torch.tensor([found.setdefault(key, row) for row, key in enumerate(keys)])
@@ -199,5 +199,5 @@ def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
-    """Its tensors on a device."""
+    """The tensors among the attributes, copied to a device."""
     return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}

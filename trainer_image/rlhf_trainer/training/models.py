@@ -19,23 +19,23 @@ from rlhf_trainer.training.model_input import ModelInput
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 Weights = Mapping[str, TensorSource]
-"""Where the values of a model's parameters are, by Hugging Face name."""
+"""Sources of the values of a model's parameters, by Hugging Face name."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The low-rank adapter of a model (`lora`): what it adds to, and how much of it."""
+    """Settings of the low-rank adapter of a model (`lora`)."""
 
     rank: int
     alpha: int
     targets: tuple[str, ...]
-    """The last parts of the names of the adapted modules."""
+    """Last parts of the names of the adapted modules."""
     base: str
-    """The folder, or name on the hub, of the weights that stay as they are."""
+    """Folder, or name on the hub, of the frozen base model."""
     revision: str | None
     trust_remote_code: bool
     scores: bool
-    """Whether the model is a scorer, whose head is trained, too."""
+    """Whether the model is a scorer; its head is trained too."""
 
     @property
     def scale(self) -> float:
@@ -43,7 +43,7 @@ class Adapter:
 
 
 class MissingLayer(nn.Module):
-    """Replaces a layer, norm or head that another pipeline stage holds, so that the other modules keep their names."""
+    """Stand-in for a layer, norm or head of another pipeline stage, so that the remaining modules keep their names."""
 
     def forward(self, hidden: Tensor, **_: Any) -> Tensor:
         return hidden
@@ -57,7 +57,7 @@ class Scorer(nn.Module):
     """
 
     def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None, *, label: int = 0) -> None:
-        """weights: see `LanguageModel`; label: which output of the head is the score."""
+        """weights: see `LanguageModel`; label: index of the score among the outputs of the head."""
         super().__init__()
         self.classifier, self.weights, self._label = classifier, weights, label
         self.adapter: Adapter | None = None
@@ -74,12 +74,11 @@ class LanguageModel(nn.Module):
     """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that are read, and 0 at others.
 
     Later pipeline stages take hidden states [1, N, H] instead of tokens, and stages without the head return them. The
-    likelihoods are computed here, inside the forward pass, because FSDP2
-    gathers the head's weight for that long.
+    likelihoods are computed inside the forward pass, because FSDP2 gathers the head's weight for that long.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, weights: Weights | None = None) -> None:
-        """weights: what fills the parameters of a model on the meta device once they are sharded; None: nothing.
+        """weights: sources of the parameters of a model on the meta device, read once it is sharded; None: no source.
 
         DataError for a head with a bias.
         """
@@ -90,7 +89,7 @@ class LanguageModel(nn.Module):
         self.causal_lm, self.weights = causal_lm, weights
         self.adapter: Adapter | None = None
         config: Any = causal_lm.config
-        # What Granite divides the logits by, Cohere multiplies them by, and Gemma 2 bounds them by.
+        # Granite divides the logits, Cohere multiplies them, Gemma 2 bounds them.
         scale = getattr(config, "logit_scale", None) or 1.0
         self._divisor: float = (getattr(config, "logits_scaling", None) or 1.0) / scale
         self._cap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -122,7 +121,7 @@ def inner(model: nn.Module) -> PreTrainedModel:
 
 
 def has_copy_of_embedding(model: nn.Module) -> bool:
-    """Whether this is a pipeline's last stage, whose head is a copy of the first stage's embedding."""
+    """Whether a stage is the last of a pipeline and its head a copy of the first stage's embedding."""
     head = getattr(inner(model), "lm_head", None)
     has_head = head is not None and not isinstance(head, MissingLayer)
     return has_head and ties_embedding(model) and _embedding(model) is None
@@ -142,6 +141,6 @@ def tied_embedding(model: nn.Module) -> nn.Parameter:
 
 
 def _embedding(model: nn.Module) -> Any:
-    """The embedding; None on a stage without it."""
+    """The embedding of a model; None on a stage without one."""
     base: Any = inner(model).base_model
     return base.embed_tokens if hasattr(base, "embed_tokens") else base.get_input_embeddings()

@@ -1,4 +1,4 @@
-"""Offload: a model's shards and its optimizer's moments are moved to host memory while the model is not in use."""
+"""Offload of a model's shards and its optimizer's moments to host memory while the model is not in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Offloader:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, offload: Offload, role: str
     ) -> None:
-        """offload: what is moved to host memory; role: for the measurement."""
+        """offload: the tensors to move to host memory; role: for the measurement."""
         self._model, self._optimizer, self._role = model, optimizer, role
         self._steps_in_host = offload == "OptimizerInHost"  # FSDP2 brings each layer to the device
         self._offloads_parameters = offload in ("Parameters", "All")
@@ -38,7 +38,7 @@ class Offloader:
 
     @contextmanager
     def in_use(self, *, moments: bool = False) -> Iterator[None]:
-        """While this block runs, the parameters (with `moments` also those) are on the device; blocks may be nested."""
+        """Keep the parameters, and the moments if `moments`, on the device during the block; blocks may be nested."""
         self._users += 1
         load_storages(self._offloaded_parameters)
         if moments:
@@ -64,7 +64,7 @@ class Offloader:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The storages of this rank's shards of the tensors, each once, without those that are empty or offloaded."""
+    """The storages of this rank's shards of the tensors, each once, without empty and offloaded ones."""
     local = (local_shard(tensor).untyped_storage() for tensor in tensors)
     found = {storage._cdata: storage for storage in local}  # noqa: SLF001 the address of a fake one is 0
     return [storage for storage in found.values() if storage.nbytes()]

@@ -1,21 +1,64 @@
-"""AdamW on the shards that this rank holds, as plain tensors."""
+"""One optimizer step on shards: learning rate, AdamW, gradient clipping, and when gradients are reduced."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from rlhf_api.spec.job_spec import Optimizer
-from rlhf_trainer.training.distributed import local_shard
+from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.own_code import own_code
+from rlhf_trainer.training.distributed import ModelMesh, device_here, device_memory, local_shard
+from rlhf_trainer.training.sharding import ShardedModel
+
+COSINE_FLOOR = 0.1
+"""Share of the peak learning rate at which the cosine schedule ends."""
+ROUNDING = 1e-6
+"""Addend to the norm before the division, as in torch's own clipping."""
+MEMORY_SHARE = 0.1
+"""Share of the device's memory that whole gradients may take beyond their shards on the device."""
+
+
+def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str) -> float:
+    """The rate of a step (from 1): peak x linear warm-up x factor of the schedule.
+
+    The factor is 1, a cosine down to a tenth, or the result of the user's function(step, total_steps). path: of the
+    model in the manifest. UserCodeError if that function fails, or returns no number of at least 0.
+    """
+    warm = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
+    rate = settings.learning_rate * warm
+    if settings.schedule == "Constant":
+        return rate
+    if settings.schedule == "Cosine":
+        done = max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
+        return rate * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * (0.5 * (1.0 + math.cos(math.pi * done))))
+    return rate * _own_factor(settings.schedule, step, total_steps, f"{path}.optimizer.schedule")
+
+
+def _own_factor(entrypoint: str, step: int, total_steps: int, path: str) -> float:
+    with own_code(entrypoint, path) as factor:
+        found = factor(step, total_steps)
+    if not (isinstance(found, Real) and math.isfinite(found) and float(found) >= 0):
+        said = f"returned {found!r:.100} for step {step} of {total_steps}, expected a number of at least 0"
+        raise UserCodeError(f"{path}: {entrypoint} {said}")
+    return float(found)
 
 
 class ShardedAdamW(torch.optim.AdamW):
     """AdamW whose step is one fused kernel over all local shards, however many parameters there are.
 
-    AdamW computes each element by itself, so a shard needs nothing of the others. Its state is torch's: DTensors by
-    parameter. The kernel runs where the shards are, on the host if they are there.
+    AdamW computes each element by itself, so a shard needs no other shard. The state is torch's: DTensors by
+    parameter. The kernel runs on the device of the shards, which may be the host.
     """
 
     def __init__(self, parameters: Any, settings: Optimizer) -> None:
@@ -34,3 +77,74 @@ class ShardedAdamW(torch.optim.AdamW):
         for tensors in lists:
             tensors[:] = map(local_shard, tensors)
         return is_complex
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float, mesh: ModelMesh, *, uncounted: nn.Parameter | None
+) -> float:
+    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, the same on every rank.
+
+    This rank's shards are read as plain tensors; one all-reduce adds up all ranks. A shard that n ranks hold counts
+    1 / n on each. uncounted: a copy of a tied parameter, which another stage counts.
+    """
+    shards: dict[int, list[Tensor]] = defaultdict(list)
+    scaled: list[Tensor] = []
+    for parameter in parameters:
+        if (gradient := parameter.grad) is None:
+            continue
+        scaled.append(local_shard(gradient))
+        if parameter is not uncounted:
+            shards[_copies(gradient, mesh)].append(scaled[-1])
+    squares = [get_total_norm(held).double() ** 2 / copies for copies, held in shards.items()]
+    norm = math.sqrt(mesh.sum_over_all(torch.stack(squares).sum() if squares else torch.zeros(())))
+    if (factor := max_norm / (norm + ROUNDING)) < 1:
+        torch._foreach_mul_(scaled, factor)
+    return norm
+
+
+def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
+    """Number of ranks of this stage that hold the same shard."""
+    ranks = mesh.layout.data * mesh.layout.tensor
+    if not isinstance(gradient, DTensor):
+        return ranks
+    sizes = gradient.device_mesh.shape
+    cuts = [size for size, placement in zip(sizes, gradient.placements, strict=True) if not placement.is_replicate()]
+    return ranks // math.prod(cuts)
+
+
+class GradientSync:
+    """Choice of when the passes of an update gather and reduce over the data-parallel ranks.
+
+    Gradients are reduced after the last backward pass only. Until then a rank holds the whole float32 gradients of its
+    stage and tensor-parallel part, not only its shards. If that takes more than a tenth of the device's memory on any
+    rank, every backward pass reduce-scatters, and replicas (HSDP) add up their shards after the last one.
+    """
+
+    def __init__(self, model: ShardedModel) -> None:
+        """A collective of the data-parallel ranks."""
+        assert isinstance(model.module, FSDPModule)
+        self._module = model.module
+        held = [local_shard(each) for each in model.module.parameters() if each.requires_grad]
+        whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
+        shards = sum(each.nbytes for each in held if each.device == device_here())  # else gradients wait in host memory
+        fits = whole - shards <= MEMORY_SHARE * device_memory()
+        self._reduces_once = model.mesh.largest(int(not fits)) == 0
+
+    @contextmanager
+    def root_gathered(self) -> Iterator[None]:
+        """Keep the root's parameters gathered between a forward pass and its backward pass while the block runs.
+
+        Outside the block a forward pass frees them, as no backward pass follows.
+        """
+        self._module.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            self._module.set_reshard_after_forward(True, recurse=False)
+
+    def before_backward(self, is_last: bool) -> None:
+        """Set whether the next backward pass reduces gradients."""
+        if self._reduces_once:
+            self._module.set_requires_gradient_sync(is_last)
+        else:
+            self._module.set_requires_all_reduce(is_last)

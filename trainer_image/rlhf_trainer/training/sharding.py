@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,29 +14,47 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as wrap_with_checkpoint
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.distributed.tensor.placement_types import _StridedShard
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from rlhf_api.problems import choice
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.architecture import CUT, architecture_of
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem
 from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
-from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.mesh import ModelMesh
-from rlhf_trainer.training.models import Adapter, LanguageModel, Scorer, Weights, has_copy_of_embedding, inner
+from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
+from rlhf_trainer.training.distributed import ModelMesh, device_here
+from rlhf_trainer.training.models import (
+    Adapter,
+    LanguageModel,
+    MissingLayer,
+    Scorer,
+    Weights,
+    has_copy_of_embedding,
+    inner,
+)
 from rlhf_trainer.training.offload import bytes_held
-from rlhf_trainer.training.pipeline import keep_stage
-from rlhf_trainer.training.tensor_parallel import shard_tensors
+from rlhf_trainer.training.passes import keep_stage
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 ONE_UNIT = 32 * 2**20
-"""Bytes of a stage, in the type it computes in, up to which it is gathered at once; small collectives cost more."""
+"""Bytes of a stage, in its compute type, up to which it is gathered as a whole; many small collectives cost more."""
 
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """What this rank holds of a model."""
+    """This rank's part of a model."""
 
     module: nn.Module
     """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
@@ -43,7 +63,7 @@ class ShardedModel:
 
     @property
     def adapter(self) -> Adapter | None:
-        """What is trained beside the model's weights; None where they are trained, or nothing is."""
+        """Adapter of the model; None for a model whose weights are trained, or which is not trained."""
         assert isinstance(self.module, LanguageModel | Scorer)
         return self.module.adapter
 
@@ -57,15 +77,15 @@ def shard(
     steps_in_host: bool = False,
     compile_layers: bool = False,
 ) -> ShardedModel:
-    """Cut a float32 model into pipeline stages, those into tensor-parallel shards, and those into FSDP2 shards.
+    """Cut a float32 model into pipeline stages, each stage into tensor-parallel shards, and these into FSDP2 shards.
 
-    All ranks call it together. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or
-    a whole stage of up to `ONE_UNIT` bytes. The model computes in `compute_dtype` and reduces gradients in float32;
-    parameters that need no gradient are held in `compute_dtype`. A model on the meta device gets memory for this rank's
-    shards only, and then its values from `model.weights`. steps_in_host: shards, their gradients and so the optimizer's
-    moments are in host memory (pinned for a GPU), from which FSDP2 copies a layer to the device. compile_layers: by
-    torch.compile, which no GPU has confirmed. DataError if the values cannot be read, EnvironmentProblem without a
-    compiler, ConfigError for tensor-parallel layers that shall be compiled.
+    A collective. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or a whole stage
+    of up to `ONE_UNIT` bytes. The model computes in `compute_dtype` and reduces gradients in float32. Parameters
+    without gradient are held in `compute_dtype`. A model on the meta device gets memory for this rank's shards only,
+    and then its values from `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are
+    in host memory (pinned for a GPU); FSDP2 copies a layer at a time to the device. compile_layers: by torch.compile,
+    which no GPU has confirmed. DataError if the values cannot be read, EnvironmentProblem without a compiler,
+    ConfigError for tensor-parallel layers to be compiled.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
@@ -110,7 +130,7 @@ def shard(
 
 
 def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
-    """Have layers compile themselves in their first passes, once for any number of tokens."""
+    """Make layers compile themselves in their first passes, once for any number of tokens."""
     if mesh.layout.tensor > 1:  # AOTAutograd of torch 2.13 recurses without end on DTensors of dynamic shapes
         raise ConfigError(f"spec.training.compile: layers cannot be compiled with tensor {mesh.layout.tensor}, only 1")
     from torch._inductor.cpp_builder import get_cpp_compiler  # it takes seconds
@@ -127,7 +147,7 @@ def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
 
 
 def _at(home: torch.device, tensor: Tensor) -> Tensor:
-    """A parameter at its home, or a buffer on the device; of one on the meta device only its memory."""
+    """Move a parameter to its home, or a buffer to the device; a meta tensor gets memory without values."""
     device = home if isinstance(tensor, nn.Parameter) else device_here()
     return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
@@ -147,12 +167,12 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def trained_parameters(model: ShardedModel) -> dict[str, nn.Parameter]:
-    """Those of `named_parameters` that are trained: all, or those of an adapter and a new head."""
+    """The trained parameters among `named_parameters`: all, or those of an adapter and a new head."""
     return {name: parameter for name, parameter in named_parameters(model) if parameter.requires_grad}
 
 
 def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
-    """What this rank holds of a tensor, and which of the whole tensor's elements these are.
+    """This rank's piece of a tensor, and the slice of the whole tensor that the piece is.
 
     The innermost axis of the mesh cuts first: tensor-parallel shards, then those of FSDP2. Torch's own
     `compute_local_shape_and_global_offset` is wrong where tensor-parallel shards are not equally long.
@@ -170,7 +190,7 @@ def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
 
 
 def pieces_to_save(mesh: ModelMesh, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TensorSlice]]:
-    """What this rank writes of a model's tensors, by name: its shards in the first replica, nothing in the others."""
+    """The pieces of tensors that this rank writes, by name: its shards in the first replica, nothing in the others."""
     if mesh.coordinate("data") >= mesh.layout.shards:
         return {}
     held = {name: held_piece(tensor.detach()) for name, tensor in tensors.items()}
@@ -194,3 +214,67 @@ def _fill(model: ShardedModel, weights: Weights) -> None:
             read_shard(parameter, weights[name])
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+
+
+HEADS_DIM = 2
+"""Dim of the heads in the activations of query and key norms: [B, T, heads, head size]."""
+
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=HEADS_DIM, use_local_output=True),
+}
+"""Supported styles of transformers -> styles of torch."""
+
+
+def plan_of(config: PreTrainedConfig) -> dict[str, str]:
+    """Tensor-parallel plan: module name (`*` for any layer) -> style of transformers; empty for a model without one.
+
+    The plan is that of the class. A loaded model's own plan also has embedding and head, which `shard_tensors` cuts in
+    vLLM's way.
+    """
+    return dict(getattr(type(config), "base_model_tp_plan", None) or {})
+
+
+def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
+    """Shard a causal language model or classifier over the ranks of `axis`, in place.
+
+    Embedding and head are split along the vocabulary; of the head only the weight is used, see `head.likelihood`.
+    """
+    base: Any = model.base_model
+    plan = plan_of(model.config)
+    for name, module in list(base.named_modules()):
+        for pattern, style in plan.items():
+            if fnmatch(name, pattern):
+                _shard(module, axis, STYLES[style]())
+    if base.embed_tokens is not None:
+        parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
+    head = getattr(model, "lm_head", None)
+    if head is not None and not isinstance(head, MissingLayer):
+        parallelize_module(head, axis, ColwiseParallel())
+        if base.embed_tokens is not None and model.config.tie_word_embeddings:
+            head.weight = base.embed_tokens.weight
+
+
+def _shard(module: nn.Module, axis: DeviceMesh, style: ParallelStyle) -> None:
+    if isinstance(module, AdaptedLinear):
+        shard_adapted(module, axis, style)
+    else:
+        parallelize_module(module, axis, style)
+
+
+def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
+    """Reason why a model cannot be cut into these stages and shards, like `pipeline is 3, ...`; empty if it can."""
+    if pipeline > 1 and config.model_type not in CUT:
+        return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
+    if tensor > 1:
+        styles = plan_of(config)
+        if styles and architecture_of(config.to_dict()).experts > 1:
+            return f"tensor is {tensor}, but the model ({config.model_type}) is a mixture of experts, which is not cut"
+        unknown = sorted({style for style in styles.values() if style not in STYLES})
+        if not styles or unknown:
+            what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
+            return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
+    wrong = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
+    return " ".join(wrong) if wrong else ""

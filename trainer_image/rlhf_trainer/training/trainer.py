@@ -1,4 +1,4 @@
-"""Runs one sharded model on this rank: forward passes over micro-batches, and optimizer steps."""
+"""Forward passes and optimizer steps of one sharded model on this rank."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from rlhf_api.spec.job_spec import Attention, Offload, Optimizer
 from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.accumulation import GradientSync
 from rlhf_trainer.training.attention import use_attention
-from rlhf_trainer.training.balance import Dealt, RowCosts
-from rlhf_trainer.training.bundles import Bundles
-from rlhf_trainer.training.clipping import clip_gradients
+from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.forward_backward import MicroBatch, NoPipelining, OutputFunction, TextsFunction
-from rlhf_trainer.training.micro_batches import micro_batches
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
 from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
-from rlhf_trainer.training.optimizer import ShardedAdamW
-from rlhf_trainer.training.pipeline import Pipelining, sum_tied_gradients
-from rlhf_trainer.training.schedule import learning_rate
+from rlhf_trainer.training.optimizer import GradientSync, ShardedAdamW, clip_gradients, learning_rate
+from rlhf_trainer.training.passes import (
+    MicroBatch,
+    NoPipelining,
+    OutputFunction,
+    Pipelining,
+    TextsFunction,
+    sum_tied_gradients,
+)
+from rlhf_trainer.training.saving import TrainerState
 from rlhf_trainer.training.sharding import ShardedModel, trained_parameters
-from rlhf_trainer.training.state import TrainerState
 from rlhf_trainer.types import Fields
 
 LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
-"""As an `OutputFunction`, both the loss and a tensor [b, t] without gradient."""
+"""`OutputFunction` that returns both the loss and a tensor [b, t] without gradient."""
 
 PASSES = {"scoring": 1.0, "update": 3.0}
-"""FLOPs of a phase in forward passes: a backward pass is two; layers that are computed again do not count."""
+"""FLOPs of a phase in forward passes; a backward pass counts as two, recomputed layers do not count."""
 
 BESIDE_FROZEN = 2.0
-"""The same of an update of an adapter: weights that are not trained have no gradient of their own."""
+"""FLOPs of an adapter's update in forward passes; frozen weights have no gradient of their own."""
 
-PARTS_DEALT = 4
-"""Into how many parts of about equal tokens a rank can cut its rows at least, if they are not too long."""
+MIN_PARTS = 4
+"""Parts into which a rank's rows can be cut for load balancing at least, if no row is too long."""
 
 
 class ModelRunner:
@@ -60,8 +61,9 @@ class ModelRunner:
         share_prompts: bool = True,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """token_budget: tokens of a micro-batch; role: the model's, for measurements; offload: what is moved to host
-        memory while the model is not in use; attention: see `use_attention`; share_prompts: whether rows with one
+        """token_budget: tokens of a micro-batch; role: the model's, for measurements; attention: see `use_attention`.
+
+        offload: tensors to move to host memory while the model is not in use; share_prompts: whether rows with the same
         prompt compute it once.
         """
         self.model, self.mesh = model, model.mesh
@@ -73,16 +75,16 @@ class ModelRunner:
         self._peak = peak_flops(model.compute_dtype)
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
-    def deal(self, fields: Fields, texts_of: TextsFunction) -> Dealt:
-        """Which rank computes which rows, so that data-parallel ranks have about the same FLOPs.
+    def assign_rows(self, fields: Fields, texts_of: TextsFunction) -> RowAssignment:
+        """Assign rows to the data-parallel ranks that compute them, so that all have about the same FLOPs.
 
-        A rank's bundles are cut to a quarter of its tokens: whole groups may be too few to be dealt evenly.
+        A rank's bundles are cut to a quarter of its tokens, as whole groups may be too few to balance.
         """
         texts = self._texts(fields, texts_of)
-        part = max(1, int(sum(text.lengths.sum() for text in texts)) // PARTS_DEALT)
+        part = max(1, int(sum(text.lengths.sum() for text in texts)) // MIN_PARTS)
         bundles = Bundles.of(texts, token_budget=min(self._token_budget, part))
         costs = bundles.sums(self.costs.of(bundles.lengths) - self.costs.of(bundles.shared))
-        return Dealt(costs, bundles.of_rows, self.mesh)
+        return RowAssignment(costs, bundles.of_rows, self.mesh)
 
     def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[Text]:
         texts = texts_of(fields)
@@ -91,11 +93,11 @@ class ModelRunner:
     def split(
         self, fields: Fields, texts_of: TextsFunction, *, phase: Literal["scoring", "update"]
     ) -> list[MicroBatch]:
-        """The micro-batches of the rows that this rank computes, as many on every rank: each runs collectives.
+        """Cut the rows of this rank into micro-batches, the same number on every rank, as each runs collectives.
 
         fields: [B, T] (cut to the longest row of the micro-batch) or [B]. A rank with too few gets micro-batches
-        without text, whose fields are all 0, so that their masked loss is 0. Those of a pipeline have equally many
-        tokens.
+        without text, whose fields are all 0, so that their masked loss is 0. Micro-batches of a pipeline have equally
+        many tokens.
         """
         stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
@@ -127,20 +129,20 @@ class ModelRunner:
 
     @torch.no_grad()
     def infer(self, fields: Fields, texts_of: TextsFunction, compute: OutputFunction) -> Tensor:
-        """`compute` [b, t] of all rows, as one tensor on the CPU: float32 [B, T], as wide as the widest field.
+        """Run forward passes over all rows; returns the results of `compute` [b, t] as one float32 [B, T] on the CPU.
 
-        Every stage of a pipeline gets the result.
+        T is the width of the widest field. Every stage of a pipeline gets the result.
         """
-        dealt = self.deal(fields, texts_of)
-        computed = dealt.rows(fields)
+        assignment = self.assign_rows(fields, texts_of)
+        computed = assignment.rows(fields)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of, phase="scoring")
             result = _of_rows(computed, micros, self._passes.forward(micros, compute))
-        return self._back(result, dealt, fields)
+        return self._back(result, assignment, fields)
 
-    def _back(self, result: Tensor, dealt: Dealt, fields: Fields) -> Tensor:
-        """The last stage's result, at every stage of the ranks that hold the rows, as wide as their fields."""
-        return dealt.back(self.mesh.from_last_stage(result))[:, : widest(fields).shape[1]]
+    def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
+        """Return the last stage's result to every stage of the ranks that hold the rows, as wide as their fields."""
+        return assignment.back(self.mesh.from_last_stage(result))[:, : widest(fields).shape[1]]
 
 
 def widest(fields: Fields) -> Tensor:
@@ -149,7 +151,7 @@ def widest(fields: Fields) -> Tensor:
 
 
 def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
-    """The outputs [b, t] of micro-batches as those of the fields' rows, on the CPU; 0 if there are none."""
+    """Put the outputs [b, t] of micro-batches in the order of the fields' rows, on the CPU; 0 without outputs."""
     result = torch.zeros(widest(fields).shape, dtype=torch.float32)
     kept = [  # of t columns each, cut or filled up to T
         pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
@@ -171,7 +173,7 @@ def _nothing(fields: Fields) -> Fields:
 
 
 class Trainer(ModelRunner):
-    """Adds an optimizer: AdamW on the float32 shards, gradient clipping, and a learning rate schedule."""
+    """A `ModelRunner` with an optimizer: AdamW on float32 shards, gradient clipping, and a learning rate schedule."""
 
     def __init__(
         self,
@@ -207,21 +209,21 @@ class Trainer(ModelRunner):
         self._gradients = GradientSync(model)
 
     def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
-        """One optimizer step; returns the gradient norm before clipping, which is not finite if the step was skipped.
+        """Take one optimizer step; returns the gradient norm before clipping, not finite if the step was skipped.
 
-        loss: this rank's part of the loss, which must be divided by *global* counts; so the gradient does not depend on
-        the number of ranks, the size of micro-batches and padding.
-        If the loss or a gradient is not finite, weights and optimizer stay as they are; NumericsError when that happens
-        more than `max_skipped_updates` times in a row. All ranks decide the same.
+        loss: this rank's part of the loss, divided by *global* counts. So the gradient does not depend on the number of
+        ranks, the size of micro-batches and padding. If the loss or a gradient is not finite, weights and optimizer do
+        not change; NumericsError when that happens more than `max_skipped_updates` times in a row. All ranks decide the
+        same.
         """
         with self.offloader.in_use(moments=True):
-            computed = self.deal(fields, texts_of).rows(fields)
+            computed = self.assign_rows(fields, texts_of).rows(fields)
             return self._update(self.split(computed, texts_of, phase="update"), loss, step=step)
 
     def update_and_infer(
         self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
     ) -> tuple[float, Tensor]:
-        """What `update` returns, and the outputs that `loss` finds too: those of `infer` before the update."""
+        """Update, and also return the tensors of `loss` for all rows, as `infer` would have before the update."""
         outputs: list[Tensor] = []
 
         def loss_alone(output: Any, micro: Fields) -> Tensor:
@@ -229,13 +231,13 @@ class Trainer(ModelRunner):
             outputs.append(found)
             return share
 
-        dealt = self.deal(fields, texts_of)
-        computed = dealt.rows(fields)
+        assignment = self.assign_rows(fields, texts_of)
+        computed = assignment.rows(fields)
         with self.offloader.in_use(moments=True):
             micros = self.split(computed, texts_of, phase="update")
             norm = self._update(micros, loss_alone, step=step)
             result = _of_rows(computed, micros, outputs)
-        return norm, self._back(result, dealt, fields)
+        return norm, self._back(result, assignment, fields)
 
     def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
         ranks = self.mesh.layout.data
@@ -273,7 +275,7 @@ class Trainer(ModelRunner):
         self.skipped_in_a_row = 0
 
     def _skip(self, reason: str, *, step: int) -> None:
-        """Count an update that is not made; NumericsError when it is one too many."""
+        """Count an update that is skipped; NumericsError if too many are skipped in a row."""
         self.skipped_in_a_row += 1
         recorder.add("skipped_updates", float(self.mesh.coordinate("data") == 0))  # the record sums over the data axis
         if self.skipped_in_a_row > self._max_skipped_updates:
@@ -285,7 +287,7 @@ class Trainer(ModelRunner):
         recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")
 
     def _tied_embedding(self) -> nn.Parameter | None:
-        """The embedding, of which first and last stage each hold a copy; None elsewhere, and if it is not trained."""
+        """The tied embedding of a first or last stage; None on other stages, and if it is not trained."""
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
         if not is_end or not ties_embedding(self.model.module):
             return None

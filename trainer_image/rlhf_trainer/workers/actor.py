@@ -17,8 +17,8 @@ from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_l
 from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
-from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, text_of

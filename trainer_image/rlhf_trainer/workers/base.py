@@ -21,14 +21,13 @@ from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
-from rlhf_trainer.training.adapter_files import initial_weights, write_adapter_config
+from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
-from rlhf_trainer.training.lora import add_adapter
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
-from rlhf_trainer.training.save import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
+from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, register

@@ -11,7 +11,7 @@ from rlhf_trainer.ops.losses import value_loss
 from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.mini_batches import mini_batches
+from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO
-from rlhf_trainer.training.save import disk_errors
+from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.rollout import oldest_version

@@ -14,8 +14,8 @@ from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
-from rlhf_trainer.training.mini_batches import mini_batches
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.training.lora import without_adapter
+from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, side_log_probs

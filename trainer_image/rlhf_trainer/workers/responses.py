@@ -20,7 +20,7 @@ from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.save import disk_errors
+from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes, sample_of

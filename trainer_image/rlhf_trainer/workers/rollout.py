@@ -21,7 +21,7 @@ from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.balance import RowCosts
+from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner

@@ -66,7 +66,7 @@ def wrong_checksum() -> None:
 
 
 def no_disk() -> None:
-    state: Any = import_module("rlhf_trainer.training.state")
+    state: Any = import_module("rlhf_trainer.training.saving")
 
     def full(path: Path, *_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

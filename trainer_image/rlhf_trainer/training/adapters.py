@@ -1,14 +1,19 @@
-"""Low-rank adapters (Hu et al., arXiv:2106.09685): W + s B A in place of W, of which only A and B are trained.
+"""Low-rank adapters (Hu et al., arXiv:2106.09685), W + s B A in place of W, and their files in PEFT's format.
 
-A is [r, in], B is [out, r], and s = alpha / r. They lie in the module of W, so they are cut as it is, and W keeps its
-name; a trained head of a scorer is trained in full.
+Only A and B are trained. A is [r, in], B is [out, r], and s = alpha / r. A and B are parameters of the module of W, so
+sharding cuts them with W, and W keeps its name. The new head of a scorer is trained in full.
+A PEFT directory has adapter_config.json and adapter_model.safetensors.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +21,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 from torch.nn.functional import linear
+from transformers.utils import cached_file
 
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.lora import Lora
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.stored_tensors import TensorSource, read_into
+from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.stored_tensors import LocalFile, Piece, StoredTensor, TensorSource, read_into, write_tensors
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.distributed import device_here, local_shard
 from rlhf_trainer.training.drawing import Drawing
+from rlhf_trainer.training.loading import stored_model
 from rlhf_trainer.training.models import Adapter, LanguageModel, Scorer, inner
 
 A, B = "lora_a", "lora_b"
-"""The parameters of an adapted module beside its `weight`."""
+"""Parameters of an adapted module besides its `weight`."""
 HEAD = "score"
-"""The head of a scorer."""
+"""Name of a scorer's head."""
 
 
 class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter: W x + bias + s B A x."""
 
     def __init__(self, adapted: nn.Linear, *, rank: int, scale: float) -> None:
-        """On the meta device, as the layer is; within a `Drawing` it is remembered how A and B begin."""
+        """The layer is on the meta device, and so are A and B; an active `Drawing` records their initial values."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = adapted.in_features, adapted.out_features
         self.weight, self.bias, self.scale, self.is_on = adapted.weight, adapted.bias, scale, True
@@ -55,7 +62,7 @@ def add_adapter(
 ) -> Adapter:
     """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
 
-    source, folder: what the model was read from; path: of `lora` in the manifest. ConfigError for a target that no
+    source, folder: where the model was read from; path: of `lora` in the manifest. ConfigError for a target that no
     layer has.
     """
     pretrained = inner(model)
@@ -98,7 +105,7 @@ def add_adapter(
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """While the block runs, the model is the one that its adapter adds to."""
+    """Switch the adapters off while the block runs, so that the model is the frozen base model."""
     layers = [each for each in model.modules() if isinstance(each, AdaptedLinear)]
     for each in layers:
         each.is_on = False
@@ -110,7 +117,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def shard_adapted(module: AdaptedLinear, axis: DeviceMesh, style: ParallelStyle) -> None:
-    """Cut a layer with its adapter over tensor-parallel ranks: B as the rows of W, or A as its columns."""
+    """Cut a layer with its adapter over tensor-parallel ranks: B like the rows of W, or A like its columns."""
     by_rows = isinstance(style, ColwiseParallel)  # it means the columns of the transposed matrix
     own = {name: module._parameters.pop(name) for name in (A, B)}  # noqa: SLF001 else the style would cut them as W
     parallelize_module(module, axis, style)
@@ -121,10 +128,10 @@ def shard_adapted(module: AdaptedLinear, axis: DeviceMesh, style: ParallelStyle)
 
 
 class AdaptedShard:
-    """This rank's shard of W + s B A, of which parts are made when they are asked for."""
+    """This rank's shard of W + s B A; a part is computed when it is indexed."""
 
     def __init__(self, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
-        """weight and b: of the rank's rows, whole or cut; a: all rows, of the rank's columns."""
+        """weight, b: the rank's rows, whole or cut; a: all rows of the rank's columns."""
         self._weight, self._a, self._b, self._scale = weight, a, b, scale
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
@@ -134,10 +141,10 @@ class AdaptedShard:
 
 
 def with_adapters(parameters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor | AdaptedShard]:
-    """This rank's shards of what a model computes with, from those of its parameters, by name.
+    """This rank's shards of the effective weights (W + s B A where there is an adapter), by name.
 
     FSDP2 and tensor parallelism give a rank the same rows of B as of W, and the same columns of A, but not all rows of
-    A: these are gathered. A collective of the stage's data-parallel ranks, unless there is no adapter.
+    A. These are gathered: a collective of the stage's data-parallel ranks, unless there is no adapter.
     """
     found: dict[str, Tensor | AdaptedShard] = {}
     for name, parameter in parameters.items():
@@ -154,7 +161,7 @@ def with_adapters(parameters: Mapping[str, Tensor], scale: float) -> dict[str, T
 
 
 def _all_rows(a: Tensor) -> Tensor:
-    """All rows of A, of this rank's columns, on the device."""
+    """All rows of this rank's columns of A, on the device."""
     if not isinstance(a, DTensor):
         return a
     is_cut_by_columns = [isinstance(each, Shard) and each.dim == 1 for each in a.placements]
@@ -166,7 +173,7 @@ def _all_rows(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Merged:
-    """W + s B A, made part by part of the stored W, A and B: float32."""
+    """W + s B A in float32, computed part by part from the stored W, A and B."""
 
     weight: TensorSource
     a: TensorSource
@@ -189,7 +196,7 @@ class Merged:
 def merged(
     weights: Mapping[str, TensorSource], trained: Mapping[str, TensorSource], scale: float
 ) -> dict[str, TensorSource]:
-    """The tensors of a model by name, from those that an adapter adds to, and from what was trained beside them."""
+    """The tensors of the merged model by name; weights: of the base model, trained: of the adapter and a new head."""
     found: dict[str, TensorSource] = {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
@@ -207,3 +214,117 @@ def _read(source: TensorSource, part: TensorSlice) -> Tensor:
     values = torch.empty(part.shape)
     read_into(values, part, source)
     return values
+
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Prefix of PEFT's names; the model's name follows."""
+PLAIN: Mapping[str, object] = {
+    "peft_type": "LORA",
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layers_to_transform": None,
+}
+"""Fixed fields of adapter_config.json. An adapter that is read may have another dropout."""
+
+
+def peft_name(name: str) -> str:
+    """PEFT's name of a trained parameter."""
+    for own, theirs in ((A, "lora_A.weight"), (B, "lora_B.weight")):
+        if name.endswith(f".{own}"):
+            return f"{PREFIX}{name.removesuffix(own)}{theirs}"
+    return f"{PREFIX}{name}"
+
+
+def write_adapter_config(adapter: Adapter, folder: Path) -> None:
+    """Write adapter_config.json."""
+    document = {
+        **PLAIN,
+        "task_type": "SEQ_CLS" if adapter.scores else "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base,
+        "revision": adapter.revision,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.targets),
+        "modules_to_save": [HEAD] if adapter.scores else None,
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def adapter_of(text: str, *, trust_remote_code: bool) -> Adapter:
+    """The adapter that `write_adapter_config` wrote as JSON."""
+    found = json.loads(text)
+    return Adapter(
+        rank=found["r"],
+        alpha=found["lora_alpha"],
+        targets=tuple(found["target_modules"]),
+        base=found["base_model_name_or_path"],
+        revision=found["revision"],
+        trust_remote_code=trust_remote_code,
+        scores=found["task_type"] == "SEQ_CLS",
+    )
+
+
+def write_adapter(adapter: Adapter, trained: Mapping[str, TensorSource], folder: Path) -> None:
+    """Write a PEFT directory; trained: the tensors of the adapter and of a new head, by their names in the model."""
+    write_adapter_config(adapter, folder)
+    named = {peft_name(name): each for name, each in trained.items()}
+    write_tensors(folder / WEIGHTS, named, torch.float32, {"format": "pt"})
+
+
+def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors of the merged model: base weights plus adapter.
+
+    Base weights are read from their original files, so their type during the run does not matter. DataError if these
+    files are missing.
+    """
+    if Path(adapter.base).is_absolute() and not Path(adapter.base).is_dir():
+        raise DataError(f"{adapter.base}: the model that the adapter adds to is not there any more")
+    code, revision = adapter.trust_remote_code, adapter.revision
+    weights = stored_model(adapter.base, scores=adapter.scores, trust_remote_code=code, revision=revision)
+    return merged(weights, trained, adapter.scale)
+
+
+def initial_weights(
+    adapter: Adapter, folder: str, shapes: Mapping[str, tuple[int, ...]], *, path: str
+) -> dict[str, StoredTensor]:
+    """The stored parameters of an adapter in a PEFT directory, local or on the hub, by name; shapes: those expected.
+
+    DataError, naming the field `path`, for an adapter of another rank, alpha or targets, or of another kind.
+    """
+    where = f"{path}: {folder}"
+    config, weights = _found(folder, CONFIG, where), _found(folder, WEIGHTS, where)
+    _require_alike(json.loads(Path(config).read_text()), adapter, where)
+    file = LocalFile(partial(str, weights))
+    there = set(file.names())
+    for name, shape in shapes.items():
+        if peft_name(name) not in there:
+            raise DataError(f"{where}: the adapter lacks {peft_name(name)}")
+        if (found := file.shape(peft_name(name))) != shape:
+            raise DataError(f"{where}: {peft_name(name)} is {list(found)}, and {list(shape)} in the model")
+    if more := sorted(there - set(map(peft_name, shapes))):
+        raise DataError(f"{where}: the adapter has {more[0]}, which the model has not")
+    return {name: StoredTensor([Piece(file, peft_name(name))]) for name in shapes}
+
+
+def _found(folder: str, name: str, where: str) -> str:
+    try:
+        return str(cached_file(folder, name))
+    except OSError as error:
+        raise DataError(f"{where}: is no PEFT directory: it has no {name}") from error
+
+
+def _require_alike(found: Mapping[str, Any], adapter: Adapter, where: str) -> None:
+    plain = {name: each for name, each in PLAIN.items() if name in found and name != "lora_dropout"}
+    wanted = {"r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": sorted(adapter.targets), **plain}
+    targets = found.get("target_modules")
+    there = {**found, "target_modules": sorted(targets) if isinstance(targets, list) else targets}
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            raise DataError(f"{where}: {name} of the adapter is {there.get(name)}, expected {value}")

@@ -1,8 +1,9 @@
-"""Pipeline parallelism by torch.distributed.pipelining: a stage of a transformers model, and its micro-batches."""
+"""Forward and backward passes over micro-batches: on the whole model, or on one stage of a pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -12,10 +13,54 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.training.distributed import device_here, local_shard
-from rlhf_trainer.training.forward_backward import BeforeBackward, MicroBatch, OutputFunction
-from rlhf_trainer.training.mesh import ModelMesh
+from rlhf_trainer.training.distributed import ModelMesh, device_here, local_shard
+from rlhf_trainer.training.model_input import ModelInput, Text
 from rlhf_trainer.training.models import MissingLayer, inner
+from rlhf_trainer.types import Fields
+
+TextsFunction = Callable[[Fields], Sequence[Text]]
+"""Fields of a micro-batch -> texts that the model reads, each with the same number of rows b."""
+OutputFunction = Callable[[Any, Fields], Tensor]
+"""(the model's output on all texts, one below the other; fields of the micro-batch) -> a loss, or a tensor [b, t].
+
+The output is a `Likelihood` of tensors [rows, T], or a scorer's scores [rows, T].
+"""
+BeforeBackward = Callable[[bool], None]
+"""Called before each backward pass of an update; the argument is true before the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows of a batch on the device, cut to the longest of them."""
+
+    fields: Fields
+    """Each field [b, t] or [b]."""
+    given: ModelInput
+    rows: Tensor
+    """int64 [b]: numbers of the rows in the rank's batch; empty for a padding micro-batch, which joins collectives."""
+
+
+class NoPipelining:
+    """Passes of a rank that holds the model from end to end: one micro-batch after the other."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
+        """Return the result of `compute` for each micro-batch."""
+        return [compute(self._model(micro.given.tokens, micro.given), micro.fields) for micro in micros]
+
+    def forward_backward(
+        self, micros: Sequence[MicroBatch], loss: OutputFunction, before_backward: BeforeBackward
+    ) -> list[Tensor]:
+        """Run the forward and backward pass of each micro-batch; returns their losses."""
+        losses = []
+        for number, micro in enumerate(micros, start=1):
+            share = loss(self._model(micro.given.tokens, micro.given), micro.fields)
+            before_backward(number == len(micros))
+            torch.autograd.backward(share)
+            losses.append(share.detach())
+        return losses
 
 
 def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
@@ -38,13 +83,13 @@ def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
 
 
 class Pipelining:
-    """`NoPipelining` for one stage of several: forward passes by GPipe's schedule, training by 1F1B.
+    """Passes of a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B.
 
     Only the last stage returns tensors; the others return empty lists.
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
-        """dtype: of the hidden states that stages send each other."""
+        """dtype: of the hidden states that a stage sends to the next."""
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
     def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
@@ -90,25 +135,25 @@ class Pipelining:
 
 
 class StageModule(nn.Module):
-    """A stage that sends its hidden states to the next one or, on the last, calls `compute` on the model's output."""
+    """A pipeline stage: its output is hidden states, or on the last stage the result of `compute`."""
 
     def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction | None) -> None:
-        """micros: in the order in which the schedule runs them."""
+        """micros: in the order of the schedule."""
         super().__init__()
         self.model = model
         self._micros, self._compute = iter(micros), compute
 
     def forward(self, given: Tensor) -> Tensor:
-        """From tokens [1, N] on the first stage, hidden states [1, N, H] on others."""
+        """Run one micro-batch; given: tokens [1, N] on the first stage, hidden states [1, N, H] on the others."""
         micro = next(self._micros)
         output = self.model(given, micro.given)
         return output if self._compute is None else self._compute(output, micro.fields)
 
 
 def tell_last_backward(stage: nn.Module, before_backward: BeforeBackward, *, micros: int) -> None:
-    """Have a stage call `before_backward` before its first and its last backward pass of so many.
+    """Call `before_backward` before the first and the last of a stage's backward passes; micros: their number.
 
-    A schedule runs backward passes in the order of the forward passes, and does not say which is the last.
+    A schedule runs backward passes in the order of the forward passes, and does not announce the last one.
     """
     before_backward(micros == 1)
     outputs = count(1)
@@ -138,5 +183,5 @@ def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
 
 
 def _output_is_loss(output: Tensor, _: Tensor) -> Tensor:
-    """The schedule's loss function: the last stage's output is the loss already."""
+    """Loss function for the schedule: the last stage's output is the loss already."""
     return output

@@ -1,0 +1,261 @@
+"""Rows of a batch: their bundles, mini-batches and micro-batches, and load balancing over data-parallel ranks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from rlhf_api.spec.job_spec import Training
+from rlhf_trainer.training.distributed import ModelMesh
+from rlhf_trainer.training.model_input import Text, prompt_keys, prompt_sizes
+from rlhf_trainer.training.models import MissingLayer
+from rlhf_trainer.types import Batch, Fields
+
+
+def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> list[Tensor]:
+    """Numbers (int64) of the bundles of each micro-batch.
+
+    There are as few micro-batches as the budget allows, but at least `at_least`, some perhaps empty; none without
+    bundles. lengths: int64 [bundles], tokens of each. A micro-batch holds token_budget tokens at most, or one bundle.
+    """
+    if not len(lengths):
+        return []
+    count = max(at_least, -(-int(lengths.clamp(max=token_budget).sum()) // token_budget))
+    while True:
+        groups = _balanced(lengths, count)
+        if all(len(rows) == 1 or int(lengths[rows].sum()) <= token_budget for rows in groups):
+            return groups
+        count += 1
+
+
+def _balanced(lengths: Tensor, count: int) -> list[Tensor]:
+    found = torch.tensor(longest_first(lengths.tolist(), count))
+    return [(found == group).nonzero()[:, 0] for group in range(count)]
+
+
+def longest_first(costs: Sequence[int], count: int) -> list[int]:
+    """The group, 0 .. count - 1, of each cost: the largest cost first, each joins the group with the smallest sum.
+
+    The largest sum is at most 4/3 of the optimum (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    """
+    least, found = [(0, group) for group in range(count)], [0] * len(costs)
+    for place in sorted(range(len(costs)), key=lambda each: -costs[each]):
+        total, group = least[0]
+        heapq.heapreplace(least, (total + costs[place], group))
+        found[place] = group
+    return found
+
+
+def mini_batches(
+    trained: Tensor, batch: Batch, training: Training, mesh: ModelMesh, *, size: int | None
+) -> Iterator[Tensor]:
+    """The mini-batches of all epochs of a step, each as a mask of this rank's rows: bool [B].
+
+    trained: bool [B], the rows to learn from; the others are in no mini-batch. size: the most rows of a mini-batch over
+    all ranks; None: all rows. No mini-batch is empty on all ranks. The assignment is the same for any number of ranks.
+    """
+    everywhere = mesh.rows_of_all(trained.float(), batch.start)
+    positions = (everywhere.cumsum(0).long() - 1).clamp(min=0)[batch.start : batch.start + batch.size]
+    total = int(everywhere.sum())
+    count = -(-total // (size or max(total, 1)))
+    for epoch in range(training.update_epochs):
+        assigned = assign_mini_batches(positions, count=max(count, 1), seed=training.seed, step=batch.step, epoch=epoch)
+        yield from (trained & (assigned == number) for number in range(count))
+
+
+def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tensor:
+    """The mini-batch, 0 .. count - 1, of each row: int64 [B].
+
+    rows: int64 [B], positions among the rows to learn from. Of each `count` neighbouring rows one goes to each
+    mini-batch, by a random permutation. A rank holds neighbouring rows, so all ranks get about the same number of rows
+    of each mini-batch. The assignment depends on (seed, step, epoch) only.
+    """
+    blocks = {block: _permutation(count, seed, step, epoch, block) for block in set((rows // count).tolist())}
+    return torch.tensor([int(blocks[row // count][row % count]) for row in rows.tolist()], dtype=torch.int64)
+
+
+def _permutation(count: int, *key: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(key).permutation(count))
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Bundles of rows [B] that share a prompt, numbered from 0; one rank computes a bundle, in one micro-batch."""
+
+    of_rows: Tensor
+    """int64 [B]: the bundle of each row."""
+    lengths: Tensor
+    """int64 [texts, B]: tokens of each text of each row."""
+    shared: Tensor
+    """int64 [texts, B]: tokens of each row that another text of its bundle computes."""
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], *, token_budget: int) -> Bundles:
+        """Bundle rows by the prompt of their first text; a bundle has at most token_budget tokens, or one row."""
+        lengths = torch.stack([text.lengths for text in texts])
+        totals, sizes = lengths.sum(0).tolist(), torch.stack(list(map(prompt_sizes, texts))).T.tolist()
+        begun: list[_Bundle] = []
+        newest: dict[bytes, _Bundle] = {}
+        for row, keys in enumerate(zip(*map(prompt_keys, texts), strict=True)):
+            bundle = newest.get(keys[0])
+            if bundle is None or bundle.tokens + totals[row] - sum(bundle.shared(keys, sizes[row])) > token_budget:
+                begun.append(bundle := _Bundle())
+                if keys[0]:
+                    newest[keys[0]] = bundle
+            bundle.add(row, keys, sizes[row], totals[row])
+        of_rows, shared = torch.empty(len(totals), dtype=torch.int64), torch.empty_like(lengths)
+        for number, bundle in enumerate(begun):
+            of_rows[bundle.rows] = number
+            shared[:, bundle.rows] = torch.tensor(bundle.taken).T
+        return cls(of_rows, lengths, shared)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sums of values int64 [texts, B] over the rows of each bundle: [bundles]."""
+        count = int(self.of_rows.max()) + 1 if len(self.of_rows) else 0
+        return values.new_zeros(count).index_add(0, self.of_rows, values.sum(0))
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens to compute of each bundle: int64 [bundles]."""
+        return self.sums(self.lengths - self.shared)
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """The rows of some bundles, in the order of the rows: int64."""
+        return torch.isin(self.of_rows, numbers).nonzero()[:, 0]
+
+
+@dataclass
+class _Bundle:
+    """A bundle that is being filled."""
+
+    rows: list[int] = field(default_factory=list)
+    taken: list[list[int]] = field(default_factory=list)
+    """Shared tokens of each text, by row."""
+    tokens: int = 0
+    """Tokens to compute."""
+    prompts: set[bytes] = field(default_factory=set)
+
+    def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
+        """Tokens of each text of a further row that another text computes; sizes: of the prompts of its texts."""
+        return [
+            size if key in self.prompts or key in keys[:text] else 0
+            for text, (key, size) in enumerate(zip(keys, sizes, strict=True))
+        ]
+
+    def add(self, row: int, keys: Sequence[bytes], sizes: Sequence[int], total: int) -> None:
+        """Add a row; total: tokens of its texts together."""
+        self.taken.append(self.shared(keys, sizes))
+        self.rows.append(row)
+        self.tokens += total - sum(self.taken[-1])
+        self.prompts.update(keys)
+
+
+class RowCosts:
+    """Cost of a row in a model's layers: its FLOPs / (2 x layers)."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        lists = (each for each in model.base_model.children() if isinstance(each, nn.ModuleList))
+        layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
+        self._parameters = sum(
+            round(each.numel() * active_share(name, config)) for name, each in layer.named_parameters()
+        )
+        heads = config.num_attention_heads
+        self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        self._layers, self._head = int(config.num_hidden_layers), int(config.hidden_size * config.vocab_size)
+
+    def of(self, lengths: Tensor) -> Tensor:
+        """Costs int64 [B] of rows of some lengths: products with parameters, and causal attention (half the square)."""
+        costs: Tensor = lengths * (self._parameters + self._attention * lengths)
+        return costs
+
+    def flops(self, costs: float, read: float) -> float:
+        """FLOPs of a forward pass of the whole model; costs: of its rows, read: tokens that need log-probabilities."""
+        return 2.0 * (self._layers * costs + self._head * read)
+
+
+def active_share(name: str, config: Any) -> float:
+    """Share of a layer's parameter that a token is multiplied with: 1, but less for the experts of a mixture."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return config.num_experts_per_tok / experts if experts and "experts" in name.split(".") else 1.0
+
+
+class RowAssignment:
+    """Load balancing of a batch: rows go to the ranks that compute them, and results return to the rows' own ranks."""
+
+    def __init__(self, costs: Tensor, bundles: Tensor, mesh: ModelMesh) -> None:
+        """costs: int64 [bundles] of this rank; bundles: int64 [B], the bundle of each of its rows.
+
+        A collective of the data-parallel ranks; all compute the same assignment.
+        """
+        self._mesh = mesh
+        sizes = torch.bincount(bundles, minlength=len(costs))
+        every = _of_all(torch.stack([costs, sizes], dim=1), mesh)
+        ranks = assign_bundles([[cost for cost, _ in owned] for owned in every])
+        here = mesh.data_rank
+        self._moves = any(rank != owner for owner, owned in enumerate(ranks) for rank in owned)
+        rank_of_row = [ranks[here][bundle] for bundle in bundles.tolist()]
+        self._order = torch.tensor(sorted(range(len(bundles)), key=rank_of_row.__getitem__), dtype=torch.int64)
+        self._sent = [rank_of_row.count(rank) for rank in range(len(ranks))]
+        self._received = [
+            sum(size for (_, size), rank in zip(owned, assigned, strict=True) if rank == here)
+            for owned, assigned in zip(every, ranks, strict=True)
+        ]
+
+    def rows(self, fields: Fields) -> Fields:
+        """The fields, [B, T] or [B], of the rows that this rank computes; T becomes the widest of all ranks."""
+        if not self._moves:
+            return fields
+        tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
+        widths = self._mesh.of_all(torch.tensor([table.shape[1] for table in tables])).amax(0).tolist()
+        tables = [pad(table, (0, width - table.shape[1])) for table, width in zip(tables, widths, strict=True)]
+        packed = torch.cat([table[self._order].view(torch.uint8) for table in tables], dim=1)
+        sizes = [width * table.element_size() for table, width in zip(tables, widths, strict=True)]
+        parts = torch.split(self._mesh.exchange_rows(packed, self._sent, self._received), sizes, dim=1)
+        dense = torch.contiguous_format  # as a view of another type must be
+        arrived = [part.clone(memory_format=dense).view(table.dtype) for part, table in zip(parts, tables, strict=True)]
+        return {
+            name: table if field.dim() > 1 else table[:, 0]
+            for (name, field), table in zip(fields.items(), arrived, strict=True)
+        }
+
+    def back(self, results: Tensor) -> Tensor:
+        """Send results [B, T] of computed rows back; returns those of the rows that this rank holds."""
+        if not self._moves:
+            return results
+        restored = results.new_empty((len(self._order), results.shape[1]))
+        restored[self._order] = self._mesh.exchange_rows(results, self._received, self._sent)
+        return restored
+
+
+def assign_bundles(costs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The rank that computes each bundle; costs: of the bundles that each rank holds.
+
+    All bundles stay where they are if that balances as well as the assignment by `longest_first`.
+    """
+    every = list(chain.from_iterable(costs))
+    ranks, work = longest_first(every, len(costs)), [0] * len(costs)
+    for cost, rank in zip(every, ranks, strict=True):
+        work[rank] += cost
+    if max(work) >= max(map(sum, costs)):
+        return [[owner] * len(owned) for owner, owned in enumerate(costs)]
+    remaining = iter(ranks)
+    return [list(islice(remaining, len(owned))) for owned in costs]
+
+
+def _of_all(values: Tensor, mesh: ModelMesh) -> list[list[list[int]]]:
+    """The values [bundles, n] of each data-parallel rank."""
+    if mesh.layout.data == 1:
+        return [values.tolist()]
+    counts = mesh.of_all(torch.tensor([len(values)]))[:, 0].tolist()
+    every = mesh.of_all(pad(values, (0, 0, 0, max(counts) - len(values))).flatten())
+    return [own.view(-1, values.shape[1])[:count].tolist() for own, count in zip(every, counts, strict=True)]

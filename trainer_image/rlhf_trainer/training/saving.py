@@ -1,0 +1,250 @@
+"""Saving a sharded model as a Hugging Face directory, and a trainer's state as a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.storage import open_storage, storage_errors
+from rlhf_trainer.stored_tensors import (
+    LocalFile,
+    StoredTensor,
+    TensorSource,
+    saved_by_ranks,
+    tensor_files,
+    write_piece,
+    write_tensors,
+)
+from rlhf_trainer.training.adapters import merged_weights, write_adapter
+from rlhf_trainer.training.loading import as_stored
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_shard, trained_parameters
+
+FILE_SIZE = "5GB"
+
+CONFIG_FOLDER = "huggingface"
+"""Folder for `save_config_and_tokenizer` in a model's checkpoint."""
+ADAPTER_FOLDER = "adapter"
+"""Name of an adapter's folder, beside the folder of its saved model."""
+
+
+def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
+
+    A model with an adapter is merged with it, and the adapter is written beside the folder, as a PEFT directory.
+    Every rank of the first replica writes its shards, and all ranks put the final files together from these pieces, in
+    chunks. So all ranks need to see the folder. It appears complete or not at all. EnvironmentProblem when it cannot be
+    written. A collective.
+    """
+    rank = dist.get_rank()
+    with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
+        dist.barrier()
+        pieces = unfinished / "pieces"
+        with disk_errors("the model", folder):
+            pieces.mkdir(parents=True, exist_ok=True)
+            held = pieces_to_save(model.mesh, trained_parameters(model))
+            dtype = torch.float32 if model.adapter else inner(model.module).config.dtype
+            write_piece(pieces / f"{rank}.safetensors", held, dtype)
+            dist.barrier()
+            _put_together(pieces, model, folder, unfinished)
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(pieces)
+            save_config_and_tokenizer(model, tokenizer, unfinished)
+    dist.barrier()
+
+
+def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: Path) -> None:
+    """Write this rank's share of the final files. All pieces are closed at the end, as NFS deletes no open file."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    config, adapter = inner(model.module).config, model.adapter
+    files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
+    weights: Mapping[str, TensorSource] = saved_by_ranks(files)
+    if adapter:
+        if rank == 0:
+            with atomic_folder(folder.with_name(ADAPTER_FOLDER)) as alone:
+                write_adapter(adapter, weights, alone)
+        weights = merged_weights(adapter, weights)
+    write_weights(as_stored(config.model_type, weights), config.dtype, unfinished, rank=rank, ranks=ranks)
+
+
+def write_weights(
+    sources: Mapping[str, TensorSource], dtype: torch.dtype, folder: Path, *, rank: int = 0, ranks: int = 1
+) -> None:
+    """Write the weights of a Hugging Face directory in files of at most `FILE_SIZE`: this rank's share of the files."""
+    sizes = {name: torch.empty(source.shape, dtype=dtype, device="meta") for name, source in sources.items()}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=FILE_SIZE)
+    for number, (file, names) in enumerate(split.filename_to_tensors.items()):
+        if number % ranks == rank:
+            write_tensors(folder / file, {name: sources[name] for name in names}, dtype, {"format": "pt"})
+    if split.is_sharded and rank == 0:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a Hugging Face directory without its weights: config, generation config and tokenizer."""
+    pretrained = inner(model.module)
+    pretrained.config.architectures = [type(pretrained).__name__]
+    if pretrained.config.pad_token_id is None:
+        pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row
+    pretrained.config.save_pretrained(folder)
+    if pretrained.can_generate() and pretrained.generation_config is not None:
+        pretrained.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill in the block; it replaces `folder` when the block ends without an error.
+
+    EnvironmentProblem if the folder cannot be written.
+    """
+    unfinished = _unfinished(folder)
+    try:
+        with disk_errors("the model", folder):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            shutil.rmtree(folder, ignore_errors=True)
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".unfinished")
+
+
+@contextmanager
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Turn errors of the disk in the block into an EnvironmentProblem that names `what` and the folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentProblem(f"{folder}: {what} cannot be written: {error}") from error
+
+
+WEIGHT, MOMENT = "model.", "optimizer."
+READERS = 8
+"""Threads of a rank that read a checkpoint; an object store answers slowly, but many requests at once."""
+
+
+class TrainerState:
+    """Saved state of a model and its optimizer: each rank writes its shards, and can read the shards of another layout.
+
+    Files are safetensors, so loading runs no pickle. A save goes on in the background. Tensors have their Hugging Face
+    names: `model.<name>` and `optimizer.<moment>.<name>`.
+    """
+
+    def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+
+    def begin_save(self, folder: Path, *, then: Callable[[], None], copies: bool) -> None:
+        """Begin to save to `folder`; a thread calls `then` once all files are written.
+
+        Each rank may have a folder of its own. copies: a thread writes a copy of the state, so that training can go on.
+        Otherwise the files are written before the return, chunk by chunk, without memory for a second state.
+        """
+        random, pieces = random_state(), pieces_to_save(self._model.mesh, self._tensors())
+
+        def write() -> None:
+            with disk_errors("the checkpoint", folder):
+                save_random_state(random, folder)
+                write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
+
+        def finish() -> None:
+            write()
+            then()
+
+        if copies:
+            pieces = {name: (tensor.to("cpu", copy=True), place) for name, (tensor, place) in pieces.items()}
+            self._saving = self._writer.submit(finish)
+        else:
+            write()
+            self._saving = self._writer.submit(then)
+
+    def end_save(self) -> None:
+        """Wait until the last save is written; raises the error of that save."""
+        if self._saving:
+            self._saving.result()
+            self._saving = None
+
+    def load(self, uri: str) -> None:
+        """Load weights and moments from below an address, saved by any number of ranks.
+
+        A rank reads its shards only; EnvironmentProblem if they cannot be read.
+        """
+        tensors = self._tensors()
+        with storage_errors(uri):
+            files, folder = open_storage(uri)
+            stored = saved_by_ranks(tensor_files(files, folder))
+            if missing := sorted(tensors.keys() - stored.keys()):
+                raise ValueError(f"{missing[0]} is in none of the files")
+            with ThreadPoolExecutor(READERS) as pool:
+                list(pool.map(lambda name: read_shard(tensors[name], stored[name]), tensors))
+            random = random_file(folder)
+            if files.exists(random):  # a checkpoint has none for a rank beyond those that saved it
+                set_random_state(load(files.cat_file(random)))
+
+    def _tensors(self) -> dict[str, Any]:
+        """All trained weights and their moments, by name; before the first step the moments are made, all zero."""
+        tensors: dict[str, Any] = {}
+        for name, parameter in trained_parameters(self._model).items():
+            moments = self._optimizer.state[parameter]
+            if not moments:
+                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it beside the moments
+                moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            tensors[f"{WEIGHT}{name}"] = parameter.detach()
+            tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in moments.items()})
+        return tensors
+
+
+def saved_weights(uri: str) -> dict[str, StoredTensor]:
+    """The weights that a `TrainerState` wrote below an address, by Hugging Face name; EnvironmentProblem if none."""
+    with storage_errors(uri):
+        stored = saved_by_ranks(tensor_files(*open_storage(uri)))
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}
+
+
+def random_state() -> dict[str, Tensor]:
+    """State of torch's random generators of this rank."""
+    states = {"cpu": torch.random.get_rng_state()}
+    return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def random_file(folder: str) -> str:
+    """Path of this rank's random state in a checkpoint."""
+    return f"{folder}/random/rank-{dist.get_rank()}.safetensors"
+
+
+def save_random_state(states: dict[str, Tensor], folder: Path) -> None:
+    """Write the random state of this rank."""
+    path = Path(random_file(str(folder)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(states, path)
+
+
+def set_random_state(states: dict[str, Tensor]) -> None:
+    """Set torch's random generators of this rank to saved states."""
+    torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
