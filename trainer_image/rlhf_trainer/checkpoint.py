@@ -35,11 +35,11 @@ class Checkpoint:
     step: int
     uri: str
     problem: str = ""
-    """Why it is not whole; empty if it is."""
+    """Reason why the checkpoint is not whole; empty if it is."""
     bytes: int = 0
     """Size of all its files."""
     saved_at: datetime | None = None
-    """When it became whole."""
+    """Time at which the checkpoint became whole."""
 
     @property
     def name(self) -> str:
@@ -58,12 +58,12 @@ class Checkpoint:
         return text
 
     def state(self) -> dict[str, Any]:
-        """What the controller knew after the step."""
+        """State of the controller after the step."""
         state: dict[str, Any] = json.loads(self.text(STATE))
         return state
 
     def condemn(self, problem: str) -> None:
-        """It is damaged, which the sizes of its files do not show: it is never chosen again."""
+        """Mark a damaged checkpoint whose file sizes look right, so that it is never chosen again."""
         with storage_errors(self.uri):
             files, path = open_storage(self.uri)
             files.pipe_file(f"{path}/{COMPLETE}", json.dumps({"problem": problem}).encode())
@@ -86,7 +86,7 @@ class CheckpointStore:
             self._files.rm_file(f"{self._path}/{PROBE}")
 
     def all(self) -> list[Checkpoint]:
-        """Whole ones and others, oldest first."""
+        """All checkpoints, whole or not, oldest first."""
         with storage_errors(self.uri):
             if not self._files.isdir(self._path):
                 return []
@@ -96,11 +96,11 @@ class CheckpointStore:
             return [self._inspect(name) for name in sorted(steps, key=lambda name: int(name.removeprefix(PREFIX)))]
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole one."""
+        """The newest whole checkpoint."""
         return next((checkpoint for checkpoint in reversed(self.all()) if checkpoint.is_whole), None)
 
     def begin(self, step: int) -> str:
-        """Make an empty folder for a step's checkpoint; returns its address. No other may be under way."""
+        """Make an empty folder for a step's checkpoint; returns its address. No other checkpoint may be under way."""
         name = f"{PREFIX}{step:06d}"
         with storage_errors(self.uri):
             self._abort_uploads()
@@ -122,7 +122,7 @@ class CheckpointStore:
             return self._inspect(name)
 
     def prune(self, keep_last: int, *, best: int | None = None) -> None:
-        """Delete all that are older than the newest whole one, but the newest `keep_last` whole ones and `best`."""
+        """Delete checkpoints older than the newest whole one, but keep the newest `keep_last` whole ones and `best`."""
         checkpoints = self.all()
         whole = [checkpoint.step for checkpoint in checkpoints if checkpoint.is_whole]
         with storage_errors(self.uri):
@@ -138,12 +138,12 @@ class CheckpointStore:
                 self._remove(checkpoint.name)
 
     def _make_folder(self, path: str) -> None:
-        """Only on this machine: object stores have no folders, and makedirs would create a bucket."""
+        """Make a folder on this machine; object stores have no folders, and makedirs would create a bucket."""
         if isinstance(self._files, LocalFileSystem):
             self._files.makedirs(path, exist_ok=True)
 
     def _abort_uploads(self) -> None:
-        """Forget the parts of files that killed ranks had sent to S3: no listing shows them, but they are paid for."""
+        """Delete parts of files that killed ranks had sent to S3: no listing shows these parts, but they cost money."""
         if "s3" not in self._files.protocol:
             return
         bucket, key, _ = self._files.split_path(self._path)
@@ -163,7 +163,7 @@ class CheckpointStore:
             self._files.rm(folder, recursive=True)
 
     def _sizes(self, folder: str) -> dict[str, int]:
-        """Name within the folder -> bytes, of every file but the marker."""
+        """Name in the folder -> bytes, of every file but the marker."""
         found = self._files.find(folder, detail=True)
         names = {path: path.removeprefix(folder).lstrip("/") for path in found}
         return {names[path]: int(entry["size"]) for path, entry in found.items() if names[path] != COMPLETE}
@@ -174,7 +174,7 @@ class CheckpointStore:
         sizes = self._sizes(folder)
         problem, saved_at = "it was not finished (no COMPLETE)", None
         if self._files.exists(f"{folder}/{COMPLETE}"):
-            problem, saved_at = verified(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
+            problem, saved_at = verify_marker(self._files.cat_file(f"{folder}/{COMPLETE}"), sizes)
         return Checkpoint(
             step=int(name.removeprefix(PREFIX)),
             uri=f"{self.uri}/{name}",
@@ -184,7 +184,7 @@ class CheckpointStore:
         )
 
 
-def verified(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
+def verify_marker(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
     """(what is wrong with the files found, when they were saved), according to the text of COMPLETE."""
     try:
         document = json.loads(marker)
@@ -196,7 +196,7 @@ def verified(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | N
 
 
 def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """The first file that is not as COMPLETE lists it, in words; empty if all are."""
+    """The first difference between files and COMPLETE, in words; empty if there is none."""
     for name, size in listed.items():
         if name not in found:
             return f"{name} is missing"
@@ -206,7 +206,7 @@ def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
 
 
 class UploadFolder:
-    """The folder in which a rank writes files for an address: that address itself, or a temporary folder to upload."""
+    """Folder in which a rank writes files for an address: the address itself, or a temporary folder to upload."""
 
     def __init__(self, uri: str) -> None:
         with storage_errors(uri):

@@ -1,4 +1,4 @@
-"""Lines of JSON and CSV files: which of them are rows, on which line a row is, and a copy of the rows alone."""
+"""Lines of JSON and CSV files: the rows among them with their line numbers, and a copy of the rows alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rlhf_trainer.errors import DataError
@@ -15,33 +16,33 @@ from rlhf_trainer.errors import DataError
 KINDS = (".json", ".jsonl", ".csv")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEGINNING = 4096
-"""Bytes of a file that are looked at to see what it is."""
+"""Bytes at the start of a file that show its kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of a file that is not empty; in a CSV file a record, which may go on over several."""
+    """A line of a file that is not empty; in a CSV file a record, which may span several lines."""
 
     file: Path
     number: int
-    """From 1."""
+    """Line number, from 1."""
     text: str
     problem: str = ""
-    """Why it is no row, as it goes on after the place; empty for a row, and for the header of a CSV file."""
+    """Reason why the line is no row, to follow its place in a sentence; empty for rows and the header of a CSV file."""
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.number}"
 
 
 def are_rows(file: Path) -> bool:
-    """Whether each line of a file is a row: not of Parquet, nor of a JSON file that is one list."""
+    """Whether each line of a file is a row; false for Parquet, and for a JSON file that is one list."""
     with file.open("rb") as opened:
         beginning = opened.read(BEGINNING).removeprefix(BYTE_ORDER_MARK).lstrip()
     return file.suffix.lower() in KINDS and (_is_csv(file) or not beginning.startswith(b"["))
 
 
 def lines_of(file: Path) -> Iterator[Line]:
-    """The lines of a file whose lines are rows; DataError that names the line for a file that is not UTF-8."""
+    """The lines of a file for which `are_rows` holds; DataError with the line for text that is not UTF-8."""
     texts = _texts(file)
     if _is_csv(file):
         yield from _records(file, texts)
@@ -51,42 +52,37 @@ def lines_of(file: Path) -> Iterator[Line]:
             yield Line(file=file, number=number, text=text, problem=_no_object(text))
 
 
-def row_numbers(file: Path, left_out: Sequence[Line]) -> list[int]:
-    """The line of each row of such a file of which some lines were left out."""
+def row_numbers(file: Path, left_out: Sequence[Line]) -> Iterator[int]:
+    """The line of each row of a file from which some lines were left out."""
     bad = {line.number for line in left_out if line.file == file}
-    found = [line.number for line in lines_of(file) if line.number not in bad]
-    return found[1:] if _is_csv(file) else found
+    numbers = (line.number for line in lines_of(file) if line.number not in bad)
+    return islice(numbers, int(_is_csv(file)), None)
 
 
-def rows_and_others(place: Path) -> tuple[int, list[Line]]:
-    """(how many rows, the lines that are none) of a file, or of all files of a folder, whose lines are rows."""
-    files = [file for file in (sorted(place.rglob("*")) if place.is_dir() else [place]) if file.is_file()]
-    rows, others = 0, []
-    for line in (line for file in files if are_rows(file) for line in lines_of(file)):
-        rows += not line.problem
-        if line.problem:
-            others.append(line)
-    return rows, others
+def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
+    """Copy a file, or all files of a folder, without bad and empty lines; returns (lines kept, bad lines)."""
+    rows, left_out = 0, []
+    for file in files_of(place):
+        target = copy / os.path.relpath(file, place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+        if are_rows(file):
+            lines = list(lines_of(file))
+            good = [line.text for line in lines if not line.problem]
+            left_out += [line for line in lines if line.problem]
+            rows += len(good)
+            with unfinished.open("w", encoding="utf-8", newline="") as opened:
+                opened.writelines(good)
+        else:
+            shutil.copy(file, unfinished)
+        shutil.copystat(file, unfinished)  # `datasets` knows by the time whether it has read a file before
+        unfinished.replace(target)
+    return rows, left_out
 
 
-def copy_rows(place: Path, copy: Path) -> None:
-    """Copy a file, or all files of a folder, but for lines that are no rows, and empty ones."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_dir():
-        shutil.copytree(place, copy, copy_function=_copy_rows, dirs_exist_ok=True)
-    else:
-        _copy_rows(str(place), str(copy))
-
-
-def _copy_rows(source: str, copy: str) -> None:
-    file, unfinished = Path(source), Path(f"{copy}.{os.getpid()}")
-    if are_rows(file):
-        with unfinished.open("w", encoding="utf-8", newline="") as opened:
-            opened.writelines(line.text for line in lines_of(file) if not line.problem)
-    else:
-        shutil.copy(file, unfinished)
-    shutil.copystat(file, unfinished)  # `datasets` knows by the time whether it has read a file before
-    unfinished.replace(copy)
+def files_of(place: Path) -> list[Path]:
+    """A file, or the files below a folder, sorted."""
+    return [file for file in (sorted(place.rglob("*")) if place.is_dir() else [place]) if file.is_file()]
 
 
 def _is_csv(file: Path) -> bool:
@@ -104,7 +100,7 @@ def _texts(file: Path) -> Iterator[str]:
 
 
 def _no_object(text: str) -> str:
-    """Why a line of JSON is no row."""
+    """Reason why a line of JSON is no row; empty if the line is an object."""
     try:
         value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Opens the data set that a manifest names; errors are one sentence."""
+"""Opening of the data set that a manifest names; errors are one sentence."""
 
 import glob
 import hashlib
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,14 +24,14 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.problems import printable
 from rlhf_api.spec.data import DataSource, OwnRows, Rows
-from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, lines_of, row_numbers, rows_and_others
+from rlhf_trainer.data.lines import BEGINNING, Line, are_rows, copy_rows, files_of, lines_of, row_numbers
 from rlhf_trainer.data.own_data import own_rows
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.hub import HUB, require_hub
 
-NO_ROW = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
-"""`datasets` makes a null of all of them."""
+NULL_START = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
+"""Start of a JSON file whose first row `datasets` reads as null."""
 KIND_OF_EXTENSION = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -46,34 +45,29 @@ class OpenedRows:
 
     table: datasets.Dataset
     files: Sequence[Path] = ()
-    """Those on this machine that hold them, if they hold nothing else."""
+    """Files of the table on this machine; empty for a data set of the hub or of a function."""
     left_out: Sequence[Line] = ()
     """Lines that are no rows."""
 
     def place(self, row: int) -> str:
-        """Where a row (from 0) is, for messages: a line of a file, where that is known."""
-        for file, numbers in self._lines:
-            if row < len(numbers):
-                return f"{file}, line {numbers[row]}"
-            row -= len(numbers)
-        return f"row {row} (counted from 0)"
+        """Place of a row (from 0), for messages: the line of its file, if the file has lines."""
+        if row >= len(self._lines):
+            return f"row {row} (counted from 0)"
+        file, number = self._lines[row]
+        return f"{self.files[file]}, line {number}"
 
     def left_out_before_limit(self, limit: int | None) -> Sequence[Line]:
-        """Lines that are no rows, but for those after the last row that is read."""
-        if not self.left_out or limit is None or len(self.table) < limit:
+        """Lines that are no rows, but only those before the last row that is read."""
+        if not self.left_out or limit is None or len(self._lines) < limit:
             return self.left_out
-        rows = (len(numbers) for _, numbers in self._lines)
-        last_file = next(place for place, so_far in enumerate(accumulate(rows)) if so_far >= limit)
-        before = sum(len(numbers) for _, numbers in self._lines[:last_file])
-        order = {file: place for place, (file, _) in enumerate(self._lines)}
-        last = last_file, self._lines[last_file][1][limit - before - 1]
-        return [line for line in self.left_out if (order.get(line.file, -1), line.number) < last]
+        order = {file: place for place, file in enumerate(self.files)}
+        return [line for line in self.left_out if (order.get(line.file, -1), line.number) < self._lines[limit - 1]]
 
     def values(self, columns: Iterable[str], first: int, count: int, path: str) -> dict[str, list[Any]]:
-        """The values of some rows in some columns; DataError where they cannot be read, as by `open_rows`."""
+        """The values of rows `first` to `first + count - 1` in some columns; DataError for text that is not UTF-8."""
         try:
             found: dict[str, list[Any]] = self.table.select_columns(list(columns))[first : first + count]
-        except ValueError as error:  # of a Parquet file nobody has looked at the texts before
+        except ValueError as error:  # `datasets` has not decoded the texts of a Parquet file before
             with _named(path):
                 for file in filter(are_rows, self.files):
                     deque(lines_of(file), maxlen=0)  # it says which line is not UTF-8
@@ -81,10 +75,10 @@ class OpenedRows:
         return found
 
     @cached_property
-    def _lines(self) -> list[tuple[Path, list[int]]]:
-        """The files and the lines of their rows; none where these are no lines."""
+    def _lines(self) -> list[tuple[int, int]]:
+        """(index of the file, line) of each row; empty for files without lines. Read from the files at first use."""
         files = self.files if all(map(are_rows, self.files)) else ()
-        return [(file, row_numbers(file, self.left_out)) for file in files]
+        return [(place, line) for place, file in enumerate(files) for line in row_numbers(file, self.left_out)]
 
 
 def open_rows(
@@ -95,14 +89,14 @@ def open_rows(
     columns: Sequence[str] = (),
     verified: Mapping[str, str] = MappingProxyType({}),
 ) -> OpenedRows:
-    """The rows of `source`, the first `source.limit` of them, in the order of the file.
+    """Open the first `source.limit` rows of `source`, in the order of the file.
 
-    `path` is the source's place in the manifest ("spec.data.train") and opens every message; `keys` are the fields of
-    `source` that must name a column ("prompt_key", "chosen_key"); `columns` are others that must be there, whose types
-    do not matter; `verified` are those of them whose cells in a CSV file are texts, with the field of the manifest that
-    reads each. Neither pickles nor code of the data set are run.
+    path: the source's place in the manifest ("spec.data.train"), the beginning of every message. keys: fields of
+    `source` that must name a column ("prompt_key", "chosen_key"). columns: further required columns, of any type.
+    verified: columns whose cells in a CSV file are read as texts, with the field of the manifest that needs each.
+    Neither pickles nor code of the data set are run.
     Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
-    UTF-8; of rows of a function what `own_rows` raises.
+    UTF-8. For rows of a function it raises the errors of `own_rows`.
     """
     texts = [getattr(source, key) for key in keys]
     opened = _opened(source, path, [*texts, *verified])
@@ -156,12 +150,10 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows
 def _open_rows_alone(
     found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
 ) -> OpenedRows:
-    """The rows of a file or folder that cannot be read as it is, by a copy without the other lines; or the error."""
+    """Open a file or folder that cannot be read as it is, by a copy without bad lines; raises `error` if that fails."""
     copy = _place_of_copy(found)
     with _named(path):
-        rows, left_out = rows_and_others(found)
-        if rows:
-            copy_rows(found, copy)
+        rows, left_out = copy_rows(found, copy)
     if not rows:
         raise error
     try:
@@ -172,7 +164,7 @@ def _open_rows_alone(
 
 
 def _open_place(place: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any]) -> OpenedRows:
-    """The rows of a file or folder on this machine."""
+    """Open a file or folder on this machine."""
     if kind == "json":
         _require_no_null(place, path)
     if place.is_dir():
@@ -181,9 +173,8 @@ def _open_place(place: Path, kind: str, source: DataSource, path: str, options: 
 
 
 def _place_of_copy(place: Path) -> Path:
-    """Where the rows of a file or folder are copied to, if not all of its lines are rows; elsewhere when it changes."""
-    files = sorted(each for each in (place.rglob("*") if place.is_dir() else [place]) if each.is_file())
-    now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    """Path for a copy of the rows of a file or folder; another path once the original has changed."""
+    now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(place)]
     name = hashlib.sha256(f"{place} {now}".encode(errors="replace")).hexdigest()[:16]
     return Path(datasets.config.HF_DATASETS_CACHE) / "rows" / name / place.name
 
@@ -198,8 +189,8 @@ def _kind_of_file(file: Path, path: str) -> str:
 
 
 def _kind_of_folder(folder: Path, path: str) -> str:
-    names = sorted(file.suffix.lower() for file in folder.rglob("*") if file.is_file())
-    kinds = {KIND_OF_EXTENSION[name] for name in names if name in KIND_OF_EXTENSION}
+    names = {file.suffix.lower() for file in files_of(folder)}
+    kinds = {KIND_OF_EXTENSION[name] for name in names & KIND_OF_EXTENSION.keys()}
     if not kinds:
         raise DataError(f"{path}.uri: no file in the folder {folder} ends in {_extensions()}")
     if len(kinds) > 1:
@@ -208,12 +199,11 @@ def _kind_of_folder(folder: Path, path: str) -> str:
 
 
 def _require_no_null(place: Path, path: str) -> None:
-    """UnreadableError for a file that begins with null: pyarrow's reader would end this process by a segfault."""
-    files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    for file in (each for each in files if KIND_OF_EXTENSION.get(each.suffix.lower()) == "json"):
+    """UnreadableError for a file that begins with null, on which pyarrow's reader would crash with a segfault."""
+    for file in (each for each in files_of(place) if KIND_OF_EXTENSION.get(each.suffix.lower()) == "json"):
         with file.open("rb") as opened:
             beginning = opened.read(BEGINNING)
-        if found := NO_ROW.match(beginning):
+        if found := NULL_START.match(beginning):
             raise UnreadableError(f"{path}.uri: {file} begins with {found[1].decode()}, which is no row")
 
 
@@ -223,7 +213,7 @@ def _extensions() -> str:
 
 
 def _load(address: str, source: DataSource, path: str, **options: Any) -> OpenedRows:
-    """One split of what `datasets` finds at `address`: a data set of the hub, a folder, or a kind of file."""
+    """Open one split by `datasets`; address: a data set of the hub, a folder, or a kind of file."""
     try:
         with _quiet():
             builder = datasets.load_dataset_builder(address, source.subset, **options)
@@ -244,7 +234,7 @@ def _load(address: str, source: DataSource, path: str, **options: Any) -> Opened
 
 
 def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None:
-    """`source.split` may be a slice or a sum, such as "train[:10%]+test"."""
+    """DataError unless all splits of `source.split` exist; it may be a slice or a sum, like "train[:10%]+test"."""
     for name in (part.partition("[")[0].strip() for part in source.split.split("+")):
         if name not in sizes:
             raise DataError(f"{path}.split: {source.uri} has no split {name!r}; its splits are {', '.join(sizes)}")
@@ -253,7 +243,7 @@ def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of the original error, which `datasets` wraps in general ones."""
+    """First line of the original error, which `datasets` wraps in general ones."""
     while isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).splitlines()
@@ -262,7 +252,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """DataErrors of the block are those of the address of a source."""
+    """Put the field of a source's address before the DataErrors of the block."""
     try:
         yield
     except DataError as error:
@@ -271,7 +261,7 @@ def _named(path: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no log lines of what the DataError will say."""
+    """Switch off progress bars and log lines of `datasets`, whose content a DataError repeats."""
     bars, verbosity = not are_progress_bars_disabled(), datasets.logging.get_verbosity()
     disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)

@@ -10,21 +10,21 @@ import gymnasium
 
 
 class Game:
-    """`gymnasium.make(id, **options)`; an answer is an action, and an observation is what the model is told.
+    """`gymnasium.make(id, **options)`: the model's answers are actions, and it reads the observations.
 
-    An episode begins with the first observation. Its seed is the column `seed` of the data, so that the responses to a
-    prompt play the same game; without one each plays its own.
+    An episode begins with the first observation. Its seed is the column `seed` of the data, so that all responses to a
+    prompt play the same game. Without that column each response plays a game of its own.
     """
 
     def __init__(self, *, id: str, **options: Any) -> None:  # noqa: A002 as gymnasium calls it
         self._game: gymnasium.Env[str, str] = gymnasium.make(id, **options)
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        """The first observation."""
+        """Start a game; returns the first observation."""
         observation, _ = self._game.reset(seed=row.get("seed", random.getrandbits(31)))
         return observation
 
     def step(self, response: str) -> tuple[str, float, bool]:
-        """(observation, reward, whether the game is over or its time is)."""
+        """Act; returns (observation, reward, whether the game or its time is over)."""
         observation, reward, terminated, truncated, _ = self._game.step(response)
         return observation, float(reward), terminated or truncated

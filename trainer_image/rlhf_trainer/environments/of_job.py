@@ -1,4 +1,4 @@
-"""What answers the model in the episodes of a job."""
+"""The environment of a job: made from its manifest, and tried before the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOOLS = "rlhf_trainer.environments.tools:Tools"
 
 
 def subject_of(job: Job) -> str:
-    """What plays, with its field of the manifest, as the beginning of a sentence."""
+    """Beginning of a sentence on a job's environment: the field of the manifest and the entry point."""
     environment = job.spec.rollout.environment
     return f"{_path(job)}: {environment.entrypoint}" if environment else f"{_path(job)}:"
 
@@ -24,7 +24,7 @@ def _path(job: Job) -> str:
 
 
 def environments_of(job: Job) -> Environments:
-    """What answers the model in a job's episodes; its process is started."""
+    """Make the environment of a job, with its tools or its own class; its process starts."""
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]
@@ -34,10 +34,10 @@ def environments_of(job: Job) -> Environments:
     return Environments(entrypoints, arguments=arguments, seconds=rollout.step_timeout_seconds, path=_path(job))
 
 
-def tried(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
-    """What a job's environment answers to these calls, {method: argument}, in an episode of its own.
+def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
+    """Call a job's environment in a new episode; calls: {method: argument}. Returns its answers by method.
 
-    UserCodeError if it cannot be imported or fails.
+    UserCodeError if the environment cannot be imported or fails.
     """
     environments, found = environments_of(job), {}
     try:

@@ -1,4 +1,4 @@
-"""Tools: an environment that calls the user's functions as the model asks, and says what they return."""
+"""Tools: an environment that calls functions of the user's for the model, and returns their results to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 from rlhf_trainer.rewards.function import imported, place_of
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-"""How models write a call: {"name": ..., "arguments": {...}} as JSON within these tags."""
+"""Format of a call: {"name": ..., "arguments": {...}} as JSON within these tags."""
 
 
 class Tools:
-    """An answer without a call ends the episode; each call of another is answered by a message of the role `tool`.
+    """Environment of tools: each call in a model's answer gets a message of the role `tool`.
 
-    What a model does wrong, and what a function raises, it is told as an answer that begins with `error`.
+    An answer without a call ends the episode. A bad call, or an exception in a function, is returned to the model as
+    text starting with `error`.
     """
 
     def __init__(self, functions: Sequence[str]) -> None:
         self._functions = {each.partition(":")[2]: imported(each) for each in functions}
 
     def schemas(self, _: None) -> list[dict[str, Any]]:
-        """What chat templates are given, made of each function's signature and docstring."""
+        """JSON schemas for chat templates, made from the signature and docstring of each function."""
         from transformers.utils import get_json_schema  # seconds that no episode needs
 
         found = []
@@ -39,16 +40,17 @@ class Tools:
         """The prompt stays as it is."""
 
     async def step(self, response: str) -> tuple[list[dict[str, str]] | None, float, bool]:
-        """(an answer to each call, 0, whether there was none)."""
+        """Return (messages with the results of the calls, reward 0, whether there was no call)."""
         calls = CALL.findall(response)
-        said = [{"role": "tool", "name": name, "content": text} for name, text in [await self._call(c) for c in calls]]
-        return said or None, 0.0, not said
+        results = [await self._call(call) for call in calls]
+        messages = [{"role": "tool", "name": name, "content": text} for name, text in results]
+        return messages or None, 0.0, not messages
 
     async def _call(self, call: str) -> tuple[str, str]:
-        """(the name of the function, what it returned as a text)."""
+        """Call a function; returns (its name, its result as text)."""
         try:
-            asked = json.loads(call)
-            name, arguments = asked["name"], asked.get("arguments") or {}
+            request = json.loads(call)
+            name, arguments = request["name"], request.get("arguments") or {}
             function: Callable[..., Any] = self._functions[name]
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             known = ", ".join(self._functions)

@@ -1,4 +1,4 @@
-"""Requests to an HTTP service: many at a time, each tried again for a while, and limits on all that it may answer."""
+"""Requests to an HTTP service: many at a time, each with retries, and limits on the answers."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ import httpx
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""The pause before the second attempt, which doubles for each further one, and the longest."""
+"""Pause before the second attempt, which doubles for each further one, and the longest pause."""
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-"""Answers besides 5xx after which another attempt is made."""
+"""Statuses besides 5xx that are retried."""
 JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
 
 
 class RetryableError(Exception):
-    """An attempt failed in a way that another attempt may not; the text says what happened."""
+    """An attempt failed, but another may succeed; the text says how it failed."""
 
     def __init__(self, what: str, *, wait: float = 0.0) -> None:
-        """wait: seconds for which the service asked."""
+        """wait: pause in seconds that the service requests."""
         super().__init__(what)
         self.wait = wait
 
 
 class Answer(NamedTuple):
-    """What the service answered, but that it is to be asked later."""
+    """Answer of the service that is not retried."""
 
     code: int
     body: bytes
-    """Cut off once it is longer than `Endpoint.longest`."""
+    """Body, cut off once it is longer than `Endpoint.longest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The address of a service, and limits of the requests to it."""
+    """Address of a service, and limits of the requests to it."""
 
     longest: ClassVar[int] = 65536
-    """Bytes of an answer."""
+    """Most bytes of an answer."""
 
     url: str
     seconds: float
-    """The longest that an attempt may take, from the connection to the last byte."""
+    """Time limit of an attempt, from the connection to the last byte."""
     attempts: int
     concurrency: int
-    """The most requests of this process at a time."""
+    """Most requests of this process at a time."""
     token_variable: str | None
     """Environment variable that holds the bearer token; its value is never shown."""
     path: str
@@ -63,17 +63,17 @@ class Endpoint:
         self._headers()
 
     def close(self) -> None:
-        """Nothing is kept between calls."""
+        """Do nothing: no connection outlives a call."""
 
     def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        """What `read` makes of the answer to each request: (JSON value, what it is about, for messages).
+        """Send requests (JSON value, its subject for messages); returns `read` of each answer and subject.
 
-        EnvironmentProblem if the service does not answer; an error of `read` ends the requests under way.
+        EnvironmentProblem if the service does not answer; an error of `read` cancels the requests under way.
         """
         return asyncio.run(self._answers(requests, read))
 
     def refused(self, what: str, about: object) -> UserCodeError:
-        """An answer that is no use, as an error."""
+        """Error for an unusable answer."""
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class Endpoint:
         return [task.result() for task in tasks]
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
-        """The answer to one request, after at most `attempts` of them."""
+        """Send a request until there is an answer, at most `attempts` times."""
         content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         for attempt in range(1, self.attempts + 1):
             wait = 0.0
@@ -121,7 +121,7 @@ class Endpoint:
         raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
 
     async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
-        """One request; RetryableError if another may succeed."""
+        """Send a request once; RetryableError if another attempt may succeed."""
         try:
             async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
                 body = await self._limited_body(answer)
@@ -129,11 +129,11 @@ class Endpoint:
             raise RetryableError(f"cannot be reached: {type(error).__name__}") from error
         code = answer.status_code
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
-            raise RetryableError(f"answered {named(code)}", wait=asked_to_wait(answer.headers.get("Retry-After", "")))
+            raise RetryableError(f"answered {named(code)}", wait=retry_after(answer.headers.get("Retry-After", "")))
         return Answer(code, body)
 
     async def _limited_body(self, answer: httpx.Response) -> bytes:
-        """The body of an answer; reading stops once it is longer than `longest`."""
+        """Read the body of an answer; stops once it is longer than `longest`."""
         body = bytearray()
         async for part in answer.aiter_raw():
             body += part
@@ -147,7 +147,7 @@ def pause(attempt: int) -> float:
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
-def asked_to_wait(header: str) -> float:
+def retry_after(header: str) -> float:
     """Seconds of a Retry-After header, up to the longest pause; 0 for none, or for a date."""
     return min(LONGEST_PAUSE_SECONDS, float(header)) if header.isascii() and header.isdigit() else 0.0
 

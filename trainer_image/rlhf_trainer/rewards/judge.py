@@ -1,6 +1,6 @@
 """A judge: a model behind an OpenAI-compatible endpoint that scores responses, or compares them in pairs.
 
-The forms of its verdicts, [[7]] and [[A]], and that each pair is asked about in both orders, are those of MT-Bench
+The forms of verdicts, [[7]] and [[A]], and the two questions on each pair, one in each order, are those of MT-Bench
 (Zheng et al., arXiv:2306.05685).
 """
 
@@ -20,43 +20,43 @@ from rlhf_trainer.rewards.sample import Sample, Score
 
 VERDICT = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")
 WINS = {"A": 1.0, "B": 0.0, "C": 0.5}
-"""Share of a comparison that the first response wins, by the verdict."""
+"""Verdict -> share of the comparison that the first response wins."""
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?")
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""Answers to a question that is too long, or whose content the server does not take: others may be answered."""
+"""Statuses of a question that is too long or has refused content; the server may answer other questions."""
 
 
 @dataclass
 class Counts:
-    """Of one call."""
+    """Counts of one call of `scores`."""
 
     questions: int = 0
-    """That the judge was asked."""
+    """Questions to the judge."""
     unread: int = 0
-    """Of them, those whose answer has no verdict."""
+    """Questions whose answer has no verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeClient(Endpoint):
-    """Asks the judge, and remembers every verdict: this process asks no question again that had one."""
+    """Client of the judge that remembers verdicts: this process repeats no question that has one."""
 
     longest: ClassVar[int] = 2**20
 
     judge: Judge
     verdicts: dict[bytes, float] = field(default_factory=dict, repr=False)
-    """By the hash of the question: the number from 0 to 1, or the share that the first response wins."""
+    """Hash of a question -> number from 0 to 1, or share that the first response wins."""
     counts: Counts = field(default_factory=Counts, repr=False)
 
     @property
     def compares_groups(self) -> bool:
-        """Whether responses are compared with the others to their prompt."""
+        """Whether responses are compared with the other responses to their prompt."""
         return self.judge.compares and self.judge.reference_key is None
 
     def scores(self, samples: Sequence[Sample], among: Sequence[Sample] = ()) -> list[Score]:
-        """A score from 0 to 1 for each sample, or None: no verdict, or nobody to compare with.
+        """Return a score from 0 to 1 for each sample; None without a verdict or a response to compare with.
 
-        among: what else is compared, where the samples are only a part. EnvironmentProblem if the server stays away;
-        UserCodeError if it refuses, or if more answers have no verdict than may be.
+        among: further samples to compare with. EnvironmentProblem if the server does not answer; UserCodeError if it
+        refuses, or if the share of answers without a verdict exceeds the judge's limit.
         """
         if not self.judge.compares:
             found = self._verdicts([(self._question(sample, response=sample.response), sample) for sample in samples])
@@ -74,7 +74,7 @@ class JudgeClient(Endpoint):
         return [Score(sum(share) / len(share) if share else None) for share in shares]
 
     def _others(self, sample: Sample, everyone: Sequence[Sample]) -> Iterator[str]:
-        """The responses that one is compared with."""
+        """The responses to compare a sample with."""
         if key := self.judge.reference_key:
             yield _text(sample.columns[key])
             return
@@ -82,7 +82,7 @@ class JudgeClient(Endpoint):
         yield from (rows[row].response for row in sorted(rows))
 
     def _both_orders(self, sample: Sample, other: str) -> Iterator[tuple[str, Sample]]:
-        """The two questions on a pair; the response comes first in the first."""
+        """The two questions on a pair; the sample's response comes first in the first question."""
         for one, two in ((sample.response, other), (other, sample.response)):
             yield self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample
 
@@ -91,17 +91,17 @@ class JudgeClient(Endpoint):
         return self.judge.asked(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
-        """The verdict on each question; None where the answer has none."""
-        asked = {_key(question): (question, sample) for question, sample in questions}
-        new = {key: each for key, each in asked.items() if key not in self.verdicts}
+        """Ask questions; returns the verdict on each, None for an answer without one."""
+        distinct = {_key(question): (question, sample) for question, sample in questions}
+        new = {key: each for key, each in distinct.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
         self.counts.questions, self.counts.unread = len(found), found.count(None)
-        if self.counts.unread > self.judge.max_unread_share * len(asked):
-            wanted = "[[A]], [[B]] or [[C]]" if self.judge.compares else f"[[{self._range}]]"
+        if self.counts.unread > self.judge.max_unread_share * len(distinct):
+            expected = "[[A]], [[B]] or [[C]]" if self.judge.compares else f"[[{self._range}]]"
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
-            told = f"gave no verdict, {wanted}, on {self.counts.unread} of {len(asked)} questions"
-            raise self.refused(told, about)
+            sentence = f"gave no verdict, {expected}, on {self.counts.unread} of {len(distinct)} questions"
+            raise self.refused(sentence, about)
         return [self.verdicts.get(_key(question)) for question, _ in questions]
 
     @property
@@ -113,15 +113,15 @@ class JudgeClient(Endpoint):
         return {"model": self.judge.model, "messages": messages, **self.judge.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
-        """The verdict in an answer; UserCodeError for one that no question would get another of."""
+        """The verdict in an answer, or None; UserCodeError for a status that any question would get."""
         if answer.code in REFUSED or len(answer.body) > self.longest:
             return None
         if answer.code != HTTPStatus.OK:
             raise self.refused(f"answered {named(answer.code)}", about)
-        said = content_of(answer.body)
-        if said is None:
+        content = content_of(answer.body)
+        if content is None:
             return None
-        verdict = (VERDICT.findall(said) or [said.strip()])[-1]
+        verdict = (VERDICT.findall(content) or [content.strip()])[-1]
         if self.judge.compares:
             return WINS.get(verdict)
         low, high = self.judge.minimum, self.judge.maximum
@@ -143,7 +143,7 @@ def _key(question: str) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """A column as text: of messages the last one, of other lists and mappings JSON."""
+    """A column as text: the content of the last of some messages; other lists and mappings as JSON."""
     last = value[-1] if isinstance(value, list) and value else value
     if isinstance(last, dict) and isinstance(last.get("content"), str):
         return str(last["content"])

@@ -1,4 +1,4 @@
-"""A finished response, as reward and evaluation functions get it, and its score, with the numbers that it may be."""
+"""A finished response for reward and evaluation functions, and its score."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SHOWN = 80
-"""Characters of a text that a message shows."""
-LARGEST = 3.4028234663852886e38
+MAX_SHOWN = 80
+"""Characters of a text in a message."""
+MAX_FLOAT32 = 3.4028234663852886e38
 """The largest finite float32."""
 EXPECTED = "a finite number (float32)"
-"""What messages say that a score must be."""
+"""Requirement on a score, for messages."""
 
 
 def is_score(value: float) -> bool:
     """Whether a number is finite as float32, the type of scores in a batch."""
-    return abs(value) <= LARGEST
+    return abs(value) <= MAX_FLOAT32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """What code of the user's says of a response."""
+    """Score of a response by code of the user's."""
 
     value: float | None
-    """None: nothing is learned from the response."""
+    """The score; None: nothing is learned from the response."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
-    """What it names beside the score, for the metrics."""
+    """Named parts besides the score, for the metrics."""
 
 
 def _shown(text: str) -> str:
     """The beginning of a text, quoted, on one line."""
-    shown = json.dumps(text if len(text) <= SHOWN else text[:SHOWN] + "...", ensure_ascii=False)
+    shown = json.dumps(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...", ensure_ascii=False)
     return shown.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded

@@ -11,10 +11,10 @@ from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 
 
 class ServiceClient(Endpoint):
-    """Asks for a score of each response."""
+    """Client of a service that scores responses."""
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """A score for each sample.
+        """Return a score for each sample.
 
         EnvironmentProblem if the service does not answer, UserCodeError if it refuses or answers no score; both name
         the sample.

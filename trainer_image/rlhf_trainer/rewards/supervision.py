@@ -48,9 +48,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Failure:
-    """What user code did instead of answering."""
+    """Failure of user code to answer."""
 
     what: str
+    """Sentence without its subject."""
     index: int | None = None
     """The sample that it failed at, if that is known."""
 

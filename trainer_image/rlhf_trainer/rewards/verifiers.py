@@ -32,9 +32,9 @@ from rlhf_trainer.rewards.supervision import MEBIBYTE, Limits, judge_in_children
 OPTIONS: Final = "verifier()"
 
 USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
-"""Of all verifiers but Code: against regular expressions and formulas that take for ever."""
-IN_TIME = 0.8
-"""Share of the time limit of a call after which no further response is looked at."""
+"""Limits of all verifiers but Code, against regular expressions and formulas that never end."""
+JUDGING_SHARE = 0.8
+"""Share of the time limit of a call after which no further response is judged."""
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 Score = float | None | dict[str, float | None]
@@ -47,17 +47,16 @@ def score(
     /,
     **given: Any,
 ) -> list[Score]:
-    """A score from 0 to 1 for each response, None where there was no time.
+    """Return a score from 0 to 1 for each response; None if its time has run out.
 
-    given: by OPTIONS, which is no name of a column, the verifier as JSON types and the seconds that the call may take;
-    all others are columns.
+    given: columns, and under OPTIONS, no name of a column, (the verifier as JSON types, time limit in seconds).
     """
     verifier, seconds = given.pop(OPTIONS)
-    until = time.monotonic() + IN_TIME * seconds
+    until = time.monotonic() + JUDGING_SHARE * seconds
     chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
     expected = _expected(chosen, given, count=len(responses))
-    wanted = [(*each, place) for place, each in enumerate(zip(responses, expected, strict=True)) if finished[place]]
-    items = [(response, wants) for response, wants, _ in wanted]
+    places = [place for place, is_finished in enumerate(finished) if is_finished]
+    items = [(responses[place], expected[place]) for place in places]
     if isinstance(chosen, Code):
         require_sandbox()
         limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
@@ -66,13 +65,14 @@ def score(
     judge = JUDGES[type(chosen)](chosen)
     found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
     scores: list[Score] = [0.0] * len(responses)
-    for (_response, wants, place), number in zip(wanted, found, strict=True):
-        scores[place] = number if number is None or not isinstance(chosen, Code) else _of_tests(number, len(wants))
+    for place, number in zip(places, found, strict=True):
+        has_tests = number is not None and isinstance(chosen, Code)
+        scores[place] = _score_of_tests(number, len(expected[place])) if has_tests else number
     return scores
 
 
 def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: int) -> list[list[str]]:
-    """The texts that each response is held against; ValueError for a row that has none."""
+    """The texts to compare each response with; ValueError for a row without any."""
     if not verifier.columns:
         return [[]] * count
     (name,) = verifier.columns
@@ -86,20 +86,20 @@ def _texts(value: Any, column: str) -> list[str]:
     return [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
-def _of_tests(passed: float, count: int) -> Score:
+def _score_of_tests(passed: float, count: int) -> Score:
     return {"score": float(passed == count), "tests": passed / count}
 
 
 def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Callable[[str, Sequence[str]], float]]:
-    """A verifier that takes the best of the right answers."""
+    """A verifier whose score is the best comparison with any of the right answers."""
 
     def made(verifier: Comparing) -> Callable[[str, Sequence[str]], float]:
         def judge(response: str, answers: Sequence[str]) -> float:
             given = response if verifier.extract is None else _last_match(verifier.extract, response)
             if given is None:
                 return 0.0
-            wanted = (_last_match(verifier.extract, answer) or answer for answer in answers)
-            return max(compare(given, answer) for answer in wanted)
+            right = (_last_match(verifier.extract, answer) or answer for answer in answers)
+            return max(compare(given, answer) for answer in right)
 
         return judge
 
@@ -107,7 +107,7 @@ def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Ca
 
 
 def _last_match(pattern: str | None, text: str) -> str | None:
-    """What the group of the last match holds."""
+    """The group of the last match; None without a match."""
     matches = list(re.finditer(pattern, text)) if pattern else []
     return matches[-1][1] if matches else None
 
@@ -117,19 +117,19 @@ def _same_text(given: str, answer: str) -> float:
 
 
 def _same_words(given: str, answer: str) -> float:
-    """F1 of the words (SQuAD, arXiv:1606.05250)."""
-    words, wanted = _words(given), _words(answer)
-    common = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * common / (len(words) + len(wanted)) if common else float(words == wanted)
+    """F1 score of the words (SQuAD, arXiv:1606.05250)."""
+    words, right = _words(given), _words(answer)
+    common = sum((Counter(words) & Counter(right)).values())
+    return 2 * common / (len(words) + len(right)) if common else float(words == right)
 
 
 def _words(text: str) -> list[str]:
-    """Lower case, without punctuation and articles."""
+    """Words of a text in lower case, without punctuation and articles."""
     return ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
 
 
 def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
-    """Whether math-verify finds the expressions equal; the time limit is that of the process."""
+    """Equality by math-verify; the time limit is that of the process."""
     from math_verify import parse, verify  # here and not in each child
 
     def same_value(given: str, answer: str) -> float:
@@ -158,7 +158,7 @@ def _refuse(constant: str) -> None:
 
 
 def _last_block(response: str) -> str:
-    """What is in the last fenced block; all of a response without one."""
+    """Content of the last fenced block, or the whole response without one."""
     blocks = BLOCK.findall(response)
     return str(blocks[-1]) if blocks else response
 
@@ -169,7 +169,7 @@ def _by_regex(verifier: Regex) -> Callable[[str, Sequence[str]], float]:
 
 
 def _by_format(verifier: Format) -> Callable[[str, Sequence[str]], float]:
-    """Each tag once, so that no text holds another one of them."""
+    """A verifier of tags: each occurs once, so no text holds a tag."""
 
     def judge(response: str, _: Sequence[str]) -> float:
         marks = [mark for tag in verifier.tags for mark in (f"<{tag}>", f"</{tag}>")]
@@ -189,9 +189,9 @@ def _by_tests(_: Code) -> Callable[[str, Sequence[str]], float]:
 
 
 def _passed(code: str, tests: Sequence[str]) -> int:
-    """How many tests pass; those find what the code defines, but no built-in function that it has replaced.
+    """Number of tests that pass. Tests see the names that the code defines, but built-in functions as they were.
 
-    Once the code has run, nothing here is looked up by a name that it could have changed.
+    Once the code has run, nothing here is looked up by a name that the code could have changed.
     """
     untouched, run, passed = dict(vars(builtins)), exec, 0
     compiled = [_compiled(test) for test in tests]
@@ -211,7 +211,7 @@ def _passed(code: str, tests: Sequence[str]) -> int:
 
 
 def _compiled(test: str) -> CodeType:
-    """A test; one that is no Python fails."""
+    """Compile a test; a test that is no Python fails."""
     try:
         return compile(test, "test", "exec")
     except (SyntaxError, ValueError):
@@ -228,4 +228,4 @@ JUDGES: Mapping[type[Verifier], Callable[[Any], Callable[[str, Sequence[str]], f
     Length: _by_length,
     Code: _by_tests,
 }
-"""From a verifier to its judge: (response, what it is held against) -> a number."""
+"""Verifier -> its judge: (response, texts to compare with) -> a number."""

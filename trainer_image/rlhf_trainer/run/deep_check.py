@@ -21,7 +21,7 @@ from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
-from rlhf_trainer.environments.of_job import tried
+from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NoRowLeftError, TrainerError, together
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.trackers import require_trackers
@@ -208,7 +208,8 @@ class JobCheck:
         first = _sample(data, data.train)
         held_out = [_sample(data, data.held_out)] if self._job.spec.evaluation else []
         if self._job.spec.rollout.environment:
-            self._tried(tried, self._job, {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE})
+            calls = {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE}
+            self._tried(try_environment, self._job, calls)
         for reward in reward_code(self._job, ranks=1).values():
             self._tried(_call, reward, [first, *held_out])
         for judge in evaluation_code(self._job).values():

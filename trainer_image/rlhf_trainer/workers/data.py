@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_api.spec.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
-from rlhf_trainer.environments.of_job import tried
+from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, UserCodeError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.types import Batch, Fields, register
@@ -51,7 +51,7 @@ class DataWorker:
         if has_tools and not self._tokenizer.chat_template:
             told = "has no chat template, which tells the model of its tools and of what they return"
             raise ConfigError(f"{job.name}: spec.rollout.tools: the tokenizer of {setting.model.uri} {told}")
-        self._tools = tried(job, {"schemas": None})["schemas"] if has_tools else ()
+        self._tools = try_environment(job, {"schemas": None})["schemas"] if has_tools else ()
         order = f"{job.name}: spec.data.order"
         self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train", ordered_by=order)
         self.loaders: list[Loader] = [self.train]
