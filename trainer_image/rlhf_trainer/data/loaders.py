@@ -1,8 +1,8 @@
 """Loaders: data sets as padded batches of token ids, the same rows for any number of ranks and after any resume.
 
-Each reads a prompt and the responses that it needs; they differ in the tensors of their batches. Which rows a step
-takes is a pure function of seed and step. Epochs are seeded permutations, one after the other; step s (from 1) of batch
-size B takes positions (s - 1) * B to s * B - 1:
+The classes differ in the responses that they read and in the tensors of their batches. The rows of a step are a pure
+function of seed and step. Epochs are seeded permutations, one after the other; step s (from 1) of batch size B takes
+positions (s - 1) * B to s * B - 1:
 
     epoch 0        epoch 1        epoch 2
     2 0 3 1 4      1 4 2 0 3      ...
@@ -28,7 +28,7 @@ from rlhf_api.spec.data import AnyData, DataMix
 from rlhf_api.spec.data import Rows as Source
 from rlhf_api.spec.functions import EntryPoint
 from rlhf_api.spec.job_spec import JobSpec
-from rlhf_trainer.data.order import MOST_SOURCES, Examples, Order
+from rlhf_trainer.data.order import MAX_SOURCES, Examples, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, SafetyPairReader
@@ -36,24 +36,24 @@ from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, Safe
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a batch that one rank makes tensors of."""
+    """Rows of a batch from which one rank makes tensors."""
 
     examples: Tensor
     """int64 [B]"""
     valid: Tensor
     """float32 [B], 0 on padding"""
     batch: Tensor
-    """int64: the examples of the whole batch; the longest of them gives the width of the tensors."""
+    """int64: the examples of the whole batch; the longest one sets the width of the tensors."""
 
 
 class Loader:
-    """Rows in memory, tokenised; `len(loader)` examples are left without bad rows and over-long ones.
+    """Tokenised rows in memory. Bad and over-long rows are left out; the other rows are the `len(loader)` examples.
 
-    An example is a row that is kept; examples are numbered from 0 in the order of the files.
+    Examples are numbered from 0 in the order of the files.
     """
 
     reader: ClassVar[type[Reader]] = Reader
-    """What reads a data set."""
+    """Class that reads a data set."""
     fields: ClassVar[tuple[str, ...]]
     """The fields of a step's batch; `batch` also returns `row`."""
 
@@ -68,11 +68,11 @@ class Loader:
         tools: Sequence[Mapping[str, Any]] = (),
         ordered_by: str = "",
     ) -> None:
-        """Read and tokenise everything. `path`: the source's place in the manifest, such as "spec.data.train".
+        """Read and tokenise all rows. `path`: the source's place in the manifest, such as "spec.data.train".
 
-        spec: the job's, whose `data` limits the rows and whose seed orders them. After `training.total_epochs` passes
-        over the data, if it is set, batches are padding, unless the loader is `endless`. A pass over a mix has as many
-        rows as its data sets have together. tools: what the chat template is given with every prompt.
+        spec: of the job; its `data` limits the rows and its seed orders them. After `training.total_epochs` passes over
+        the data, if it is set, batches are padding, unless the loader is `endless`. A pass over a mix has as many rows
+        as its data sets have together. tools: of every prompt, for the chat template.
         ordered_by: the job and field of `spec.data.order`, if that orders these rows.
         Raises DataError (see `Reader.read`).
         """
@@ -82,7 +82,7 @@ class Loader:
             self.reader(each, tokenizer, path=place, limits=spec.data, **self._kept(each, spec, tools, ordered_by))
             for place, each in source.sources(path).items()
         ]
-        """What has read each data set, and counted the rows that it left out."""
+        """Reader of each data set, with its counts of rows that were left out."""
         read = [reader.read() for reader in self.readers]
         self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*read, strict=True))
         kinds = len(self.reader.responses)
@@ -96,21 +96,21 @@ class Loader:
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
-    def _own_order(self, asked: EntryPoint, path: str, seed: int) -> Callable[[int, int], Examples]:
+    def _own_order(self, order: EntryPoint, path: str, seed: int) -> Callable[[int, int], Examples]:
         tables = [reader.rows() for reader in self.readers]
-        return lru_cache(maxsize=MOST_SOURCES)(partial(own_order, asked, path, tables, seed))
+        return lru_cache(maxsize=MAX_SOURCES)(partial(own_order, order, path, tables, seed))
 
     def _kept(
         self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str
     ) -> dict[str, Any]:
-        """Whether the rows are kept, and of prompts without responses which further columns are read, and the tools."""
+        """Options of a reader: whether it keeps rows and, of prompts without responses, further columns and tools."""
         keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
         if self.reader.responses:
             return keeps
         return {**keeps, "columns": spec.columns(source), "verified": spec.verified(source), "tools": tools}
 
     def facts(self) -> list[str]:
-        """Sentences on the rows that were left out."""
+        """Sentences on rows that were left out."""
         counted = zip(self.readers, self._order.counts, strict=True)
         return [fact for reader, rows in counted for fact in reader.facts(rows)]
 
@@ -124,7 +124,7 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Of all examples, as token ids and further columns, in their order, and of an own order of the first epoch."""
+        """Hash of all examples (token ids, further columns) in order, and of an own order's first epoch."""
         found = hashlib.blake2b(digest_size=8)
         for rows in (self._prompts, *self._responses, *self._labels):
             found.update(rows.lengths.numpy().data)
@@ -137,7 +137,7 @@ class Loader:
         return found.hexdigest()
 
     def lengths(self) -> dict[str, Tensor]:
-        """Tokens of each example's prompt and responses, int64 [examples], by the fields that name their columns."""
+        """Lengths of each example's prompt and responses, int64 [examples], by the fields that name their columns."""
         keys = (*self.readers[0].fields()[:1], *self.reader.responses)
         return dict(zip(keys, [rows.lengths for rows in (self._prompts, *self._responses)], strict=True))
 
@@ -145,7 +145,7 @@ class Loader:
         """The rows [start, stop) of a step's batch (all by default); steps count from 1.
 
         The order follows from the seed and the step alone. Rows beyond the last epoch repeat row 0 of the batch with
-        `valid` 0; a step that has no row is a ValueError. The tensors are those of the class, and `row` int64 [B]:
+        `valid` 0; a step without rows is a ValueError. The tensors are those of the class, and `row` int64 [B]:
         start .. stop - 1. Their width is that of the whole batch, so the slices of all ranks fit together.
         """
         count = len(self)
@@ -161,7 +161,7 @@ class Loader:
     def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:
         """The examples [start, stop) (all by default) in the order of the file, for evaluation; tensors as by `batch`.
 
-        Those beyond the last example repeat example 0 with `valid` 0.
+        Rows beyond the last example repeat example 0 with `valid` 0.
         """
         count = len(self)
         total = max(count, rows.stop if rows else 0)
@@ -169,40 +169,40 @@ class Loader:
         return self._slice(torch.arange(total) * valid, valid, rows)
 
     def columns(self, examples: Tensor) -> list[dict[str, Any]]:
-        """The further columns (`JobSpec.columns`) of these examples; None where only others of a mix have one."""
+        """The further columns (`JobSpec.columns`) of examples; None for a column of other data sets of a mix."""
         names = dict.fromkeys(name for reader in self.readers for name in reader.columns)
         return [{**names, **reader.further(row)} for reader, row in self._read(examples)]
 
     def prompts(self, examples: Tensor) -> list[dict[str, Any]]:
-        """The prompts of these examples as they stand in the file; see `Reader.prompt`."""
+        """The prompts of examples as they stand in the file; see `Reader.prompt`."""
         return [reader.prompt(row) for reader, row in self._read(examples)]
 
     def _read(self, examples: Tensor) -> Iterator[tuple[Reader, int]]:
-        """What has read each of these examples, and its row of those that were read."""
+        """(reader, number among the rows of that reader) of each example."""
         ends = np.cumsum(self._order.counts)
         for example in examples.tolist():
             place = int(np.searchsorted(ends, example, side="right"))
             yield self.readers[place], example - int(ends[place]) + self._order.counts[place]
 
     def _slice(self, examples: Tensor, valid: Tensor, rows: slice | None) -> dict[str, Tensor]:
-        """The tensors of some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
+        """Tensors of some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
         assert rows is None or 0 <= rows.start <= rows.stop <= len(examples), f"{rows} of {len(examples)} rows"
-        asked = torch.arange(len(examples))[rows or slice(None)]
-        chosen = Rows(examples=examples[asked], valid=valid[asked].float(), batch=examples)
-        return {**self._tensors(chosen), "valid": chosen.valid, "row": asked}
+        numbers = torch.arange(len(examples))[rows or slice(None)]
+        chosen = Rows(examples=examples[numbers], valid=valid[numbers].float(), batch=examples)
+        return {**self._tensors(chosen), "valid": chosen.valid, "row": numbers}
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        """The tensors of these rows, but `valid` and `row`."""
+        """Tensors of rows, without `valid` and `row`."""
         raise NotImplementedError
 
     def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """(ids, attention mask) [B, T] of prompt and response; T is the longest with any response of the batch."""
+        """(ids, attention mask) [B, T] of prompt and response; T is the largest length of any response of the batch."""
         width = max(int((self._prompts.lengths + each.lengths)[rows.batch].max()) for each in self._responses)
         whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
         return whole.padded(width, self._pad_id)
 
     def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
-        """1 on the response and its end-of-text token, and 0 on every token of a row that is not valid."""
+        """Mask: 1 on the response and its end-of-text token, 0 elsewhere and on rows that are not valid."""
         is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
         return attention_mask * is_response * rows.valid[:, None]
 

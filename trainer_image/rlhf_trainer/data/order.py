@@ -1,6 +1,6 @@
-"""Which examples come when: permutations of each source, seeded or the user's own, and several sources in shares.
+"""Order of examples: permutations of each source, seeded or the user's own, and several sources in shares.
 
-All of it is a pure function of seed and position, so that a run goes on anywhere with the rows it would have had.
+The order is a pure function of seed and position, so a resumed run continues with the rows of an unbroken run.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 Examples = npt.NDArray[np.int64]
-MOST_SOURCES = 64
-"""Of a mix (`rlhf_api.spec.data.DataMix`)."""
+MAX_SOURCES = 64
+"""Most sources of a mix (`rlhf_api.spec.data.DataMix`)."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of the examples of some sources, which are numbered through in the order of the sources."""
+    """Order of the examples of all sources, which are numbered through in the order of the sources."""
 
     counts: tuple[int, ...]
     """Examples of each source."""
@@ -27,10 +27,10 @@ class Order:
     seed: int | None
     """None: every epoch has the order of the sources."""
     own: Callable[[int, int], Examples] | None = None
-    """The order of a source in an epoch, instead of a permutation; pure, too."""
+    """(source, epoch) -> order of its examples instead of a permutation; a pure function, too."""
 
     def at(self, positions: Examples) -> Examples:
-        """The examples at consecutive positions (from 0), or some of them: int64 [B] -> int64 [B]."""
+        """The examples at consecutive positions (from 0), or at some of them: int64 [B] -> int64 [B]."""
         found = np.empty_like(positions)
         sources, turns = shares(positions, self.weights)
         firsts = np.cumsum([0, *self.counts])
@@ -40,7 +40,7 @@ class Order:
         return found
 
     def _of_source(self, source: int, count: int, positions: Examples) -> Examples:
-        """The examples of a source at these positions of its epochs, one after the other."""
+        """The examples of a source at positions in its sequence of epochs."""
         epochs, within = np.divmod(positions, count)
         found = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -51,10 +51,10 @@ class Order:
 
 
 def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Examples]:
-    """(source, how many rows of that source came before) at each position, int64 [B] each.
+    """(source, number of earlier rows of that source) at each position, int64 [B] each.
 
-    Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources follow each other by their
-    places. So each source has its share of any first rows, off by less than the number of sources.
+    Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources are sorted by place. So
+    the first n rows hold n x share rows of each source, within the number of sources.
     """
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     first, last = int(positions.min()), int(positions.max())
@@ -69,9 +69,9 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
     return sources[chosen], turn[chosen]
 
 
-@lru_cache(maxsize=MOST_SOURCES)
+@lru_cache(maxsize=MAX_SOURCES)
 def permutation(num_examples: int, seed: int | None, epoch: int, source: int) -> Examples:
-    """The order of an epoch (from 0) of a source: every example once, int64 [num_examples]. Not to be written to."""
+    """Order of an epoch (from 0) of a source: every example once, int64 [num_examples], read-only."""
     order = np.arange(num_examples, dtype=np.int64)
     if seed is not None:
         numbers = [seed, epoch, source] if source else [seed, epoch]

@@ -1,4 +1,4 @@
-"""Functions of the user's that make the rows of a data set, or say in which order they come."""
+"""Functions of the user's that make the rows of a data set, or their order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
-    """What a function returns, the first `source.limit` rows of it; a column that a row lacks is missing there.
+    """The first `source.limit` rows that a function returns; a row has None in the columns that it lacks.
 
     path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
     """
@@ -32,8 +32,8 @@ def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
         rows = list(islice(function(**source.arguments), source.limit))
     for number, row in enumerate(rows):
         if not (isinstance(row, Mapping) and all(isinstance(name, str) for name in row)):
-            said = f"gave {row!r:.100} as row {number} (counted from 0), expected a dict whose keys are texts"
-            raise UserCodeError(f"{subject} {said}")
+            what = f"gave {row!r:.100} as row {number} (counted from 0), expected a dict whose keys are texts"
+            raise UserCodeError(f"{subject} {what}")
     if not rows:
         raise UserCodeError(f"{subject} gave no rows")
     columns = {}
@@ -46,20 +46,21 @@ def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
 
 
 def own_order(
-    asked: EntryPoint, path: str, tables: Sequence[datasets.Dataset], seed: int, source: int, epoch: int
+    order: EntryPoint, path: str, tables: Sequence[datasets.Dataset], seed: int, source: int, epoch: int
 ) -> Examples:
-    """The order of an epoch (from 0) of one of some data sets by a function(rows, epoch, seed): int64 [rows].
+    """The order of an epoch (from 0) of one data set by a function(rows, epoch, seed): int64 [rows].
 
-    path: the function's place in the manifest. UserCodeError unless it gives as many numbers of rows as there are.
+    tables: all data sets; source: index of the one to order; path: the function's place in the manifest. UserCodeError
+    unless the function gives one number of a row for each row.
     """
     rows = tables[source]
-    with own_code(asked.entrypoint, path) as function:
-        found = list(function(rows, epoch, seed, **asked.arguments))
+    with own_code(order.entrypoint, path) as function:
+        found = list(function(rows, epoch, seed, **order.arguments))
     last = len(rows) - 1
     if wrong := [number for number in found if not (isinstance(number, Integral) and 0 <= int(number) <= last)]:
-        said = f"gave {wrong[0]!r:.100} in epoch {epoch}, expected numbers of rows, from 0 to {last}"
-        raise UserCodeError(f"{path}: {asked.entrypoint} {said}")
+        what = f"gave {wrong[0]!r:.100} in epoch {epoch}, expected numbers of rows, from 0 to {last}"
+        raise UserCodeError(f"{path}: {order.entrypoint} {what}")
     if len(found) != len(rows):
-        said = f"gave {len(found)} numbers in epoch {epoch}, expected one for each of the {len(rows)} rows"
-        raise UserCodeError(f"{path}: {asked.entrypoint} {said}")
+        what = f"gave {len(found)} numbers in epoch {epoch}, expected one for each of the {len(rows)} rows"
+        raise UserCodeError(f"{path}: {order.entrypoint} {what}")
     return np.asarray(found, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Rows of token ids of different lengths, kept in one flat array."""
+"""Rows of token ids of different lengths in one flat array."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Ragged:
-    """Rows of token ids. A token takes 4 bytes, whatever the number of rows."""
+    """Rows of token ids of different lengths. A token takes 4 bytes, for any number of rows."""
 
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:
         """`flat`: int32 [sum of lengths], the rows one after the other; `lengths`: int64 [rows]."""
@@ -17,7 +17,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[list[int]]) -> "Ragged":
-        """The rows, in their order."""
+        """Make an array of rows, in their order."""
         flat: list[int] = []
         lengths: list[int] = []
         for row in rows:
@@ -44,7 +44,7 @@ class Ragged:
         return Ragged(torch.cat(kept) if kept else self.flat[:0], self.lengths[rows])
 
     def after(self, other: "Ragged") -> "Ragged":
-        """Each row of `other` followed by the row of this at the same index."""
+        """Rows of `other`, each followed by the row of self at the same index."""
         pieces = [piece for row in range(len(self)) for piece in (other[row], self[row])]
         return Ragged(torch.cat(pieces) if pieces else self.flat[:0], self.lengths + other.lengths)
 
@@ -57,7 +57,7 @@ class Ragged:
 
 
 def swapped(one: Ragged, other: Ragged, where: Tensor) -> tuple[Ragged, Ragged]:
-    """Two kinds of rows, which have changed places where `where`, bool [rows], is true."""
+    """Two kinds of rows, swapped at the indices at which `where`, bool [rows], is true."""
     both, rows = Ragged.joined([one, other]), torch.arange(len(one))
     there = torch.where(where, len(one), 0)
     return both.selected(rows + there), both.selected(rows + len(one) - there)

@@ -1,4 +1,4 @@
-"""Reads one data set: its rows as token ids, without those that are bad, too long or too short, which are counted."""
+"""Readers of one data set: its rows as token ids. Bad, over-long and too short rows are counted and left out."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 8192
 """Rows tokenised in one call: enough to use the tokenizer's threads, few enough for memory."""
-NAMED = 3
-"""Bad rows of a source that are named; the others are counted."""
+MAX_NAMED_ROWS = 3
+"""Bad rows of a source that messages name; further ones are only counted."""
 
 
 class Reader:
-    """Prompts: the base of those that read responses too."""
+    """Reader of prompts, and base of the readers of responses."""
 
     responses: ClassVar[tuple[str, ...]] = ()
-    """The fields of Rows that name its responses' columns."""
+    """Fields of Rows that name the columns of responses."""
     labels: ClassVar[tuple[str, ...]] = ()
-    """Those that name columns of true and false."""
+    """Fields of Rows that name columns of true and false."""
 
     def __init__(
         self,
@@ -49,30 +49,30 @@ class Reader:
     ) -> None:
         """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
 
-        columns: further ones, which go with the rows as they stand in the file; verified: those of them without which
-        a row is bad, and the field of the manifest that reads each; keeps_rows: for `prompt` and `rows`;
-        tools: of every row, where the source names no column of them.
+        columns: further columns, which are kept as they stand in the file. verified: required columns among these, each
+        with the field of the manifest that reads it; without an answer there a row is bad. keeps_rows: whether to keep
+        rows for `prompt` and `rows`. tools: of every row, unless the source names a column of tools.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
-        """Rows left out because their prompt or a response is longer than the limits."""
+        """Number of rows left out because their prompt or a response exceeds the limits."""
         self.short = 0
-        """Rows left out because their prompt or a response is shorter than the limits, and none is longer."""
+        """Number of rows left out because their prompt or a response is too short, and none exceeds the limits."""
         self.bad = 0
-        """Rows left out because something is wrong with them."""
+        """Number of bad rows left out."""
         self.named: list[str] = []
-        """What is wrong with the first of these."""
+        """Sentences on the first bad rows."""
         self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
         self._keeps_rows = bool(columns) or keeps_rows
         self._rows: list[int] = []
-        """Those that are kept, by their numbers in the file."""
+        """Numbers in the file of the rows that are kept."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
 
     def read(self) -> list[Ragged]:
-        """Token ids of the prompts and of each kind of response, and each label, in the order of the file.
+        """Read the token ids of the prompts and of each kind of response, and each label, in the order of the file.
 
-        Raises DataError, naming field and row, when the data cannot be read (see `open_rows`), when a row is bad (see
-        `Encoder`) or over-long and the limits say that it fails then, or when no row is left.
+        Raises DataError, naming field and row, when the data cannot be read (see `open_rows`) or when no row is left.
+        A bad (see `Encoder`) or over-long row is a DataError if the limits say so.
         """
         from rlhf_trainer.data.source import open_rows  # pandas: seconds that a process without data does not need
 
@@ -90,17 +90,17 @@ class Reader:
         return found
 
     def rows(self) -> datasets.Dataset:
-        """Those that were read, with all their columns."""
+        """The rows that are kept, with all their columns."""
         return self._table.select(self._rows)
 
     def further(self, row: int) -> dict[str, Any]:
-        """The further columns of a row of those that were read (from 0)."""
+        """The further columns of a kept row (from 0)."""
         return dict(self._further[self._rows[row]]) if self.columns else {}
 
     def prompt(self, row: int) -> dict[str, Any]:
-        """The `prompt` of a row of those that were read (from 0), a text or messages, and its tools if it has some.
+        """The `prompt` of a kept row (from 0), a text or messages, and its tools if there are any.
 
-        Of messages that end with an answer it is what is before that.
+        A final answer among the messages is not part of the prompt.
         """
         found = dict(self._prompts[self._rows[row]])
         prompt = found.pop(getattr(self.source, self._prompt_key))
@@ -113,7 +113,7 @@ class Reader:
             digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
-        """Sentences on what was left out beside so many rows."""
+        """Sentences on the rows that were left out; rows: number of the kept ones."""
         total = rows + self.dropped + self.short + self.bad
         for count, why in ((self.dropped, self._longer()), (self.short, self._shorter())):
             if count:
@@ -123,11 +123,11 @@ class Reader:
             yield f"{self.path}: {self.bad} of {total} rows are bad and were dropped, such as {such}"
 
     def fields(self) -> tuple[str, ...]:
-        """The fields of the source that name the columns that are read; the prompt's comes first."""
+        """Fields of the source that name the columns to read; the prompt's comes first."""
         return (self._prompt_key, *self.responses, *self.labels, *(("tools_key",) if self.source.tools_key else ()))
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
-        """Some rows at a time: (the first, what has encoded them, the ids of each of their texts and labels)."""
+        """Tokenise some rows at a time; yields (number of the first row, their encoder, ids of each text and label)."""
         columns = list(dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified]))
         for first in range(0, len(rows.table), ROWS_AT_ONCE):
             table = rows.values(columns, first, ROWS_AT_ONCE, self.path)
@@ -145,13 +145,13 @@ class Reader:
             yield first, encoder, texts
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:
-        """The ids of the prompts, of each kind of response, and each label."""
+        """Ids of the prompts, of each kind of response, and each label."""
         prompts = encoder.prompts()
         replies = [encoder.responses(column(key), prompts) for key in self.responses]
         return [prompts, *replies, *[encoder.labels(column(key)) for key in self.labels]]
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """The rows without faults and within the limits; the others are counted, or a DataError."""
+        """Select the rows without faults and within the limits; others are counted, or a DataError."""
         for row, fault in sorted(encoder.faults.items()):
             self._leave_out(f"{fault.field}: {opened.place(first + row)} {fault.what}")
         good = torch.tensor([row not in encoder.faults for row in range(len(texts[0]))])
@@ -172,19 +172,19 @@ class Reader:
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 
     def _leave_out(self, sentence: str) -> None:
-        """Count a row that is bad in the way that the sentence says, or end with it."""
+        """Count a bad row, or raise its sentence as a DataError."""
         if self._limits.on_bad_row == "Fail":
             raise DataError(sentence)
         self.bad += 1
-        if len(self.named) < NAMED:
+        if len(self.named) < MAX_NAMED_ROWS:
             self.named.append(sentence)
 
     def _none_left(self) -> str:
-        """Why no row is left."""
-        whys = [self._longer()] if self.dropped else []
-        whys += [self._shorter()] if self.short else []
-        whys += [f"bad: {'; '.join(self.named)}"] if self.bad else []
-        return f"all {self.dropped + self.short + self.bad} rows of {self.source.address} are {' or '.join(whys)}"
+        """Sentence on why no row is left."""
+        reasons = [self._longer()] if self.dropped else []
+        reasons += [self._shorter()] if self.short else []
+        reasons += [f"bad: {'; '.join(self.named)}"] if self.bad else []
+        return f"all {self.dropped + self.short + self.bad} rows of {self.source.address} are {' or '.join(reasons)}"
 
     def _too_long(self, place: str, column: int, length: int) -> DataError:
         key = (self._prompt_key, *self.responses)[column]
@@ -207,7 +207,7 @@ class Reader:
 
 
 class CompletionReader(Reader):
-    """Prompts with a response; of a conversation all from its first answer on is one."""
+    """Reader of prompts with a response; in a conversation the response is everything from the first answer on."""
 
     responses = ("response_key",)
 
@@ -215,7 +215,7 @@ class CompletionReader(Reader):
         return tuple(key for key in super().fields() if not (self.source.messages_key and key == "response_key"))
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:
-        """A token of a response that is not learned, such as of a question within, is there as ~token."""
+        """Encode like the base class, but with ~token for a token that is not learned, such as a later question's."""
         if not self.source.messages_key:
             return super()._encoded(encoder, column)
         found = encoder.conversations()
@@ -227,7 +227,7 @@ class CompletionReader(Reader):
 
 
 class PairReader(Reader):
-    """Prompts with a better and a worse response."""
+    """Reader of prompts with a better and a worse response."""
 
     responses = ("chosen_key", "rejected_key")
 
@@ -239,7 +239,7 @@ class PairReader(Reader):
         return [*found, encoder.labels(column("better_key"))] if self.source.better_key else found
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """With the better response, and whether it is safe, before the worse one."""
+        """Select rows, and put the better response, and whether it is safe, before the worse one."""
         prompts, *pairs = super()._kept(opened, first, encoder, texts)
         if not self.source.better_key:
             return [prompts, *pairs]
@@ -249,6 +249,6 @@ class PairReader(Reader):
 
 
 class SafetyPairReader(PairReader):
-    """Pairs, and whether each response is safe."""
+    """Reader of pairs, and whether each response is safe."""
 
     labels = ("chosen_safe_key", "rejected_safe_key")

@@ -1,4 +1,4 @@
-"""Turns the prompts and responses of a data set into token ids, through the tokenizer's chat template if it applies."""
+"""Encoding of prompts and responses as token ids, through the tokenizer's chat template if it applies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ASSISTANT = "assistant"
 
 
 class BadValueError(Exception):
-    """A value that is not what its column is for; the text goes on after the row, as in `holds nothing`."""
+    """A value of a wrong kind in a column; the text follows the row in a sentence, as in `holds nothing`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,35 +26,35 @@ class Column:
     """Consecutive values of one column."""
 
     field: str
-    """The manifest's field that names the column, such as "spec.data.train.promptKey"."""
+    """Field of the manifest that names the column, such as "spec.data.train.promptKey"."""
     values: Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with a row."""
+    """Fault of a row."""
 
     field: str
     what: str
-    """Goes on after the row."""
+    """Text that follows the row in a sentence."""
 
 
 class Conversation(NamedTuple):
     """Token ids of a whole conversation."""
 
     prompt: Ids
-    """Up to the first answer that is learned."""
+    """Tokens up to the first answer that is learned."""
     rest: Ids
     learned: Ids
-    """Of each token of `rest`: 1 if it is an answer's, its end-of-text token included, else 0."""
+    """1 for each token of `rest` in an answer, its end-of-text token included; 0 for the others."""
 
 
 class Encoder:
-    """Consecutive rows on their way to token ids; what is wrong with some of them is kept in `faults`.
+    """Encoder of consecutive rows; `faults` holds the faults of bad ones.
 
     A prompt is a text or a list of messages. Messages go through the tokenizer's chat template. So does a text, as one
-    message of the user, if the tokenizer has a template and `chat_template` is "Auto"; otherwise it is encoded as it
-    stands, no token added. Of messages that end with an answer the prompt is what is before it.
+    message of the user, if the tokenizer has a template and `chat_template` is "Auto". Otherwise the text is encoded as
+    it stands, without added tokens. A final answer among the messages is not part of the prompt.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Encoder:
         chat_template: ChatTemplate,
         tools: Column | None = None,
     ) -> None:
-        """tools: what the template is given with the messages of each row, in the form that it expects."""
+        """tools: of each row, for the template, in the template's own form."""
         self.faults: dict[int, Fault] = {}
-        """By the index of the row, the first of each."""
+        """Index of a row -> its first fault."""
         self._tokenizer = tokenizer
         self._prompts, self._tools = prompts, tools
         self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
@@ -81,10 +81,9 @@ class Encoder:
     def responses(self, responses: Column, prompt_ids: Sequence[Ids]) -> list[Ids]:
         """Token ids of the response to each prompt, the end-of-text token included; ConfigError if there is none.
 
-        A response is a text, a message of the assistant, or messages that end with one. With a chat template it is what
-        follows `prompt_ids` in the whole conversation, up to its last end-of-text token; where the conversation does
-        not start with `prompt_ids`, and without a template, it is the text encoded by itself. The end is added if it
-        is absent.
+        A response is a text, a message of the assistant, or messages that end with one. With a chat template its ids
+        follow `prompt_ids` in the whole conversation, up to the last end-of-text token. Without a template, and where
+        the conversation does not start with `prompt_ids`, the text is encoded by itself. A missing end is added.
         """
         end = end_of_text(self._tokenizer)
         replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
@@ -101,9 +100,9 @@ class Encoder:
         return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
 
     def written(self, responses: Column) -> list[Ids]:
-        """Token ids of each prompt with its response as the tokenizer writes them for itself.
+        """Token ids of each prompt with its response in the tokenizer's own form.
 
-        Of a conversation all that the template gives; else of the text, with the tokens that it adds to any.
+        A conversation goes through the template; a text gets the tokens that the tokenizer adds to any text.
         """
         replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
         texts = self._each(responses, lambda index: self._text(index, replies[index]))
@@ -114,10 +113,10 @@ class Encoder:
         return found
 
     def conversations(self) -> list[Conversation]:
-        """The prompts as conversations that end with an answer, each of whose answers is learned.
+        """The prompts as conversations that end with an answer; all answers are learned.
 
-        Where the template writes an earlier answer otherwise once the conversation goes on (some leave out its
-        thoughts), only the last one is.
+        Some templates change an earlier answer once the conversation goes on (they leave out its thoughts). Then only
+        the last answer is learned.
         """
         end, prompts = end_of_text(self._tokenizer), self.prompts()
         values = self._prompts.values
@@ -140,16 +139,16 @@ class Encoder:
         return found
 
     def labels(self, labels: Column) -> list[Ids]:
-        """Each true or false, or 1 or 0, as a row of one number."""
+        """Labels, each true or false, or 1 or 0, as rows of one number."""
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
     def require_answers(self, column: Column, name: str) -> None:
-        """A row that holds no answer in a column of this name is a fault."""
+        """Record a fault for each row without an answer in the column `name`."""
         self._each(column, lambda index: _require(are_answers(column.values[index]), _no_answer(column, index, name)))
 
     def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
-        """What `read` gives for each row; None for a row with a fault, which is kept if it is the row's first."""
+        """Call `read` for each row; None for a row with a fault. A new fault is recorded in `faults`."""
         found: list[T | None] = []
         for index in range(len(column.values)):
             try:
@@ -182,7 +181,7 @@ class Encoder:
         return messages[-1]
 
     def _text(self, index: int, reply: Message | None) -> str:
-        """What is encoded: of a conversation its prompt, with a reply all of it; else the prompt or the reply alone."""
+        """Text to encode: a conversation's prompt, or all of it with a reply; else the prompt or the reply alone."""
         chat = self._chats[index]
         if isinstance(chat, list):
             return self._rendered(index, [*chat, reply] if reply else chat, is_prompt=reply is None)
@@ -218,7 +217,7 @@ class Encoder:
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that ends a response; ConfigError if the tokenizer has none."""
+    """The id of the end-of-text token; ConfigError if the tokenizer has none."""
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-text token")
@@ -226,7 +225,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _up_to_last(end: int, ids: Ids) -> Ids:
-    """The ids up to the last `end`: templates add a line break after it, which a model that stopped never writes."""
+    """The ids up to the last `end`. Templates add a line break after it, but a model stops before that."""
     return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
 
 
@@ -235,7 +234,7 @@ def _as_message(role: str, text: str) -> Message:
 
 
 def _message(value: object) -> Message:
-    """A message without the keys that only other rows have, which a table fills with None; its content is a text."""
+    """A message with its content as a text, without keys whose value is None: a table adds the keys of other rows."""
     if not isinstance(value, dict):
         raise BadValueError(f"holds {_kind(value)}, not a text or a message")
     message = {key: item for key, item in value.items() if item is not None}

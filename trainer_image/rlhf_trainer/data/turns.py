@@ -1,4 +1,4 @@
-"""What an environment says, as token ids that go on after the ids of an answer: those are never encoded again."""
+"""Encoding of an environment's messages as token ids that follow the ids of an answer, which stay as they are."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rlhf_trainer.data.tokens import ChatTemplate, Ids, Message
 from rlhf_trainer.errors import DataError
 
 QUESTION, ANSWER = "question", "answer-of-the-model"
-"""Messages before what is encoded; nothing else of a template writes the second one."""
+"""Made-up messages before an observation; no template writes the second one by itself."""
 
 
 class TurnEncoder:
-    """Messages go through the tokenizer's chat template, a text as one of the user.
+    """Encoder of an environment's messages by the tokenizer's chat template; a text is a message of the user.
 
-    Without a template, or where `chat_template` is "Never", there are only texts, which are encoded as they stand.
+    Without a template, or if `chat_template` is "Never", texts are encoded as they stand.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate) -> None:
         self._tokenizer, self._has_template = tokenizer, bool(tokenizer.chat_template)
         self._texts_are_messages = self._has_template and chat_template == "Auto"
 
-    def prompt(self, said: str | list[Message]) -> Ids:
-        """What an episode begins with, up to where the model answers. DataError for what the template refuses."""
-        messages = self._as_messages(said)
+    def prompt(self, given: str | list[Message]) -> Ids:
+        """Ids of an episode's first messages, up to the model's answer. DataError if the template refuses them."""
+        messages = self._as_messages(given)
         return self._encoded(self._rendered(messages) if isinstance(messages, list) else messages)
 
-    def observation(self, said: str | list[Message]) -> Ids:
-        """What comes after the end-of-text token of an answer, up to where the model answers again.
+    def observation(self, given: str | list[Message]) -> Ids:
+        """Ids of an observation, after the end-of-text token of an answer and up to the model's next answer.
 
-        The template is given a made-up answer before it; what it writes after that answer is what is encoded.
+        The template gets a made-up answer before the observation; the text after that answer is encoded.
         """
-        messages = self._as_messages(said)
+        messages = self._as_messages(given)
         if isinstance(messages, str):
             return self._encoded(messages)
         before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
@@ -43,16 +43,16 @@ class TurnEncoder:
         return self._encoded(after if end and not ending.strip() else rest)
 
     def answer(self, tokens: Ids) -> str:
-        """What the model wrote, without the end-of-text token; special tokens of calls are part of it."""
+        """Text of an answer without its end-of-text token; special tokens of calls are part of the text."""
         written = tokens[:-1] if tokens[-1] == self._tokenizer.eos_token_id else tokens
         return str(self._tokenizer.decode(written, skip_special_tokens=False))
 
-    def _as_messages(self, said: str | list[Message]) -> str | list[Message]:
-        if isinstance(said, str):
-            return [{"role": "user", "content": said}] if self._texts_are_messages else said
+    def _as_messages(self, given: str | list[Message]) -> str | list[Message]:
+        if isinstance(given, str):
+            return [{"role": "user", "content": given}] if self._texts_are_messages else given
         if not self._has_template:
             raise DataError("gave messages, but the tokenizer has no chat template; expected a text")
-        return said
+        return given
 
     def _rendered(self, messages: list[Message]) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Where `file://` and `package://` addresses are on this machine's disk."""
+"""Paths on this machine's disk of `file://` and `package://` addresses."""
 
 from pathlib import Path
 from urllib.parse import unquote
@@ -10,7 +10,7 @@ FILE = "file://"
 
 
 def local_path(uri: str) -> Path:
-    """The file or folder that `uri` names.
+    """Path of the file or folder that `uri` names.
 
     `file:///absolute/path` is taken as it stands (%20 and the like decoded); `package://top_package/path` is looked up
     in the installed Python package. Raises DataError, naming `uri`, when there is nothing or the scheme is another one.
