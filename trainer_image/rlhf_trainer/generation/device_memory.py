@@ -1,4 +1,4 @@
-"""What a generator holds of its device."""
+"""Device memory of a generator."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 
 Part = Literal["weights", "kv_cache"]
-"""What sleeps and wakes by itself, by vLLM's names."""
+"""Parts that sleep and wake on their own, by vLLM's names."""
 
 
 def bytes_used(device: torch.device) -> int:
-    """Bytes of a GPU that are in use, without what torch only keeps for reuse; 0 on CPU, where each part is counted."""
+    """Bytes of a GPU in use, without torch's unused cache; 0 on CPU, where the parts are counted one by one."""
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""Engines that run elsewhere (`rollout.endpoints`): token ids go to vLLM's HTTP servers, and token ids come back.
+"""External engines (`rollout.endpoints`): token ids go to vLLM's HTTP servers, and token ids come back.
 
-A server that cannot be reached is lost until it is found again: what it was asked for goes to the others.
+A server that cannot be reached is lost until it is found again; its requests go to the other servers.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ STARTED_WITH = {
     CALL: f"VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {EXTENSION}",
     FORGET: "VLLM_SERVER_DEV_MODE=1",
 }
-"""What gives a server these paths."""
+"""Path of a server -> options of vLLM that provide it."""
 ANSWER_SECONDS = 30.0
-"""How long a server that has nothing to do may take to answer."""
-MOST_REQUESTS = 512
-"""Under way at once, of all servers."""
+"""Time limit of an answer by an idle server."""
+MAX_REQUESTS = 512
+"""Limit of pending requests to all servers together."""
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-"""So a machine that is gone is noticed, however long a response may take."""
+"""Socket options that detect a dead machine, however long a response may take."""
 
 
 class LostError(Exception):
-    """A server does not answer as one that works; the text says what happened."""
+    """A server gives no usable answer; the text says how it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a rank of a server says of itself."""
+    """Facts that a rank of a server reports about itself."""
 
     start: str
-    """Another one each time that the server starts."""
+    """Random id of this server process; it differs after a restart."""
     host: str
     stages: int
     """Pipeline stages and data-parallel copies."""
@@ -60,7 +60,7 @@ class Facts:
     logprobs_mode: str
     max_model_len: int
     shapes: dict[str, tuple[int, ...]]
-    """Of its parameters, by Hugging Face's names; those of a rank are not cut."""
+    """Shapes of the whole parameters, by Hugging Face's names."""
 
 
 FACTS = TypeAdapter(list[Facts])
@@ -68,25 +68,25 @@ FACTS = TypeAdapter(list[Facts])
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a job needs of every server."""
+    """Requirements of a job on every server."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the actor's parameters."""
+    """Shapes of the actor's parameters, by name."""
     dtype: str | None
-    """None: any."""
+    """Type of the weights; None: any."""
     tokens: int
-    """Of the longest prompt with its response."""
+    """Tokens of the longest prompt with its response."""
 
     def unmet_by(self, facts: Facts) -> str:
-        """What is wrong with a server, after its URL; empty if nothing is."""
+        """First unmet requirement, to follow the server's URL in a sentence; empty if all are met."""
         for name in [*self.shapes, *facts.shapes]:
             there, here = facts.shapes.get(name), self.shapes.get(name)
             if there != here:
                 return f"serves another model: {name} is {_shape(there)} there, and {_shape(here)} in the actor"
         if facts.stages > 1:
             return "has pipeline stages or data-parallel engines; of these only tensor parallelism is supported"
-        wanted = {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}
-        for name, value in wanted.items():
+        required = {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}
+        for name, value in required.items():
             if value and getattr(facts, name) != value:
                 return f"computes with {name} {getattr(facts, name)}; start it with --{name.replace('_', '-')} {value}"
         if facts.max_model_len < self.tokens:
@@ -101,30 +101,30 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """One of the URLs."""
+    """State of the server of one URL."""
 
     url: str
     path: str
-    """Its place in the manifest, for messages."""
+    """Place of the URL in the manifest, for messages."""
     joined: str = ""
-    """`Facts.start` of the server that gets the actor's weights; empty: none does."""
+    """`Facts.start` of the process that joined to get the actor's weights; empty: none has."""
     is_lost: bool = False
     requests: int = 0
-    """Under way."""
+    """Pending requests."""
 
     def says(self, what: str) -> str:
         return f"{self.path}: {self.url} {what}"
 
 
 class Endpoints:
-    """The servers of a job."""
+    """All servers of a job."""
 
     def __init__(self, job: Job, needs: Needs, *, eos_token: int) -> None:
-        """eos_token: the one that ends a response."""
+        """eos_token: id of the token that ends a response."""
         self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
         self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
         self.version = -1
-        """Policy version of the servers' weights; who has them loaded sets it."""
+        """Policy version of the servers' weights, set by the caller that loads them."""
         self._news: dict[str, str] = {}
         self._servers = [
             Server(url=url.rstrip("/"), path=f"{self._path}[{number}]")
@@ -132,18 +132,18 @@ class Endpoints:
         ]
 
     def news(self) -> dict[str, str]:
-        """Which servers were lost since the last time, each told once: place in the manifest -> sentence."""
+        """Servers lost since the last call, each reported once: place in the manifest -> sentence."""
         news, self._news = self._news, {}
         return news
 
     def problems(self) -> list[TrainerError]:
-        """What is wrong with each server: it cannot be reached, serves another model, or does not answer as vLLM."""
+        """Problems of servers: unreachable, another model, or answers in another form than vLLM's."""
         return [error for error in asyncio.run(self._examined()) if isinstance(error, TrainerError)]
 
     def found(self) -> list[tuple[str, int]]:
-        """(machine, ranks) of each server that is there, if they are not the ones that have joined; else nothing.
+        """(machine, ranks) of each server that answers; empty if exactly these have joined already.
 
-        One that is not as the job needs it is left out. EnvironmentProblem if none is there.
+        Servers that do not meet the job's needs are left out. EnvironmentProblem if none remains.
         """
         results = asyncio.run(self._examined())
         for server, result in zip(self._servers, results, strict=True):
@@ -159,9 +159,9 @@ class Endpoints:
         return [] if is_same else [(facts[0].host, len(facts)) for facts in there.values()]
 
     def call(self, method: str, arguments: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
-        """The results of all ranks of those that have joined, which run a method of `ServedWorker` together.
+        """Call a method of `ServedWorker` on all ranks of the joined servers together; returns their results.
 
-        arguments: of each server. CommunicationError if one fails, for then the actor waits for it in vain.
+        arguments: of each server. CommunicationError if a server fails, as the actor waits for it in vain.
         """
         joined = [server for server in self._servers if server.joined]
         try:
@@ -178,7 +178,7 @@ class Endpoints:
         greedy: bool = False,
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """As `GenerationEngine.generate`; EnvironmentProblem once no server is left."""
+        """Generate like `GenerationEngine.generate`; EnvironmentProblem once no server is left."""
         sampling = [self._sampling(seed=seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
         return asyncio.run(self._generate(prompts, sampling, ended))
 
@@ -195,7 +195,7 @@ class Endpoints:
         ]
 
     async def _examine(self, client: httpx.AsyncClient, server: Server) -> list[Facts] | TrainerError:
-        """What each rank of a server says, once it has generated two tokens; or what is wrong with it."""
+        """Facts of each rank of a server that generates two tokens as a test; or the server's problem."""
         try:
             body = await _post(client, server, CALL, {"method": "served_facts"}, seconds=ANSWER_SECONDS)
             facts = FACTS.validate_python(body["results"])
@@ -216,8 +216,8 @@ class Endpoints:
     ) -> list[Any]:
         async with _client() as client:
             calls = ({"method": method, "kwargs": each} for each in arguments)
-            asked = (_post(client, server, CALL, call) for server, call in zip(servers, calls, strict=True))
-            answers = await asyncio.gather(*asked)
+            requests = (_post(client, server, CALL, call) for server, call in zip(servers, calls, strict=True))
+            answers = await asyncio.gather(*requests)
             await asyncio.gather(*(_post(client, server, FORGET, None) for server in servers))
         return [result for answer in answers for result in answer["results"]]
 
@@ -228,7 +228,7 @@ class Endpoints:
         ended: Callable[[int, Response], None],
     ) -> list[Response]:
         async with _client() as client:
-            free = asyncio.Semaphore(MOST_REQUESTS)
+            free = asyncio.Semaphore(MAX_REQUESTS)
 
             async def respond(number: int) -> Response:
                 async with free:
@@ -244,7 +244,7 @@ class Endpoints:
         return [task.result() for task in tasks]
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
-        """The response of whichever server has least to do; of another one, with the same seed, if it is lost."""
+        """Ask the server with the fewest pending requests; if it is lost, ask another one with the same seed."""
         why = ""
         while ready := [each for each in self._servers if each.joined and not each.is_lost]:
             server = min(ready, key=lambda each: each.requests)
@@ -285,7 +285,7 @@ class Endpoints:
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=[self.version] * len(tokens))
 
     def _lose(self, server: Server, why: str) -> None:
-        """Ask a server no more until it is found again."""
+        """Send a server no requests until it is found again."""
         if not server.is_lost:
             server.is_lost = True
             self._news[server.path] = f"{why}; the other servers do its part"
@@ -304,7 +304,7 @@ async def _client() -> AsyncIterator[httpx.AsyncClient]:
 async def _post(
     client: httpx.AsyncClient, server: Server, route: str, content: Any, *, seconds: float | None = None
 ) -> Any:
-    """What a server answers, as JSON. LostError if it does not, ConfigError if it does not know what it is asked."""
+    """Post a request; returns the JSON answer. LostError without an answer, ConfigError if the server refuses."""
     try:
         async with asyncio.timeout(seconds):
             answer = await client.post(f"{server.url}{route}", json=content)

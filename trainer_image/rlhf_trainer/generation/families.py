@@ -1,4 +1,4 @@
-"""Which models vLLM generates with, and where the trainer knows how vLLM lays out their weights."""
+"""Model families with generation: the trainer knows the layout of their weights in vLLM."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GENERATED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
     *("qwen2_moe", "qwen3_moe", "olmoe"),
 )
-"""Their `model_type`; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with each."""
+"""`model_type` of each; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with all."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
 
 
 def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool) -> str:
-    """Why no model of this config can be generated with; empty if it can, or if this vLLM does not say."""
+    """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes."""
     if config.model_type not in GENERATED:
         known = ", ".join(GENERATED)
         return f"is a {config.model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
@@ -32,7 +32,7 @@ def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool) -> str:
 
 
 def literals(file: str, function: str) -> Iterator[Any]:
-    """The literals that a function of a file of vLLM returns; importing it takes seconds that a check has not."""
+    """Literals that a function in a file of vLLM returns, without an import, which would take seconds."""
     package = find_spec("vllm")
     path = Path(str(package.origin)).parent / file if package else Path(file)
     if not path.is_file():

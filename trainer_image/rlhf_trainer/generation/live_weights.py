@@ -1,7 +1,7 @@
-"""Writes new weights into vLLM's live parameters, slice by slice, without whole tensors and vLLM's weight loaders.
+"""Updates of vLLM's live parameters, slice by slice, without whole tensors and vLLM's weight loaders.
 
 On GPU a slice is copied into the parameter that the kernels read. On CPU vLLM packs its linear layers and keeps no
-plain weight, so one module at a time gets a plain tensor of the rank's shard, is filled, and is packed again.
+plain weight. There one module at a time gets a plain tensor of the rank's shard, which is filled and packed again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 @torch.no_grad()
 def update(model: nn.Module, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-    """Replace all weights of this rank; returns the `bit_sum` of what was written, by parameter.
+    """Replace all weights of this rank; returns the `bit_sum` of the written ones, by parameter.
 
-    On CPU a module is packed after its last piece; those between need memory for both. `holds` says which shard of
-    each parameter this rank shall hold. TrainerError with the parameter's name if vLLM keeps another shard, if elements
-    are missing or are not this rank's, or if a piece comes twice.
+    On CPU a module is packed after its last piece; until then it needs memory for both copies. holds: expected shard of
+    each parameter. TrainerError with the parameter's name if vLLM keeps another shard, if elements are missing or not
+    of this rank, or if a piece comes twice.
     """
     locations = locations_of(model)
     _require_same(holds, {name: location.shard for name, location in locations.items()})

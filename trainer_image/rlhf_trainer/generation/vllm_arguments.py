@@ -1,4 +1,4 @@
-"""What vLLM is started with: the environment that it reads, and its engine's arguments; without importing it."""
+"""Environment variables and engine arguments of vLLM, made without an import of vLLM."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
 }
 GPU_ENVIRONMENT = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-"""With `NCCL_ONLY`: tensor-parallel ranks add up by NCCL."""
+"""Variables that, with `NCCL_ONLY`, make tensor-parallel ranks reduce by NCCL."""
 NCCL_ONLY = {
     "disable_custom_all_reduce": True,
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # by FlashInfer's all-reduce
 }
-"""vLLM has faster all-reduces for small tensors, and none is for ranks like ours.
+"""Arguments that switch off vLLM's faster all-reduces for small tensors, which do not fit our ranks.
 
-Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group are those that the layout picks, not
+Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group come from the layout, so they are not
 neighbours. vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks
-whether device 0 reaches device 1, and dies. Were all GPUs of a node shown to each process, it would ask the same of
-whichever two GPUs the group has, and so about the wrong ones. Torch's symmetric memory refuses ranks that have the same
-device number. FlashInfer's all-reduce, alone or fused, adds up in no fixed order: a response would depend on more than
-its seed. No GPU has confirmed this, or what it costs.
+whether device 0 reaches device 1, and dies. If each process saw all GPUs of a node, the question would be about the
+wrong GPUs. Torch's symmetric memory refuses ranks that have the same device number. FlashInfer's all-reduce, alone or
+fused, adds up in no fixed order, so a response would depend on more than its seed. No GPU has confirmed this, or
+measured its cost.
 """
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
-"""The variable that says how many layers each pipeline stage has."""
+"""Variable with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
 CPU_STEP_TOKENS = 4096
-"""Tokens that an engine reads or writes at a time on CPU, at least."""
+"""Minimum of the tokens that an engine reads or writes in a step on CPU."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
-"""The most responses that an engine generates at a time.
+"""Most responses that an engine generates at a time.
 
-On CPU the cache has room for so many full-length ones. On a GPU vLLM runs as many of them as its cache has free blocks
-for; the bound is vLLM's own for large GPUs, and costs 0.6 GB of float32 logits at a vocabulary of 152,000.
+On CPU the cache has room for that many full-length ones. On a GPU the free blocks of the cache limit vLLM first; the
+bound is vLLM's own for large GPUs, and costs 0.6 GB of float32 logits at a vocabulary of 152,000.
 """
 UNMAPPED_SHARE = 0.4
 """Share of a GPU's memory for vLLM where neither the manifest nor the mapper sets it."""
@@ -53,7 +53,7 @@ GIB = 1024**3
 
 
 def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
-    """The variables to set before vLLM is imported; what the user has set stays, but for the layers of the stages.
+    """Variables to set before the import of vLLM. Values of the user's stay, except for the layers of the stages.
 
     stage_layers: the layers of each pipeline stage, or nothing for one stage.
     """

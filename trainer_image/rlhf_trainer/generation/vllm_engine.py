@@ -1,4 +1,4 @@
-"""vLLM in this process: this rank's part of an engine, which gets the actor's weights and a seed per response."""
+"""vLLM in this process: this rank's part of an engine that gets the actor's weights and a seed per response."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What the engine generated for one prompt."""
+    """Response of the engine to one prompt."""
 
     tokens: Sequence[int]
     """Token ids, with the end-of-text token if it was reached."""
     log_probs: Sequence[float]
-    """Log-probability of each token under the distribution it was drawn from."""
+    """Log-probability of each token under its sampling distribution."""
     finished: bool
     """Whether the response ended with end-of-text (False: cut at the length limit)."""
     versions: Sequence[int]
     """Policy version of the weights that wrote each token."""
     written: Sequence[bool] = ()
-    """Of an episode, which tokens the model wrote; the others are an environment's. Empty: all are the model's."""
+    """Whether the model wrote each token of an episode; the others are an environment's. Empty: all are the model's."""
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A response that is under way."""
+class _Request:
+    """A response that is being generated."""
 
     prompt: Sequence[int]
     sampling: Any
     versions: list[int]
-    """Of its tokens that older weights have written."""
+    """Policy versions of the tokens that older weights have written."""
 
 
 def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
-    """Seed of one response: a function of (seed, step, row) and its turn alone, never of ranks, pools or batching."""
+    """Seed of one response: a function of (seed, step, row, turn) alone, never of ranks, pools or batching."""
     later = f"/{turn}" if turn else ""
     digest = hashlib.blake2b(f"{seed}/{step}/{row}{later}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
@@ -78,25 +78,25 @@ class GenerationEngine:
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
     ) -> None:
-        """Build this rank's part, which then sleeps; all ranks of the world do so together.
+        """Build this rank's part and put it to sleep; a collective of the world.
 
-        folder: the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
+        folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
         stage_layers: the layers of each of the p_g stages, or nothing for one stage.
-        Raises EnvironmentProblem if vLLM is missing or lays out weights in a way that is not known, MemoryProblem when
-        its cache does not fit, and ConfigError for stages of unequal length on GPUs.
+        EnvironmentProblem if vLLM is missing or the layout of its weights is unknown. MemoryProblem when its cache does
+        not fit. ConfigError for stages of unequal length on GPUs.
         """
         self._rollout, self._eos_token = rollout, eos_token
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
-        """Whether this rank is the first one of its engine."""
+        """True on the first rank of an engine."""
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
         self._measured_bytes, self._cache_peak = 0, 0.0
         self.version = -1
-        """Policy version of the weights; who loads them sets it."""
+        """Policy version of the weights, set by the caller that loads them."""
         self.before_token: Callable[[], None] = lambda: None
-        """Is called before each step of vLLM, and may load other weights."""
-        self._begun: dict[int, _Begun] = {}
+        """Callback before each step of vLLM; it may load other weights."""
+        self._requests: dict[int, _Request] = {}
         self._ended: list[tuple[int, Response]] = []
         arguments = engine_arguments(
             config=config,
@@ -124,15 +124,15 @@ class GenerationEngine:
         self.sleep()
 
     def held_shards(self) -> dict[str, TensorSlice]:
-        """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
+        """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
         held: dict[str, TensorSlice] = self._call("held_shards")
         return held
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
         """Wake the weights, replace them in place and drop cached prefixes; the cache stays as it is.
 
-        `holds` says which slice of each parameter this rank shall hold. Returns the `bit_sum` of what was written, by
-        parameter. TrainerError names a parameter of which an element is missing or a piece comes twice.
+        holds: expected slice of each parameter. Returns the `bit_sum` of the written weights, by parameter.
+        TrainerError with a parameter's name if an element is missing or a piece comes twice.
         """
         self._end_steps()
         self._wake("weights")
@@ -142,11 +142,11 @@ class GenerationEngine:
         return sums
 
     def wake_cache(self) -> None:
-        """Allocate the cache: the last thing before `generate`, when what the weights came from may have left."""
+        """Allocate the cache; called last before `generate`, when the weights' source may have left the device."""
         self._wake("kv_cache")
 
     def sleep(self) -> int:
-        """Free cache and weights until the next `load_weights`; returns how many bytes that freed."""
+        """Free cache and weights until the next `load_weights`; returns the number of freed bytes."""
         before = self.bytes_held()
         with self._measured():
             if self._awake and self._on_gpu:
@@ -160,19 +160,19 @@ class GenerationEngine:
     def bytes_held(self) -> int:
         """Bytes of this rank's device that the engine holds.
 
-        On CPU its weights and cache. On a GPU what building it took, and each sleep and wake since then, as the driver
-        counts it: so what sleep leaves there counts too (CUDA graphs, NCCL's buffers).
+        On CPU these are its weights and cache. On a GPU they are counted by the driver during the construction and each
+        sleep and wake, so CUDA graphs and NCCL's buffers, which stay during sleep, count too.
         """
         held: int = self._measured_bytes if self._on_gpu else self._call("bytes_held")
         return held
 
     def cache_peak(self) -> float:
-        """The largest share of the cache that was in use since the last call."""
+        """Largest share of the cache in use since the last call."""
         peak, self._cache_peak = self._cache_peak, 0.0
         return peak
 
     def _watch_cache(self) -> None:
-        """After each step that vLLM schedules, look how much of the cache is in use."""
+        """Measure the share of the cache in use after each step that vLLM schedules."""
         scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
 
@@ -218,9 +218,9 @@ class GenerationEngine:
         greedy: bool = False,
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """One response a prompt, in order; `max_tokens` of response at most.
+        """Generate one response a prompt, in order, of at most `max_tokens` tokens.
 
-        ended: is told of each response as it ends, by the number of its prompt. TrainerError while the engine sleeps.
+        ended: called with (number of the prompt, response) when a response ends. TrainerError while the engine sleeps.
         """
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             self.begin(number, prompt, seed, max_tokens=max_tokens, greedy=greedy)
@@ -232,18 +232,18 @@ class GenerationEngine:
         return [found[number] for number in range(len(prompts))]
 
     def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
-        """Ask for a response, beside those that are under way; `step` gives it by its number."""
+        """Begin a response beside the current ones; `step` returns it with its number."""
         self._require_awake()
         sampling = self._sampling(seed, max_tokens=max_tokens, greedy=greedy)
         sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
-        self._add(number, _Begun(prompt, sampling, []))
+        self._add(number, _Request(prompt, sampling, []))
 
-    def _add(self, number: int, begun: _Begun) -> None:
-        self._begun[number] = begun
-        self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(begun.prompt)}, begun.sampling)
+    def _add(self, number: int, request: _Request) -> None:
+        self._requests[number] = request
+        self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, request.sampling)
 
     def step(self) -> list[tuple[int, Response]]:
-        """One token more of each response that is under way; those that are whole with it, by their numbers."""
+        """Generate one more token of each current response; returns (number, response) of those that ended."""
         self.before_token()
         ended, self._ended = self._ended, []
         return [*ended, *self._step()] if self.is_busy else ended
@@ -252,10 +252,10 @@ class GenerationEngine:
         with torch.random.fork_rng():
             outputs = self._engine.llm_engine.step()
         ended = ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
-        return [(number, self._response(output, self._begun.pop(number))) for number, output in ended]
+        return [(number, self._response(output, self._requests.pop(number))) for number, output in ended]
 
     def _end_steps(self) -> None:
-        """Let the steps end that vLLM has begun, of pipeline stages or ahead of time; `step` gives what ended."""
+        """Finish the steps that vLLM has begun, in pipeline stages or ahead of time; `step` returns their responses."""
         from vllm.v1.core.sched.interface import PauseState
 
         core = self._engine.llm_engine.engine_core.engine_core
@@ -267,12 +267,12 @@ class GenerationEngine:
         core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def weights_replaced(self, older: int) -> int:
-        """Weights of this version have been replaced; returns how many responses are under way.
+        """Continue the current responses with new weights; returns their number. older: version of the old weights.
 
-        They go on with the new weights, and what is cached of them is computed anew: each token is drawn as if its
-        weights had been there from the first one. With `rollout.partial: Restart` they begin again.
+        Their cache is computed anew, so each token is drawn as if its weights had been there from the first token.
+        With `rollout.partial: Restart` the responses begin again.
         """
-        engine, under_way = self._engine.llm_engine, dict(self._begun)
+        engine, under_way = self._engine.llm_engine, dict(self._requests)
         restarts = self._rollout.partial == "Restart"
         if restarts:
             engine.abort_request([str(number) for number in under_way])
@@ -280,17 +280,17 @@ class GenerationEngine:
             versions = under_way[int(state.external_req_id)].versions
             versions += [older] * (state.detokenizer.num_output_tokens() - len(versions))
         self._engine.reset_prefix_cache(reset_running_requests=True)
-        for number, begun in under_way.items() if restarts else ():
-            self._add(number, begun)
+        for number, request in under_way.items() if restarts else ():
+            self._add(number, request)
         return len(under_way)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a response is under way."""
+        """Whether a response is being generated."""
         return bool(self._engine.llm_engine.has_unfinished_requests())
 
     def agreed(self, value: Any) -> Any:
-        """What the first rank of the engine has, on each of its ranks, which all call this."""
+        """Broadcast a value from the first rank of the engine to all its ranks; a collective of the engine."""
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         for group in (get_pp_group(), get_tp_group()):
@@ -308,16 +308,16 @@ class GenerationEngine:
             )
         )
 
-    def _response(self, output: Any, begun: _Begun) -> Response:
+    def _response(self, output: Any, request: _Request) -> Response:
         tokens = list(output.token_ids)
-        versions = [*begun.versions, *[self.version] * (len(tokens) - len(begun.versions))]
+        versions = [*request.versions, *[self.version] * (len(tokens) - len(request.versions))]
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
         is_finished = tokens[-1] == self._eos_token
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=versions)
 
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:
-    """vLLM, with the variables that it reads; it takes seconds, and only the actor of an RL job needs it."""
+    """Import vLLM under environment variables. It takes seconds, and only the actor of an RL job needs it."""
     os.environ.pop(STAGE_LAYERS, None)  # of an engine that this process had before
     os.environ.update(variables)
     try:

@@ -16,7 +16,7 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
 class WorkerExtension:
-    """vLLM mixes this class into its worker (`worker_extension_cls`)."""
+    """Methods for vLLM's worker; vLLM mixes this class in (`worker_extension_cls`)."""
 
     get_model: Any
     model_runner: Any
@@ -26,11 +26,11 @@ class WorkerExtension:
         return {}
 
     def held_shards(self) -> dict[str, TensorSlice]:
-        """Which slice of each Hugging Face parameter this rank holds, in the order of the model."""
+        """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
         return {name: location.shard for name, location in locations_of(self.get_model()).items()}
 
     def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """See `live_weights.update`."""
+        """Replace all weights by `live_weights.update`."""
         return update(self.get_model(), pieces, holds)
 
     def bytes_held(self) -> int:
@@ -46,11 +46,11 @@ class WorkerExtension:
             drop_packed(self.get_model())
 
     def allocate_part(self, part: Part) -> None:
-        """Give what `free_part` freed memory again; the values of weights come with the next update."""
+        """Allocate memory for a freed part; the values of weights come with the next update."""
         allocate(self._freed.pop(part))
 
     def allocate_stage_input(self) -> None:
-        """Make the input tensors of a later pipeline stage, as vLLM does in its warm-up, which it skips on CPU."""
+        """Make the input tensors of a later pipeline stage. vLLM does it in its warm-up, but skips that on CPU."""
         from vllm.distributed import get_pp_group
 
         runner = self.model_runner

@@ -1,4 +1,4 @@
-"""Makes vLLM build its parallel groups on given ranks, and end no others."""
+"""Patches of vLLM: its parallel groups are built on given ranks, and it destroys no other groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
-    """While this block runs, vLLM builds its groups on these ranks instead of adjacent ones; all ranks enter it.
+    """Make vLLM build its groups on these ranks instead of adjacent ones during the block; all ranks enter it.
 
-    vLLM's own rank i (tensor-parallel ranks are consecutive, then pipeline stages, then engines) becomes the i-th rank
-    of `tensor_groups`. Shared memory of a group gets a name that no other job uses, and is unlinked once all ranks have
-    opened it, so that no file stays behind however a rank ends.
+    vLLM's own rank i becomes the i-th rank of `tensor_groups` (tensor-parallel ranks are consecutive, then pipeline
+    stages, then engines). Shared memory of a group gets a name that is unique to the job. It is unlinked once all ranks
+    have opened it, so no file stays behind however a rank ends.
     """
     from vllm.distributed import parallel_state
 
@@ -46,7 +46,7 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
 
 @contextmanager
 def other_groups_kept() -> Iterator[None]:
-    """While this block runs, a vLLM that ends destroys its own groups; by itself it destroys all that torch has."""
+    """Make a vLLM that ends during the block destroy its own groups only; unpatched it destroys all of torch's."""
     from vllm.distributed import parallel_state
 
     original = parallel_state.destroy_distributed_environment
@@ -69,7 +69,7 @@ def _name_of_this_start() -> str:
 
 
 def _unlink(start: str) -> None:
-    """Unlink a group's files in shared memory, whose names start so; its ranks have them open."""
+    """Unlink a group's files in shared memory by the start of their names; its ranks have the files open."""
     for file in SHARED_MEMORY.glob("rlhf-*"):
         if file.name.startswith(start):
             file.unlink(missing_ok=True)

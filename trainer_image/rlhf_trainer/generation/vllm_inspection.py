@@ -1,4 +1,4 @@
-"""Makes vLLM look at a model's class in this process, and not in one of its own, which imports all of vLLM again."""
+"""Patch of vLLM: it inspects a model's class in this process, not in a new one that imports all of vLLM again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def classes_inspected_here() -> Iterator[None]:
-    """While the block runs, vLLM looks in this process; its own one is for programs that fork, which CUDA forbids."""
+    """Make vLLM inspect classes in this process during the block; its separate one is for programs that fork."""
     from vllm.model_executor.models import registry
 
     original = registry._run_in_subprocess  # noqa: SLF001 there is no public hook

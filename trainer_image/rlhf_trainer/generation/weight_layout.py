@@ -1,4 +1,4 @@
-"""Where vLLM keeps each Hugging Face parameter on this rank: fused rows, tensor-parallel shards, padding."""
+"""Locations of Hugging Face parameters in vLLM on this rank: fused rows, tensor-parallel shards, padding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSPOSED = ("c_attn", "c_proj", "c_fc")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterLocation:
-    """Where vLLM keeps one Hugging Face parameter."""
+    """Location of one Hugging Face parameter in vLLM."""
 
     module: nn.Module
     attribute: str
@@ -40,19 +40,19 @@ class ParameterLocation:
     row: int
     """First row in the module's own tensor."""
     shape: tuple[int, ...]
-    """Of the whole Hugging Face parameter."""
+    """Shape of the whole Hugging Face parameter."""
     shard: TensorSlice
-    """The part of it that this rank holds."""
+    """Slice of the parameter that this rank holds."""
     transposed: bool = False
-    """Whether vLLM keeps it so."""
+    """Whether vLLM keeps the parameter transposed."""
 
     @property
     def rows(self) -> int:
-        """How many rows of the module's tensor hold the shard."""
+        """Number of rows of the module's tensor that hold the shard."""
         return self.shard.shape[1 if self.transposed else 0]
 
     def view(self) -> Tensor:
-        """A view, as of Hugging Face, of the rows that hold the shard; not for a weight that is packed."""
+        """View of the shard's rows in Hugging Face's orientation; not for a packed weight."""
         tensor: Tensor = getattr(self.module, self.attribute).data
         rows = tensor.narrow(0, self.row, self.rows)
         return rows.T if self.transposed else rows
@@ -60,7 +60,7 @@ class ParameterLocation:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows [start, stop) of `total` of a Hugging Face parameter that a module keeps."""
+    """Rows [start, stop) of the `total` rows of a Hugging Face parameter, kept by a module."""
 
     start: int
     stop: int
@@ -68,14 +68,14 @@ class RowRange:
 
     @classmethod
     def shard(cls, total: int, index: int, count: int) -> RowRange:
-        """The shard of that index of `count` equal ones."""
+        """Shard `index` of `count` equal ones."""
         return cls(index * (total // count), (index + 1) * (total // count), total)
 
 
 def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
-    """The location of each parameter that this rank holds, by Hugging Face name, in the order of the model.
+    """Locations of the parameters that this rank holds, by Hugging Face name, in the order of the model.
 
-    A tied head has no location of its own. EnvironmentProblem for a module whose layout is not known.
+    A tied head has no location of its own. EnvironmentProblem for a module of unknown layout.
     """
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
@@ -90,7 +90,7 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
 def _locations_in(
     module: Any, path: str, attributes: Sequence[str], fused: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ParameterLocation]]:
-    """The locations in these tensors of a module; a fused module keeps several parameters in each."""
+    """Locations in some tensors of a module; a fused module keeps several parameters in each."""
     if not attributes:
         return
     parent, dot, leaf = path.rpartition(".")
@@ -124,7 +124,7 @@ def _locations_in(
 
 
 def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
-    """The shapes, before they are packed, of what a module keeps of its experts; {} if that is not known."""
+    """Shapes, before packing, of a module's stacks of experts; {} for an unknown layout."""
     if getattr(module.quant_method, "unquantized_backend", None) not in PLAIN:
         return {}
     config = module.moe_config
@@ -133,13 +133,13 @@ def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
 
 
 def linear_size(module: Any) -> tuple[int, int]:
-    """(rows, columns) of a linear layer's weight on this rank, also where vLLM has packed it; a router is whole."""
+    """(rows, columns) of a linear layer's weight on this rank, even if vLLM has packed it; a router is whole."""
     rows = getattr(module, "output_size_per_partition", module.output_size)
     return int(rows), int(getattr(module, "input_size_per_partition", module.input_size))
 
 
 def row_ranges(module: Any) -> list[RowRange]:
-    """The rows that a module keeps of each Hugging Face parameter in it, one below the other; [] if not known."""
+    """Rows of each Hugging Face parameter in a module, one below the other; [] for an unknown layout."""
     if isinstance(module, QKVParallelLinear):
         head, rank, count = module.head_size, module.tp_rank, module.tp_size
         replicas = module.num_kv_head_replicas
@@ -160,7 +160,7 @@ def row_ranges(module: Any) -> list[RowRange]:
 
 
 def _part_of(module: Any, attribute: str, rows: RowRange) -> tuple[tuple[int, ...], TensorSlice]:
-    """(shape of a Hugging Face parameter, the part of it that this rank holds)."""
+    """(shape of a Hugging Face parameter, slice that this rank holds)."""
     width = getattr(module, "input_size", getattr(module, "embedding_dim", None))
     if attribute == "bias" or width is None:
         return (rows.total,), TensorSlice((rows.start,), (rows.stop,))
