@@ -1,4 +1,4 @@
-"""Cuts what a rank moves into buckets, each exchanged at once; all ranks of the world cut alike."""
+"""Buckets of a rank's moves, each exchanged by one collective; all ranks of the world cut in the same way."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from torch import Tensor
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
 
 Part = tuple[str, Move]
-"""(name of a parameter, a part of it that a rank gets)."""
+"""(name of a parameter, move of a part of it to a rank)."""
 Cut = tuple[int, int, int]
-"""(number of a parameter, which part of it, of how many)."""
+"""(number of a parameter, number of its part, count of its parts)."""
 BUCKETS = 48
-"""How many buckets the busiest rank's traffic makes, as far as the bounds of their size allow."""
+"""Number of buckets of the busiest rank's traffic, if the bounds of their size allow it."""
 GRAIN = 4
-"""A parameter that would fill more than a bucket / GRAIN is cut, so that buckets are well filled."""
+"""A parameter larger than 1 / GRAIN of a bucket is cut, so that buckets are well filled."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective, and what a rank has when it is over."""
+    """One collective, with the parts that a rank sends, receives and then has."""
 
     sends: tuple[Part, ...]
-    """What this rank sends to others, by destination."""
+    """Parts that this rank sends, by destination."""
     receives: tuple[Part, ...]
-    """What it receives from others, by source."""
+    """Parts that this rank receives, by source."""
     needed: tuple[Part, ...]
-    """What its generation shard takes, parameter by parameter: its own, or come in this step or the one before."""
+    """Parts of its generation shard, by parameter: its own, or received in this step or the one before."""
     is_exchanged: bool
-    """Whether any rank of the world sends anything; if so all of them call the collective."""
+    """Whether any rank of the world sends anything; then all ranks call the collective."""
 
     @property
     def numel(self) -> int:
-        """Elements that this rank's buffer holds."""
+        """Elements of this rank's buffer."""
         return numel(self.sends) + numel(self.receives)
 
 
@@ -46,11 +46,11 @@ def loads(plan: ReshardPlan) -> Tensor:
 
 
 def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> list[Step]:
-    """The steps of a rank. Where ranks lie on several nodes, step k sends bucket k across and forwards bucket k - 1.
+    """The steps of a rank. With ranks on several nodes, step k sends bucket k across nodes and forwards bucket k - 1.
 
-    loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of what the
-    busiest rank sends and receives, within the bounds `bucket` (elements); as rows are not split, a part of a parameter
-    may be larger than its share by a row of each move.
+    loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
+    rank's traffic, within the bounds `bucket` (elements). Rows are not split, so a part of a parameter may be larger
+    than its share by a row of each move.
     """
     busiest, used, (least, most) = loads_of_all.sum(2), loads_of_all.amax(0) > 0, bucket
     limit = min(max(int(busiest.sum(1).max()) // BUCKETS, least), most)
@@ -72,7 +72,7 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
 
 
 def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
-    """All parts of all parameters; those of different stages by turns, so that every stage sends all the time."""
+    """All parts of all parameters; stages alternate, so that every stage sends all the time."""
     found = []
     for parameter, (load, (start, stop)) in enumerate(zip(traffic.amax(0).tolist(), plan.spans, strict=True)):
         count = max(1, -(-load * GRAIN // limit))
@@ -81,7 +81,7 @@ def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
 
 
 def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[Cut]]:
-    """The cuts in their order, as many in a bucket as no rank has too much of, alone or with what it then forwards."""
+    """Fill buckets with cuts in order; in no bucket may a rank's traffic, forwards included, exceed the limit."""
     bucket: list[Cut] = []
     before = total = torch.zeros_like(traffic[:, 0])
     for cut in cuts:
@@ -99,11 +99,11 @@ def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[
 def _parts(
     plan: ReshardPlan, buckets: Iterable[Sequence[Cut]], limit: int
 ) -> Iterator[tuple[list[Part], list[Part], list[Part]]]:
-    """(what this rank needs, what it trades across nodes, what it trades within its node) of each bucket."""
+    """Parts by bucket: (needed by this rank, exchanged across nodes, exchanged within its node)."""
     names = list(plan.moves)
 
     @cache  # layers are cut alike
-    def cut_alike(moves: tuple[Move, ...], index: int, count: int) -> list[Move]:
+    def cut_move(moves: tuple[Move, ...], index: int, count: int) -> list[Move]:
         return [part for move in moves for part in _cut(move, index, count)]
 
     for bucket in buckets:
@@ -115,7 +115,7 @@ def _parts(
                 pieces = -(-moves.own.slice.numel // limit)
                 needed += [(name, part) for piece in range(pieces) for part in _cut(moves.own, piece, pieces)]
             for each, found in zip((moves.across, moves.within), rounds, strict=True):
-                parts = [(name, part) for part in cut_alike(each, index, count)]
+                parts = [(name, part) for part in cut_move(each, index, count)]
                 found.extend(parts)
                 needed += [part for part in parts if part[1].destination == plan.rank]
         yield needed, *rounds
@@ -131,7 +131,7 @@ def _step(rank: int, parts: Sequence[Part], needed: Sequence[Part], is_exchanged
 
 
 def _cut(move: Move, index: int, count: int) -> list[Move]:
-    """Part `index` of `count` of a move along its longest dim; none where there are fewer rows."""
+    """Part `index` of `count` of a move along its longest dim; empty if there are fewer rows."""
     if count == 1:
         return [move]
     part = move.slice.chunk(move.slice.shape.index(max(move.slice.shape)), index, count)

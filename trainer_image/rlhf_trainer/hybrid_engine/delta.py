@@ -1,6 +1,7 @@
-"""Sends what changed since it was last sent, without loss: a bit for each element, then the new values.
+"""Lossless delta encoding of weights: only elements that changed since the last exchange are sent.
 
-After a small update few of the bfloat16 values of a model are others than before. Elements are compared by their bits.
+A message has a bit for each element, then the new values. A small update changes few of the bfloat16 values of a model.
+Elements are compared by their bits.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 FULL_EVERY = 100
-"""Of so many exchanges one is of everything."""
+"""Interval of full exchanges, which send all values."""
 
 BITS = {2: torch.int16, 4: torch.int32}
-"""By the size of an element, the type whose values are its bits."""
+"""Bytes of an element -> integer type for its bits."""
 PLACES = 8
-"""Elements of a byte of the mask, and the alignment of each section in bytes."""
+"""Elements per byte of the mask, and the alignment of each section in bytes."""
 
 
 class Waiting(Protocol):
-    """A collective under way."""
+    """A running collective."""
 
     def wait(self) -> object: ...
 
 
 @dataclass
-class Last:
-    """What a step of an exchange has sent and received, and how often."""
+class StepState:
+    """Tensors that a step of an exchange last sent and received, and its number of exchanges."""
 
     sent: Tensor
     received: Tensor
@@ -39,20 +40,20 @@ class Last:
 
 
 class Changes:
-    """Exchanges flat tensors of the ranks of a group, step by step. It keeps as many bytes as are sent and received."""
+    """Exchange of changed elements of flat tensors in a group; keeps a copy of the last sent and received tensors."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
-        self._steps: dict[int, Last] = {}
+        self._steps: dict[int, StepState] = {}
 
     def exchange(
         self, step: int, sent: Tensor, received: Tensor, sizes: Sequence[Sequence[int]]
     ) -> tuple[Waiting, tuple[int, int], bool]:
-        """Fill `received`, once that is waited for; how many bytes are sent and received; whether all values are.
+        """Start an exchange; returns (work whose `wait` fills `received`, (bytes sent, received), whether it is full).
 
         sizes: bytes to each rank and from each rank, before they are encoded.
         """
-        last = self._steps.setdefault(step, Last(torch.empty_like(sent), torch.empty_like(received)))
+        last = self._steps.setdefault(step, StepState(torch.empty_like(sent), torch.empty_like(received)))
         given, got = ([size // sent.itemsize for size in each] for each in sizes)
         is_whole = last.times % FULL_EVERY == 0
         messages = [
@@ -73,17 +74,17 @@ class Changes:
 
 
 class Arrival:
-    """Messages under way, which are decoded when they are there."""
+    """A running collective of messages; `wait` decodes them."""
 
     def __init__(
         self, work: dist.Work, parts: Sequence[tuple[Tensor, Tensor]], known: Tensor, received: Tensor
     ) -> None:
-        """parts: (message, the part of what is known that it changes)."""
+        """parts: (message, part of `known` that the message changes)."""
         self._work: dist.Work | None = work
         self._parts, self._known, self._received = parts, known, received
 
     def wait(self) -> None:
-        """As often as one likes."""
+        """Wait for the messages and decode them; further calls do nothing."""
         if self._work is None:
             return
         self._work.wait()
@@ -94,7 +95,7 @@ class Arrival:
 
 
 def encoded(new: Tensor, old: Tensor | None) -> Tensor:
-    """uint8 [n]: the changes from `old` to `new`, or all of `new` where that is less or nothing is known.
+    """Encode the changes from `old` to `new` as uint8 [n], or all of `new` if that is shorter or `old` is None.
 
     The first 8 bytes are the number of changed elements, -1 for all. Both [N] of the same floating-point type.
     """
@@ -109,7 +110,7 @@ def encoded(new: Tensor, old: Tensor | None) -> Tensor:
 
 
 def decode(message: Tensor, known: Tensor) -> None:
-    """Make of `known`, which is what was there before, what was encoded; nothing of it is read if all has come."""
+    """Decode in place: `known` holds the previous value, which a full message overwrites."""
     count = int(message[:PLACES].view(torch.int64))
     bits, rest = known.view(BITS[known.itemsize]), message[PLACES:]
     if count < 0:
@@ -122,14 +123,14 @@ def decode(message: Tensor, known: Tensor) -> None:
 
 
 def _packed(mask: Tensor) -> Tensor:
-    """uint8: 8 elements of a bool tensor a byte, the first in the lowest bit."""
+    """Pack 8 elements of a bool tensor in a byte of uint8, the first in the lowest bit."""
     padded = pad(mask.to(torch.uint8), (0, -len(mask) % PLACES)).view(-1, PLACES)
     weights = 2 ** torch.arange(PLACES, dtype=torch.uint8, device=mask.device)
     return (padded * weights).sum(1, dtype=torch.uint8)
 
 
 def _joined(count: int, sections: list[Tensor]) -> Tensor:
-    """The count and the sections, each from a place at which any type may be viewed."""
+    """Join the count and the sections; each section is aligned for views of any type."""
     lengths = [PLACES, *(_aligned(section.nbytes) for section in sections)]
     message = torch.zeros(sum(lengths), dtype=torch.uint8, device=sections[0].device)
     message[:PLACES].view(torch.int64)[0] = count

@@ -1,7 +1,7 @@
-"""Carries out a ReshardPlan over torch.distributed, bucket by bucket; checksums are compared at the end.
+"""Execution of a ReshardPlan over torch.distributed, bucket by bucket; checksums are compared at the end.
 
-pack 1 | pack 2 | deliver 1 | pack 3 | deliver 2 | ...   this rank casts and copies a bucket out; gives one to vLLM
-       [ 1 is sent ]        [ 2 is sent ] ...            an asynchronous all_to_all of all ranks, or two of them
+pack 1 | pack 2 | deliver 1 | pack 3 | deliver 2 | ...   pack: cast and copy a bucket; deliver: give it to vLLM
+       [ 1 is sent ]        [ 2 is sent ] ...            asynchronous all_to_all of all ranks (two with deltas)
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rlhf_trainer.training.adapters import AdaptedShard
 
 @dataclass
 class ReshardStats:
-    """What one reshard moved and held on this rank, in bytes; counted where a collective is called."""
+    """Traffic and memory of one reshard on this rank, in bytes; counted at the calls of collectives."""
 
     sent: int = 0
     received: int = 0
     collectives: int = 0
-    """How many were called, with those that compare checksums (whose bytes are not counted above)."""
+    """Number of calls, including the ones that compare checksums, whose bytes are not counted."""
     buffers: int = 0
-    """Bytes of the send and receive buffers, which are freed when the reshard ends."""
+    """Bytes of the send and receive buffers; they are freed when the reshard ends."""
     is_whole: bool = True
-    """Whether all values were sent, not those that have changed."""
+    """Whether all values were sent, not only changed ones."""
 
 
 Shard = Tensor | AdaptedShard
 """This rank's shard of a training weight, without gradient."""
 Arrived = dict[tuple[str, TensorSlice], Tensor]
-"""What came from other ranks: parameter and slice -> a part of a buffer."""
+"""Parts received from other ranks: (parameter, slice) -> part of a buffer."""
 
 
 class Exchange:
-    """Brings this rank's generation shard together after each update of the training weights."""
+    """Reshard of the training weights into this rank's generation shard, after each update."""
 
     def __init__(
         self,
@@ -55,14 +55,12 @@ class Exchange:
         group: dist.ProcessGroup | None = None,
         sends_changes: bool = False,
     ) -> None:
-        """All ranks of a group, by itself the world, make it together, each with its plan.
+        """A collective of a group, by default the world, each rank with its plan; gathers the traffic of all ranks.
 
-        It gathers how much each of them moves.
-
-        dtype: the generator's; elements are cast before they are sent. A bucket holds 1 / BUCKETS of what the busiest
-        rank sends and receives, within the bounds `bucket_bytes`. This rank's buffers are two buckets at most, three
-        where bytes cross nodes, and one for what it takes from itself if that must be cast. sends_changes: only
-        elements whose bits have changed are sent (`delta`), for which it keeps what it last sent and received.
+        dtype: of the generator; elements are cast before they are sent. A bucket holds 1 / BUCKETS of the busiest
+        rank's traffic, within the bounds `bucket_bytes`. This rank has two buffers of at most a bucket, three if bytes
+        cross nodes, and one to cast its own parts. sends_changes: send only elements whose bits have changed (`delta`),
+        which needs copies of the last sent and received tensors.
         """
         self._plan, self._dtype, self._device, self._group = plan, dtype, device, group
         self._world = dist.get_world_size(group)
@@ -76,13 +74,13 @@ class Exchange:
         self._sent: list[tuple[int, Tensor]] = []
         self._came: list[tuple[int, Tensor]] = []
         self.stats = ReshardStats()
-        """Of the last reshard."""
+        """Statistics of the last reshard."""
 
     def pieces(self, weights: Mapping[str, Shard]) -> Iterator[WeightSlice]:
         """This rank's generation shard, piece by piece in the plan's order. Every rank must iterate to the end.
 
-        weights: parameter -> this rank's training shard of it, on any device, which is only read. A piece is valid
-        until the next one is asked for; it may be a view of a training weight. No value is read from the device.
+        weights: parameter -> this rank's training shard, on any device; shards are only read. A piece is valid until
+        the next iteration; it may be a view of a training weight. No value is read from the device.
         """
         self._sent, self._came = [], []
         *buffers, cast = self._buffers(weights)
@@ -101,10 +99,11 @@ class Exchange:
             yield from self._deliver(*behind, weights, arrived, cast)
 
     def verify(self, kept: Mapping[str, Tensor]) -> None:
-        """Compare the checksums of the last reshard; what is wrong anywhere is the same NumericsError on all ranks.
+        """Compare the checksums of the last reshard; all ranks raise the same NumericsError for a difference anywhere.
 
-        kept: `bit_sum` of each of this rank's generation shards, as the generator keeps them. What each rank sent of a
-        parameter to each other must be what arrived there, and what arrived must be what is kept. One value is read.
+        kept: `bit_sum` of this rank's generation shards in the generator, by parameter. For each parameter the sums of
+        sent and received parts must agree between any two ranks, and those of received and kept parts on each rank. One
+        value is read from the device.
         """
         rank, sent, arrived = self._plan.rank, self._table(self._sent), self._table(self._came)
         claimed = torch.empty_like(sent)
@@ -130,7 +129,7 @@ class Exchange:
         raise NumericsError(f"{name}: what rank {destination} received of it is not what rank {source} sent (checksum)")
 
     def _buffers(self, weights: Mapping[str, Shard]) -> list[Tensor]:
-        """Those for steps by turns, and one to cast what this rank takes from itself if it is not ready as it is."""
+        """Two or three alternating buffers for steps, and one for casting local tensors, empty if none needs a cast."""
         moved = max((step.numel for step in self._steps), default=0)
         is_ready = all((weight.dtype, weight.device) == (self._dtype, self._device) for weight in weights.values())
         own = (move.slice.numel for step in self._steps for _, move in step.needed if move.is_own)
@@ -138,7 +137,7 @@ class Exchange:
         return [torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes]
 
     def _start(self, number: int, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> Waiting:
-        """Cast and pack what other ranks need, also of what came in the step before, and start the collective."""
+        """Cast and pack parts for other ranks, own or received in the step before, and start the collective."""
         step = self._steps[number]
         given, got = numel(step.sends), numel(step.receives)
         sent, received = buffer[:given], buffer[given : given + got]
@@ -174,7 +173,7 @@ class Exchange:
     def _deliver(
         self, step: Step, work: Waiting | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
     ) -> Iterator[WeightSlice]:
-        """Wait for a step and give its pieces: this rank's own, cast, and those of other ranks as they arrived."""
+        """Wait for a step and yield its pieces: the rank's own ones cast, received ones as they arrived."""
         if work is not None:
             work.wait()
         for name, move in step.needed:
@@ -188,11 +187,11 @@ class Exchange:
             yield name, move.slice, piece
 
     def _slot(self, name: str, rank: int) -> int:
-        """The place in a table of what goes to or comes from a rank of a parameter."""
+        """Index in a flat table of the pair (rank, parameter)."""
         return rank * len(self._place) + self._place[name]
 
     def _table(self, sums: Sequence[tuple[int, Tensor]]) -> Tensor:
-        """Checksums added up by rank and parameter: int64 [ranks, parameters] on the device."""
+        """Sum checksums by rank and parameter: int64 [ranks, parameters] on the device."""
         table = torch.zeros(self._world * len(self._place), dtype=torch.int64, device=self._device)
         if sums:
             slots = torch.tensor([slot for slot, _ in sums], device=self._device)
@@ -200,13 +199,13 @@ class Exchange:
         return table.view(self._world, -1)
 
     def _local(self, name: str, part: TensorSlice, weights: Mapping[str, Shard]) -> Tensor:
-        """The elements of a part: a view of this rank's training weights or, with an adapter, their sum with it."""
+        """Elements of a part: a view of this rank's training weights or, with an adapter, the merged elements."""
         weight, held = weights[name], self._plan.held[name]
         assert weight.shape == held.shape, f"{name}: rank {self._plan.rank} holds {tuple(weight.shape)}, not {held}"
         return weight[part.within(held)]
 
 
 def _views(parts: Sequence[Part], buffer: Tensor) -> Iterator[tuple[Part, Tensor]]:
-    """Views of a buffer in which the parts lie one after the other."""
+    """Parts with their views of a buffer, which lie one after the other."""
     views = torch.split(buffer, [move.slice.numel for _, move in parts]) if parts else ()
     return ((part, view.view(part[1].slice.shape)) for part, view in zip(parts, views, strict=True))

@@ -25,25 +25,25 @@ from rlhf_trainer.training.distributed import device_here, join_group
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 BUCKET_BYTES = 16 * 2**20, 512 * 2**20
-"""The least and the most that the buckets of a small and of a large model hold."""
+"""Bounds of the bytes of a bucket: the lower one applies to small models, the upper one to large models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A group of two pools: the ranks that train, then those that generate."""
+    """Process group over two pools: first the training ranks, then the generating ranks."""
 
     address: str
-    """The machine of its first rank."""
+    """Machine of the first rank."""
     port: int
-    """A free one there."""
+    """Free port on that machine."""
     hosts: Sequence[str]
-    """Of each rank."""
+    """Host of each rank."""
     training: ParallelSizes
     generation: ParallelSizes
     timeout_seconds: float
-    """The longest that a collective of the group may take."""
+    """Time limit of a collective of the group."""
     before: int = 0
-    """Ranks that generate before those of the world of this one, where they are in several worlds."""
+    """Number of generating ranks in earlier worlds, if the generating pool has several worlds."""
 
     @property
     def parties(self) -> Parties:
@@ -58,15 +58,15 @@ class Span:
 
 
 class TakesWeights(Protocol):
-    """What generates on a rank."""
+    """Generator on a rank."""
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Replace its weights; see `GenerationEngine.load_weights`."""
+        """Replace the weights, like `GenerationEngine.load_weights`."""
         ...
 
 
 class HybridEngine:
-    """Reshards weights from training to generation. Training shards are only read, so the way back moves nothing."""
+    """Resharding of weights from training to generation. Training shards are only read, so the way back is free."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class HybridEngine:
         span: Span | None = None,
         sends_changes: bool = False,
     ) -> None:
-        """All ranks of the pool or, with a span, of both pools make it together.
+        """A collective of the pool or, with a span, of both pools.
 
-        model: what this rank trains, if it does; generator: where it generates; dtype: the model's compute type, in
-        which weights are sent, and the generator's; sends_changes: send what has changed only.
+        model: of a training rank; generator: of a generating rank; dtype: the model's compute type, also the type of
+        sent weights and of the generator; sends_changes: send changed elements only.
         """
         self._model, self._generator, self.group = model, generator, None
         self.notices: Notices | None = None
-        """Of the ranks of both pools."""
+        """Notices between the ranks of both pools; None without a span."""
         parameters = describe(config, trust_remote_code=trust_remote_code)
         if span is None:
             assert model is not None
@@ -108,10 +108,10 @@ class HybridEngine:
         )
 
     def to_generation(self) -> ReshardStats:
-        """Give the generator the current weights; returns what that moved. All ranks call it together.
+        """Give the generator the current weights, a collective; returns the traffic.
 
-        NumericsError, with the parameter and the ranks, if the bits that arrived are not those that were sent, or the
-        bits that a generator keeps not those that arrived.
+        NumericsError, with the parameter and the ranks, if received bits differ from sent bits, or the generator's bits
+        from received ones.
         """
         weights: Mapping[str, Shard] = {}
         if self._model:
@@ -147,7 +147,7 @@ def engine_groups(layout: ParallelSizes) -> list[list[int]]:
 
 
 def stage_layers(layout: ParallelSizes, layers: int) -> list[int]:
-    """The number of decoder layers of each of the p_g generation stages: those of p / p_g training stages."""
+    """Number of decoder layers of each of the p_g generation stages; each joins p / p_g training stages."""
     width = layout.pipeline // layout.generation_pipeline
     sizes = [len(stage) for stage in blocks(layers, layout.pipeline)]
     return [sum(sizes[start : start + width]) for start in range(0, layout.pipeline, width)]

@@ -1,4 +1,4 @@
-"""Which slice of every parameter a rank holds, in training and in generation.
+"""Slices of all parameters that a rank holds, in training and in generation.
 
 A model is a list of `Parameter`s under the names and shapes of Hugging Face; nothing here knows a model family.
 """
@@ -22,12 +22,12 @@ from rlhf_trainer.training.sharding import plan_of
 LayerPosition = int | Literal["first", "last"]
 """Number of a decoder layer; "first" is the embedding, "last" the final norm and the head."""
 Shards = dict[str, TensorSlice]
-"""What one rank holds: name of a parameter -> its slice. A parameter of which it holds nothing is left out."""
+"""Shards of one rank: name of a parameter -> its slice. Parameters without elements on the rank are left out."""
 
 VOCABULARY_MULTIPLE = 64
-"""vLLM pads the vocabulary to a multiple of this before it splits it."""
+"""vLLM pads the vocabulary to a multiple of this number before splitting it."""
 TENSOR_DIMS: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None}
-"""The styles of transformers' `base_model_tp_plan` -> the dim of a weight [out, in] that is split."""
+"""Style in transformers' `base_model_tp_plan` -> dim of a weight [out, in] to split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,19 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     positions: tuple[LayerPosition, ...]
-    """Where it is used; a tied embedding is used at both ends."""
+    """Layers that use the parameter; a tied embedding is used at both ends."""
     tensor_dim: int | None = None
-    """The dim that tensor parallelism splits; None: every rank has all of it."""
+    """Dim that tensor parallelism splits; None: every rank has the whole parameter."""
     heads: int | None = None
-    """Heads along `tensor_dim`. Generation splits no head: with more ranks than heads, several ranks hold the same."""
+    """Heads along `tensor_dim`. Generation splits no head: with more ranks than heads, several ranks share one."""
     unknown_style: str = ""
-    """How transformers' plan splits it, where that is none of `TENSOR_DIMS`: it cannot be split."""
+    """Style of transformers' plan that is not in `TENSOR_DIMS`; such a parameter cannot be split."""
     multiple: int = 1
-    """Generation splits `tensor_dim` as if it were padded to a multiple of this."""
+    """Generation splits `tensor_dim` as if padded to a multiple of this number."""
 
 
 def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> list[Parameter]:
-    """The parameters of a causal language model in layer order, without making its weights."""
+    """List the parameters of a causal language model in layer order, without making its weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -78,7 +78,7 @@ def _vocabulary(parameter: Parameter) -> Parameter:
 
 
 def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
-    """The parameter with what the model's plan says about its module."""
+    """Add the split that the model's plan has for the parameter's module."""
     module, _, kind = parameter.name.rpartition(".")
     style = next((style for path, style in styles.items() if re.fullmatch(_pattern(path), module)), None)
     if style is None:
@@ -97,7 +97,7 @@ def _pattern(path: str) -> str:
 
 
 def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """What a rank holds in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
+    """A rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
 
     The d data-parallel ranks are `replicas` (HSDP) of `shards` FSDP shards; shard s of replica r is data index
     r * shards + s.
@@ -111,7 +111,7 @@ def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int)
 
 
 def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """What a rank holds in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
+    """A rank's shards in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
 
     ConfigError if t_g ranks cannot share a parameter equally.
     """
@@ -124,7 +124,7 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
 
 
 def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
-    """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split as torch.chunk does."""
+    """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split like torch.chunk."""
     part = TensorSlice.whole(parameter.shape)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")
@@ -134,7 +134,7 @@ def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shar
 
 
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:
-    """Tensor-parallel shard `shard` of t_g, as vLLM splits. ConfigError if t_g ranks cannot share it equally."""
+    """Tensor-parallel shard `shard` of t_g, split like vLLM. ConfigError if t_g ranks cannot share it equally."""
     whole, tensor = TensorSlice.whole(parameter.shape), sizes.generation_tensor
     if tensor > 1:
         _require_known(parameter, "spec.rollout.tensorParallel")
@@ -156,7 +156,7 @@ def _require_known(parameter: Parameter, path: str) -> None:
 
 
 def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[int]]:
-    """The pipeline stages that hold each parameter. ConfigError if they are more than the layers."""
+    """Pipeline stages that hold each parameter. ConfigError for more stages than layers."""
     layers = 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
     if pipeline > layers > 0:
         raise ConfigError(
@@ -168,7 +168,7 @@ def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[
 
 
 def generation_stages_of(model: Sequence[Parameter], sizes: ParallelSizes) -> dict[str, frozenset[int]]:
-    """The generation stages that hold each parameter."""
+    """Generation stages that hold each parameter."""
     width = sizes.pipeline // sizes.generation_pipeline
     training = stages_of(model, sizes.pipeline)
     return {name: frozenset(stage // width for stage in stages) for name, stages in training.items()}

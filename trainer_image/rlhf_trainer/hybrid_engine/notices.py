@@ -1,4 +1,4 @@
-"""What ranks of two pools tell each other while they do something else: nobody waits for whoever is to read it."""
+"""Notices between the ranks of two pools during other work; the sender never waits for a reader."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ OFFERS = "offers"
 
 
 class Notices:
-    """The store of a group in which some ranks train and others generate."""
+    """Notices in the store of a group of training and generating ranks."""
 
     def __init__(self, store: TCPStore, rank: int, generators: Sequence[int]) -> None:
-        """rank: of this process; generators: the ranks of the group that generate."""
+        """rank: of this process; generators: the generating ranks of the group."""
         self._store = PrefixStore("notices", store)  # the group has keys of its own
         self._rank, self._generators = rank, generators
 
     def offer(self) -> None:
-        """Say that the ranks that train are about to send weights."""
+        """Announce that the training ranks are about to send weights."""
         if self._rank == 0:
             self._store.add(OFFERS, 1)
 
     @property
     def offers(self) -> int:
-        """How often that was said."""
+        """Number of announcements so far."""
         return int(self._store.add(OFFERS, 0))
 
     def tell(self, number: int, value: int) -> None:
-        """Tell all that generate the value of this one; number: of such values, from 1.
+        """Publish a value of this rank to all generating ranks; number: of the round, from 1.
 
-        It may be forgotten once all have told that of `number + 1`.
+        A later round overwrites the value once all ranks have published theirs of round `number + 1`.
         """
         self._store.set(self._key(number, self._rank), f"{number} {value}")
 
     def told(self, number: int) -> list[int] | None:
-        """The values of this number of all that generate; None until all have told theirs."""
+        """Values of a round by all generating ranks; None until all have published theirs."""
         keys = [self._key(number, rank) for rank in self._generators]
         if not self._store.check(keys):
             return None

@@ -1,6 +1,7 @@
-"""What one rank sends, forwards and receives, so that each gets what it lacks and each byte enters a node once.
+"""Reshard plan of one rank: its sends, forwards and receives. Each byte enters a node once.
 
-A rank works out its own moves only, and for each way of cutting a parameter once: the layers of a model are cut alike.
+A rank plans its own moves only, and once for each way of cutting a parameter, as all layers of a model are cut in the
+same way.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Ranks = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A part of a parameter that a rank gets from another rank, or has itself."""
+    """Transfer of a part of a parameter from one rank to another, or to itself."""
 
     slice: TensorSlice
     source: int
@@ -35,59 +36,59 @@ class Move:
 
     @property
     def is_own(self) -> bool:
-        """Whether source and destination are the same rank, so that nothing is sent."""
+        """Whether source and destination are the same rank, and nothing is sent."""
         return self.source == self.destination
 
 
 @dataclass(frozen=True)
 class Moves:
-    """What one rank does with a parameter: it takes what it holds, then trades across nodes, then within its node."""
+    """Moves of one rank for a parameter: its own part, then exchange across nodes, then within its node."""
 
     own: Move | None
     across: tuple[Move, ...]
     within: tuple[Move, ...]
-    """Also of what has come from other nodes."""
+    """Moves within the node, forwards of parts from other nodes included."""
 
     @cached_property
     def traffic(self) -> tuple[int, int]:
-        """Elements that the rank sends and receives across nodes, and within its node."""
+        """(elements sent and received across nodes, elements sent and received within the node)."""
         return sum(move.slice.numel for move in self.across), sum(move.slice.numel for move in self.within)
 
 
 @dataclass(frozen=True)
 class ReshardPlan:
-    """What one rank does."""
+    """Reshard plan of one rank."""
 
     rank: int
     held: Shards
-    """Its training shards."""
+    """Training shards of the rank."""
     wanted: Shards
-    """Its generation shards."""
+    """Generation shards of the rank."""
     moves: Mapping[str, Moves]
-    """By parameter: all of the model, in its order, on every rank."""
+    """Moves by parameter: all parameters of the model, in its order, on every rank."""
     spans: Sequence[tuple[float, float]]
-    """Where each parameter lies in the stages that hold it, of 1."""
+    """Begin and end of each parameter within its stages, as shares from 0 to 1."""
 
     def received(self) -> int:
-        """Elements that the rank gets from others."""
+        """Elements that the rank receives from other ranks."""
         return sum(move.slice.numel for move in self.exchanged() if move.destination == self.rank)
 
     def sent(self) -> int:
-        """Elements that the rank sends to others; those sent to two ranks count twice."""
+        """Elements that the rank sends to other ranks; an element for two ranks counts twice."""
         return sum(move.slice.numel for move in self.exchanged() if move.source == self.rank)
 
     def exchanged(self) -> Iterator[Move]:
-        """All that the rank sends and receives."""
+        """All moves that the rank sends or receives."""
         return (move for moves in self.moves.values() for move in (*moves.across, *moves.within))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parties:
-    """The ranks that give and those that get: a replica of the model, or a pool that trains and one that generates."""
+    """Source and destination ranks: one replica of the model, or a training pool and a generating pool."""
 
     training: ParallelSizes
     sources: range
-    """The ranks of `training`, of one replica or more, in its order."""
+    """Ranks of `training` in its order, of one or more replicas."""
     generation: ParallelSizes
     destinations: range
     nodes: Sequence[int]
@@ -95,7 +96,7 @@ class Parties:
 
     @classmethod
     def replica(cls, sizes: ParallelSizes, nodes: Sequence[int], rank: int) -> Parties:
-        """The ranks that hold the model once together with this one; they generate too."""
+        """Parties of one replica: the ranks that hold the model once, this rank included, both train and generate."""
         size = sizes.shards * sizes.pipeline * sizes.tensor
         ranks = range(rank - rank % size, rank - rank % size + size)
         return cls(training=sizes, sources=ranks, generation=sizes, destinations=ranks, nodes=nodes)
@@ -110,22 +111,22 @@ class Parties:
 
 
 def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan:
-    """The moves of a rank. It takes from itself what it holds; the rest from ranks of its node that hold it.
+    """Plan the moves of a rank: parts come from the rank itself, else from a holder on its node.
 
-    What no rank of a node holds and several need is sent to one of them, which forwards it to the others.
+    A part without a holder on a node is sent to one rank there, and this rank forwards it to the others.
     ConfigError if the sizes do not fit the model.
     """
     stages = stages_of(model, parties.training.pipeline)
     generation_stages = generation_stages_of(model, parties.generation)
-    alike: dict[tuple[object, ...], Moves] = {}
+    moves_of_cut: dict[tuple[object, ...], Moves] = {}
     moves = {}
     for parameter in model:
         stage, target = stages[parameter.name], generation_stages[parameter.name]
         cut = (parameter.shape, parameter.tensor_dim, parameter.heads, parameter.multiple, stage, target)
-        if cut not in alike:
+        if cut not in moves_of_cut:
             holders = _holders(parameter, parties, stage)
-            alike[cut] = _moves(holders, _wanting(parameter, parties, target), parties.nodes, rank)
-        moves[parameter.name] = alike[cut]
+            moves_of_cut[cut] = _moves(holders, _requesters(parameter, parties, target), parties.nodes, rank)
+        moves[parameter.name] = moves_of_cut[cut]
     is_source, is_destination = rank in parties.sources, rank in parties.destinations
     return ReshardPlan(
         rank,
@@ -148,7 +149,7 @@ def _spans(model: Sequence[Parameter], stages: Mapping[str, frozenset[int]]) -> 
 
 
 def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> list[tuple[TensorSlice, Ranks]]:
-    """Each slice of a parameter in training, and who holds it; the slices are disjoint."""
+    """(slice, ranks that hold it) for each disjoint slice of a parameter in training."""
     found: dict[tuple[int, int], Ranks] = {}
     for rank, at in parties.training_places.items():
         if at["pipeline"] in stages:
@@ -157,8 +158,8 @@ def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
     return [(training_slice(parameter, parties.training, *place), ranks) for place, ranks in found.items()]
 
 
-def _wanting(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
-    """Each slice of a parameter in generation, and who needs it on each node; the slices are disjoint."""
+def _requesters(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
+    """Disjoint slices of a parameter in generation -> node -> ranks there that need the slice."""
     slices = [
         generation_slice(parameter, parties.generation, shard) for shard in range(parties.generation.generation_tensor)
     ]
@@ -172,21 +173,21 @@ def _wanting(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
 
 def _moves(
     holders: Sequence[tuple[TensorSlice, Ranks]],
-    wanting: Mapping[TensorSlice, Mapping[int, Ranks]],
+    requesters: Mapping[TensorSlice, Mapping[int, Ranks]],
     nodes: Sequence[int],
     rank: int,
 ) -> Moves:
-    """The moves of a rank, each round in an order that source and destination agree on."""
+    """Moves of a rank, in an order that is the same at source and destination."""
     here = nodes[rank]
     own: Move | None = None
     across: list[Move] = []
     within: list[Move] = []
-    for (held, sources), (target, needing) in ((cell, part) for cell in holders for part in wanting.items()):
-        is_wanted = rank in needing.get(here, ())
-        part = held.intersection(target) if is_wanted or rank in sources else None
+    for (held, sources), (target, needing) in ((cell, part) for cell in holders for part in requesters.items()):
+        is_needed = rank in needing.get(here, ())
+        part = held.intersection(target) if is_needed or rank in sources else None
         if part is None:
             continue
-        if is_wanted and rank in sources:
+        if is_needed and rank in sources:
             own = Move(part, rank, rank)
         seen = needing if rank in sources else {here: needing[here]}
         for node, ranks in seen.items():
@@ -199,7 +200,7 @@ def _moves(
 def _moves_into(
     node: int, part: TensorSlice, holders: Ranks, needing: Ranks, nodes: Sequence[int]
 ) -> tuple[list[Move], list[Move]]:
-    """(at most one move from another node, moves inside the node) that give a part to those of a node who need it."""
+    """(at most one move from another node, moves inside the node) by which ranks of a node get a part."""
     inside = [rank for rank in holders if nodes[rank] == node]
     entering: list[Move] = []
     if not inside:
