@@ -14,7 +14,7 @@ Several data sets are mixed in exact shares (`order`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -26,9 +26,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec.data import AnyData, DataMix
 from rlhf_api.spec.data import Rows as Source
-from rlhf_api.spec.functions import EntryPoint
 from rlhf_api.spec.job_spec import JobSpec
-from rlhf_trainer.data.order import MAX_SOURCES, Examples, Order
+from rlhf_trainer.data.order import MAX_SOURCES, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
 from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, SafetyPairReader
@@ -87,18 +86,18 @@ class Loader:
         self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*read, strict=True))
         kinds = len(self.reader.responses)
         self._responses, self._labels = others[:kinds], others[kinds:]
-        seed = None if spec.algorithm.makes == "data" else spec.training.seed
-        parts = source.mix if isinstance(source, DataMix) else ()
-        shares = tuple(each.weight for each in parts) or (1.0,) * len(read)
-        order = spec.data.order if ordered_by else None
-        own = self._own_order(order, ordered_by, spec.training.seed) if order else None
-        self._order = Order(tuple(len(each[0]) for each in read), shares, seed, own)
+        shares = tuple(each.weight for each in source.mix) if isinstance(source, DataMix) else (1.0,) * len(read)
+        self._order = self._order_of(spec, tuple(len(each[0]) for each in read), shares, ordered_by)
         self._total_epochs = None if endless else spec.training.total_epochs
         self._pad_id = next((pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None), 0)
 
-    def _own_order(self, order: EntryPoint, path: str, seed: int) -> Callable[[int, int], Examples]:
+    def _order_of(self, spec: JobSpec, counts: tuple[int, ...], shares: tuple[float, ...], ordered_by: str) -> Order:
+        seed = None if spec.algorithm.makes == "data" else spec.training.seed
+        if not (ordered_by and spec.data.order):
+            return Order(counts, shares, seed)
         tables = [reader.rows() for reader in self.readers]
-        return lru_cache(maxsize=MAX_SOURCES)(partial(own_order, order, path, tables, seed))
+        own = partial(own_order, spec.data.order, ordered_by, tables, spec.training.seed)
+        return Order(counts, shares, seed, lru_cache(maxsize=MAX_SOURCES)(own))
 
     def _kept(
         self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str

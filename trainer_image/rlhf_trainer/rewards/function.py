@@ -143,7 +143,8 @@ def serve(channel: socket.socket, entrypoint: str) -> None:
 
 def import_all(entrypoints: str) -> tuple[list[Any], str]:
     """Return the objects of entry points that are separated by commas, and why the first bad one cannot be imported."""
-    found, problem = [], ""
+    found: list[Any] = []
+    problem = ""
     for each in entrypoints.split(","):
         try:
             found.append(imported(each))

@@ -62,16 +62,19 @@ class JudgeClient(Endpoint):
             found = self._verdicts([(self._question(sample, response=sample.response), sample) for sample in samples])
             return [Score(verdict) for verdict in found]
         pairs = [(sample, other) for sample in samples for other in self._others(sample, [*samples, *among])]
+        shares: dict[int, list[float]] = {}
+        for (sample, _), won in zip(pairs, self._compare(pairs), strict=True):
+            shares.setdefault(id(sample), []).extend(won)
+        won_by = [shares.get(id(sample)) for sample in samples]
+        return [Score(sum(won) / len(won) if won else None) for won in won_by]
+
+    def _compare(self, pairs: Sequence[tuple[Sample, str]]) -> Iterator[list[float]]:
+        """Shares that a sample wins against another response in both orders; empty without both verdicts."""
         differ = [(sample, other) for sample, other in pairs if other != sample.response]
-        found = self._verdicts([question for pair in differ for question in self._both_orders(*pair)])
-        verdicts = iter(found)
-        won: dict[int, list[float]] = {}
+        verdicts = iter(self._verdicts([question for pair in differ for question in self._both_orders(*pair)]))
         for sample, other in pairs:
             first, second = (0.5, 0.5) if other == sample.response else (next(verdicts), next(verdicts))
-            if first is not None and second is not None:
-                won.setdefault(id(sample), []).extend([first, 1.0 - second])
-        shares = [won.get(id(sample)) for sample in samples]
-        return [Score(sum(share) / len(share) if share else None) for share in shares]
+            yield [] if first is None or second is None else [first, 1.0 - second]
 
     def _others(self, sample: Sample, everyone: Sequence[Sample]) -> Iterator[str]:
         """The responses to compare a sample with."""

@@ -57,6 +57,7 @@ def score(
     expected = _expected(chosen, given, count=len(responses))
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(responses[place], expected[place]) for place in places]
+    has_tests = isinstance(chosen, Code)
     if isinstance(chosen, Code):
         require_sandbox()
         limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
@@ -66,8 +67,7 @@ def score(
     found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
     scores: list[Score] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
-        has_tests = number is not None and isinstance(chosen, Code)
-        scores[place] = _score_of_tests(number, len(expected[place])) if has_tests else number
+        scores[place] = number if number is None or not has_tests else _score_of_tests(number, len(expected[place]))
     return scores
 
 

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from rlhf_api.spec.job_spec import Model
@@ -66,20 +67,8 @@ def add_adapter(
     layer has.
     """
     pretrained = inner(model)
-    layers = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
-    found = {
-        f"{above}.{name}": each
-        for above, layer in pretrained.named_modules()
-        if type(layer).__name__ in layers
-        for name, each in layer.named_modules()
-        if isinstance(each, nn.Linear)
-    }
-    there = sorted({name.rpartition(".")[2] for name in found})
-    if unknown := [name for name in lora.targets if name not in there]:
-        raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(there)}")
-    targets = tuple(name for name in there if not lora.targets or name in lora.targets)
-    if not targets:
-        raise ConfigError(f"{path}: no layer of {type(pretrained).__name__} has a linear matrix to adapt")
+    matrices = _matrices_in_layers(pretrained)
+    targets = _targets_among(sorted({name.rpartition(".")[2] for name in matrices}), lora, type(pretrained), path)
     model.adapter = adapter = Adapter(
         rank=lora.rank,
         alpha=lora.alpha,
@@ -94,13 +83,35 @@ def add_adapter(
         getattr(pretrained, HEAD).requires_grad_(True)
     torch.manual_seed(seed)
     with Drawing() as drawing:
-        for name, each in found.items():
+        for name, each in matrices.items():
             if name.rpartition(".")[2] in targets:
                 adapted = AdaptedLinear(each, rank=lora.rank, scale=adapter.scale)
                 pretrained.set_submodule(name, adapted)
-    begun = {name: drawing.of(each) for name, each in pretrained.named_parameters() if name.endswith((A, B))}
-    model.weights = {**(model.weights or {}), **begun}
+    initial = {name: drawing.of(each) for name, each in pretrained.named_parameters() if name.endswith((A, B))}
+    model.weights = {**(model.weights or {}), **initial}
     return adapter
+
+
+def _matrices_in_layers(pretrained: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The linear modules of all decoder layers, by name."""
+    layers = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
+    return {
+        f"{above}.{name}": each
+        for above, layer in pretrained.named_modules()
+        if type(layer).__name__ in layers
+        for name, each in layer.named_modules()
+        if isinstance(each, nn.Linear)
+    }
+
+
+def _targets_among(names: list[str], lora: Lora, kind: type, path: str) -> tuple[str, ...]:
+    """The names of matrices to adapt; ConfigError for an unknown target, or without any."""
+    if unknown := [name for name in lora.targets if name not in names]:
+        raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(names)}")
+    targets = tuple(name for name in names if not lora.targets or name in lora.targets)
+    if not targets:
+        raise ConfigError(f"{path}: no layer of {kind.__name__} has a linear matrix to adapt")
+    return targets
 
 
 @contextmanager

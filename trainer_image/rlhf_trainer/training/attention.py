@@ -80,19 +80,24 @@ def _by_sdpa(
     outputs = []
     for (count, own, seen), *part in zip(alike, queries, keys, values, strict=True):
         stacked = [each[0].view(-1, count, each.shape[2] // count, each.shape[3]).transpose(0, 1) for each in part]
-        prompt, window = seen - own, min(sliding_window or seen, seen)
-        mask = None
-        if window < seen or prompt > own or softcap:
-            mask = torch.ones(own, seen, dtype=torch.bool, device=query.device).tril(prompt).triu(prompt + 1 - window)
-        elif prompt:  # a causal square costs half of what one with a mask costs
-            stacked[0] = pad(stacked[0], (0, 0, prompt, 0))
+        mask = _mask(own, seen, min(sliding_window or seen, seen), query.device, is_needed=bool(softcap))
         if softcap:
             own_query, own_key, own_value = stacked
             attended = _softcapped(own_query, own_key, own_value, mask, softcap=softcap, scaling=options["scaling"])
         else:
+            if mask is None and seen > own:
+                stacked[0] = pad(stacked[0], (0, 0, seen - own, 0))
             attended = sdpa_attention_forward(module, *stacked, mask, **options)[0]
         outputs.append(attended[:, -own:].flatten(0, 1))
     return torch.cat(outputs)[None], None
+
+
+def _mask(own: int, seen: int, window: int, device: torch.device, *, is_needed: bool) -> Tensor | None:
+    """Causal mask bool [own, seen]; None where a causal square, which costs half as much, does as well."""
+    prompt = seen - own
+    if window == seen and prompt <= own and not is_needed:
+        return None
+    return torch.ones(own, seen, dtype=torch.bool, device=device).tril(prompt).triu(prompt + 1 - window)
 
 
 def _softcapped(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
@@ -222,33 +222,43 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     model's class makes its parameters of other tensors.
     """
     find = partial(cached_file, folder, revision=revision)
-    index = find(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    names_by_file: dict[str, list[str]] = {}
-    if index is None or Path(folder, SAFE_WEIGHTS_NAME).is_file():
-        names_by_file[SAFE_WEIGHTS_NAME] = []
-    else:
-        for name, file in json.loads(Path(index).read_text()).get("weight_map", {}).items():
-            names_by_file.setdefault(file, []).append(name)
     conversions = get_model_conversion_mapping(model)
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     expected = model.state_dict()
     pieces: dict[str, list[Piece]] = {}
-    for name_of_file, names in names_by_file.items():
-        file = LocalFile(partial(find, name_of_file))
-        in_file = file.names() if not names or Path(folder).is_dir() else names
-        for name in in_file:
-            own, made_of = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
-            is_made = own in expected and made_of is not None
-            place = place_in_stack(converters, str(made_of), name, tuple(expected[own].shape)) if is_made else None
-            if is_made and place is None:
-                raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
-            pieces.setdefault(own, []).append(Piece(file, name, place))
+    for file, name in _stored_names(find, folder):
+        own, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
+        is_made = own in expected and pattern is not None
+        place = place_in_stack(converters, str(pattern), name, tuple(expected[own].shape)) if is_made else None
+        if is_made and place is None:
+            raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
+        pieces.setdefault(own, []).append(Piece(file, name, place))
     found = {own: StoredTensor(of_own) for own, of_own in pieces.items()}
-    for target, source in model.all_tied_weights_keys.items():
-        if source not in found and target in found:
-            found[source] = found[target]
+    _add_tied(found, model)
     return found
+
+
+def _add_tied(stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:
+    """Add the source of a tied parameter if only its target is stored."""
+    for target, source in model.all_tied_weights_keys.items():
+        if source not in stored and target in stored:
+            stored[source] = stored[target]
+
+
+def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[LocalFile, str]]:
+    """(file, name) of each stored tensor: by the files of a local folder, by the index of one on the hub."""
+    index = find(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    names_by_file: dict[str, list[str]] = {}
+    if index is None or Path(folder, SAFE_WEIGHTS_NAME).is_file():
+        names_by_file[SAFE_WEIGHTS_NAME] = []
+    else:
+        for name, file_name in json.loads(Path(index).read_text()).get("weight_map", {}).items():
+            names_by_file.setdefault(file_name, []).append(name)
+    for file_name, names in names_by_file.items():
+        file = LocalFile(partial(find, file_name))
+        in_file = file.names() if not names or Path(folder).is_dir() else names
+        yield from ((file, name) for name in in_file)
 
 
 def _require_all(

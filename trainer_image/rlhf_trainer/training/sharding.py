@@ -88,30 +88,42 @@ def shard(
     ConfigError for tensor-parallel layers to be compiled.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
-    blocks = set(inner(model)._no_split_modules or [])  # noqa: SLF001 there is no public name
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(compute_dtype)
+    for parameter in (each for each in model.parameters() if not each.requires_grad):
+        parameter.data = parameter.data.to(compute_dtype)
     if mesh.layout.pipeline > 1:
         keep_stage(model, mesh)
     if mesh.layout.tensor > 1:
         shard_tensors(inner(model), mesh.tensor_axis)
-    layers = [module for module in model.modules() if type(module).__name__ in blocks]
-    if not layers:
-        raise ConfigError(
-            f"{type(inner(model)).__name__} does not say which modules are its layers, so it cannot be sharded"
-        )
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    layers = _layers_of(model)
     if recompute_activations:
-        apply_activation_checkpointing(
-            model,
-            checkpoint_wrapper_fn=lambda layer: wrap_with_checkpoint(
-                layer, checkpoint_impl=CheckpointImpl.NO_REENTRANT
-            ),
-            check_fn=lambda module: module in layers,
-        )
+        wrap = partial(wrap_with_checkpoint, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+        apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap, check_fn=layers.__contains__)
     if compile_layers:
         _compile(layers, mesh)
+    _shard_data_parallel(model, layers, mesh, compute_dtype, steps_in_host=steps_in_host)
+    home = torch.device("cpu") if steps_in_host else device_here()
+    model._apply(partial(_at, home))  # type: ignore[no-untyped-call]  # noqa: SLF001 as to() and to_empty() do
+    sharded = ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
+    if model.weights is not None:
+        _fill(sharded, model.weights)
+        model.weights = None  # it holds the files open
+    return sharded
+
+
+def _layers_of(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a model; ConfigError if its class does not name their classes."""
+    pretrained = inner(model)
+    names = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
+    if layers := [module for module in model.modules() if type(module).__name__ in names]:
+        return layers
+    raise ConfigError(f"{type(pretrained).__name__} does not say which modules are its layers, so it cannot be sharded")
+
+
+def _shard_data_parallel(
+    model: nn.Module, layers: Sequence[nn.Module], mesh: ModelMesh, compute_dtype: torch.dtype, *, steps_in_host: bool
+) -> None:
+    """Apply FSDP2 to each layer, unless the stage is small, and to the root."""
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
     for layer in layers if size > ONE_UNIT else ():
@@ -120,13 +132,6 @@ def shard(
     # compute_dtype stays; its inputs keep their types, for a float32 temperature makes log-probabilities float32
     root = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh.data_axes, mp_policy=root, offload_policy=offload, reshard_after_forward=True)
-    home = torch.device("cpu") if steps_in_host else device_here()
-    model._apply(partial(_at, home))  # type: ignore[no-untyped-call]  # noqa: SLF001 as to() and to_empty() do
-    sharded = ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
-    if model.weights is not None:
-        _fill(sharded, model.weights)
-        model.weights = None  # it holds the files open
-    return sharded
 
 
 def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
