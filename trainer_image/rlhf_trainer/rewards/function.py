@@ -251,13 +251,13 @@ def description_of(error: BaseException, failed: object) -> str:
 
     failed: the object that was called; without such a line the place where it begins is shown.
     """
-    said: object = error
+    message: object = error
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:  # the text ends with the file's name, without its folder
-        said, frames = error.msg, [*frames, (error.filename, error.lineno)]
+        message, frames = error.msg, [*frames, (error.filename, error.lineno)]
     text = ""
     with suppress(Exception):  # an error of the user's may have no text
-        text = " ".join(str(said).split())[:MAX_SHOWN]
+        text = " ".join(str(message).split())[:MAX_SHOWN]
     theirs = [frame for frame in frames if not frame[0].startswith(OWN_FILES)]
     where = " ({}:{})".format(*theirs[-1]) if theirs else place_of(failed)
     described = f"{type(error).__name__}{': ' if text else ''}{text}{where}"

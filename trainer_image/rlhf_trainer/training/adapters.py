@@ -176,10 +176,10 @@ def _all_rows(a: Tensor) -> Tensor:
     if not isinstance(a, DTensor):
         return a
     is_cut_by_columns = [isinstance(each, Shard) and each.dim == 1 for each in a.placements]
-    wanted = [each if cut else Replicate() for each, cut in zip(a.placements, is_cut_by_columns, strict=True)]
+    placements = [each if cut else Replicate() for each, cut in zip(a.placements, is_cut_by_columns, strict=True)]
     there = a.to_local().to(device_here())
     here = DTensor.from_local(there, a.device_mesh, a.placements, run_check=False, shape=a.shape, stride=a.stride())
-    return here.redistribute(placements=wanted).to_local()
+    return here.redistribute(placements=placements).to_local()
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def initial_weights(
     """
     where = f"{path}: {folder}"
     config, weights = _found(folder, CONFIG, where), _found(folder, WEIGHTS, where)
-    _require_alike(json.loads(Path(config).read_text()), adapter, where)
+    _require_equal(json.loads(Path(config).read_text()), adapter, where)
     file = LocalFile(partial(str, weights))
     there = set(file.names())
     for name, shape in shapes.items():
@@ -331,11 +331,11 @@ def _found(folder: str, name: str, where: str) -> str:
         raise DataError(f"{where}: is no PEFT directory: it has no {name}") from error
 
 
-def _require_alike(found: Mapping[str, Any], adapter: Adapter, where: str) -> None:
+def _require_equal(found: Mapping[str, Any], adapter: Adapter, where: str) -> None:
     plain = {name: each for name, each in PLAIN.items() if name in found and name != "lora_dropout"}
-    wanted = {"r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": sorted(adapter.targets), **plain}
+    expected = {"r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": sorted(adapter.targets), **plain}
     targets = found.get("target_modules")
     there = {**found, "target_modules": sorted(targets) if isinstance(targets, list) else targets}
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if there.get(name) != value:
             raise DataError(f"{where}: {name} of the adapter is {there.get(name)}, expected {value}")

@@ -103,17 +103,17 @@ class Bundles:
         """Bundle rows by the prompt of their first text; a bundle has at most token_budget tokens, or one row."""
         lengths = torch.stack([text.lengths for text in texts])
         totals, sizes = lengths.sum(0).tolist(), torch.stack(list(map(prompt_sizes, texts))).T.tolist()
-        begun: list[_Bundle] = []
+        bundles: list[_Bundle] = []
         newest: dict[bytes, _Bundle] = {}
         for row, keys in enumerate(zip(*map(prompt_keys, texts), strict=True)):
             bundle = newest.get(keys[0])
             if bundle is None or bundle.tokens + totals[row] - sum(bundle.shared(keys, sizes[row])) > token_budget:
-                begun.append(bundle := _Bundle())
+                bundles.append(bundle := _Bundle())
                 if keys[0]:
                     newest[keys[0]] = bundle
             bundle.add(row, keys, sizes[row], totals[row])
         of_rows, shared = torch.empty(len(totals), dtype=torch.int64), torch.empty_like(lengths)
-        for number, bundle in enumerate(begun):
+        for number, bundle in enumerate(bundles):
             of_rows[bundle.rows] = number
             shared[:, bundle.rows] = torch.tensor(bundle.taken).T
         return cls(of_rows, lengths, shared)

@@ -49,8 +49,8 @@ def _own_factor(entrypoint: str, step: int, total_steps: int, path: str) -> floa
     with own_code(entrypoint, path) as factor:
         found = factor(step, total_steps)
     if not (isinstance(found, Real) and math.isfinite(found) and float(found) >= 0):
-        said = f"returned {found!r:.100} for step {step} of {total_steps}, expected a number of at least 0"
-        raise UserCodeError(f"{path}: {entrypoint} {said}")
+        problem = f"returned {found!r:.100} for step {step} of {total_steps}, expected a number of at least 0"
+        raise UserCodeError(f"{path}: {entrypoint} {problem}")
     return float(found)
 
 
